@@ -141,6 +141,7 @@ PendingCallsChanged
 PerdureError
 PostgresStore
 ProviderDriver
+Queued
 RecoveryReport
 Redacted
 Rejected
@@ -232,6 +233,7 @@ UseGuards
 VersionForgotten
 View
 Warned
+Worker
 Workflow
 WorkflowResult
 WriteMetadata

@@ -223,6 +223,7 @@ if TYPE_CHECKING:
     from perdure.sessions.keeping import ErasureReceipt as ErasureReceipt
     from perdure.sessions.lineage import Ancestry as Ancestry
     from perdure.sessions.lineage import Diff as Diff
+    from perdure.sessions.queueing import Queued as Queued
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
     from perdure.sessions.sessions import Sessions as Sessions
@@ -235,6 +236,7 @@ if TYPE_CHECKING:
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
+    from perdure.workers.worker import Worker as Worker
     from perdure.workflow import Stage as Stage
     from perdure.workflow import Workflow as Workflow
     from perdure.workflow import WorkflowResult as WorkflowResult
@@ -312,6 +314,7 @@ _HOMES = {
     "sessions.conversations": "ImportReport",
     "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
+    "sessions.queueing": "Queued",
     "sessions.reply": "Chunk Reply",
     "sessions.started_run": "StartedRun",
     "sessions.viewing": "View",
@@ -322,12 +325,13 @@ _HOMES = {
     "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",
     "stores.urls": "store_of",
+    "workers.worker": "Worker",
     "workflow": "Stage Workflow WorkflowResult",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _SHOWN = """
-connect connect_blocking Sessions Chat Reply
+connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript

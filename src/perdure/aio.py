@@ -50,6 +50,25 @@ class _Over(asyncio.Future[None]):
             self.set_result(None)
 
 
+async def finished(work: asyncio.Future[Any]) -> None:
+    """Wait until work is over, and raise what it raises. One who is cancelled here cancels it, and waits for it.
+
+    Work that was cancelled from elsewhere has ended in good order.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            work.cancel()
+    failure = None if work.cancelled() else work.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failure is not None:
+        raise failure
+
+
 def is_cancelled() -> bool:
     """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
     task = asyncio.current_task()

@@ -969,13 +969,12 @@ class Journal(Protocol):
         priority: int = 0,
         most: int | None = None,
         most_of_owner: int | None = None,
-        also: Sequence[Also] = (),
     ) -> int:
         """Put an item into a session's inbox, claim or no claim. Return its sequence number.
 
         A session that waits has the highest priority of the items posted to it since nothing waited. Raise QueueFull,
         and write nothing, if `most` items wait in the session already, or `most_of_owner` in all sessions of its owner.
-        They are counted in the same commit. `also` is carried out in that commit too: see `Also`.
+        They are counted in the same commit.
         """
         ...
 
@@ -1056,20 +1055,6 @@ class Sketchbook(Protocol):
 def is_sketchbook(journal: object) -> TypeGuard[Sketchbook]:
     """Tell whether a journal is a Sketchbook. `isinstance` would walk the protocol's members for every run."""
     return callable(getattr(journal, "sketch", None))
-
-
-class Also(msgspec.Struct, frozen=True):
-    """A statement that a store on PostgreSQL carries out in the same transaction; others raise ConfigurationError.
-
-    The values are bound to the marks `%s` in the text. What it returns is not looked at. It may be carried out again
-    if its transaction had to be begun again, so it should do nothing outside of the database.
-    """
-
-    sql: str
-    values: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        expect_text(self.sql, "$.sql")
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -1194,14 +1179,12 @@ class Queue(Protocol):
         """Return the timers that are to ring at or before a time, the earliest first. A damaged one is left out."""
         ...
 
-    async def ring(
-        self, timer: Timer, *, again: float | None = None, entry: Entry | None = None, also: Sequence[Also] = ()
-    ) -> bool:
+    async def ring(self, timer: Timer, *, again: float | None = None, entry: Entry | None = None) -> bool:
         """Put a timer's item into its session's inbox. Return False, and do nothing, if somebody else has rung it.
 
         In the same commit the timer goes or, with `again`, is set to ring at that time. `entry` takes the place of the
         timer's own: an item that repeats needs a key of its own each time. Of several who ring a timer one puts it in,
-        since its number and `due` are compared. `also` is as for `post`.
+        since its number and `due` are compared.
         """
         ...
 
@@ -1248,6 +1231,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often a run may die with its process until it is parked."""
     per_owner: int | None = None
     """How many sessions of one owner may be run at once, by all workers together."""
+    least_priority: int | None = None
+    """Leave sessions alone whose messages are less urgent."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1256,6 +1241,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         expect_count(self.tries, "$.tries", least=1)
         if self.per_owner is not None:
             expect_count(self.per_owner, "$.per_owner", least=1)
+        if self.least_priority is not None:
+            check_priority(self.least_priority)
+
+    def takes(self, priority: int) -> bool:
+        """Tell whether messages of a priority are urgent enough for this worker."""
+        return self.least_priority is None or priority >= self.least_priority
 
 
 Advance = Callable[[str], Awaitable[Outcome]]

@@ -201,9 +201,9 @@ class _Unwritten:
         self._is_urgent = False
         self.begins_a_run = False
         """Whether the start of a run that could be resumed has been among the events."""
+        self.has_started = False
+        """Whether any start of a run has, also that of one that is continued."""
         self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
-        self.last_run: str | None = None
-        """The loop that was told of last."""
 
     def __bool__(self) -> bool:
         """Tell whether a barrier has something to write."""
@@ -225,7 +225,6 @@ class _Unwritten:
         kind = type(event)
         if kind in _NOT_KEPT:
             return
-        self.last_run = event.loop_id
         if isinstance(event, MessageEnd):
             self.say((event.message,))
         elif kind in _NEED_NOT_WAIT_FOR:
@@ -234,6 +233,7 @@ class _Unwritten:
         elif isinstance(event, Compaction):
             self.say(part.message for part in event.shown if part.message is not None)
         elif isinstance(event, _STARTS):
+            self.has_started = True
             self.begins_a_run = self.begins_a_run or event.base_version is not None
         self._events.append(event)
         self._is_urgent = True
@@ -462,9 +462,9 @@ class JournalRecord(_WriteAhead):
         is_over = self._unwritten.ends_a_run
         if self._unwritten:
             await self._write(self.taken if is_over else 0)
-        if not is_over and self.claim is not None:
+        if not is_over and self.claim is not None and self._unwritten.has_started:
             # Whoever takes it over can tell that this process was not killed by what it ran.
-            await self._journal.append(self.claim, entries=[Entry(HANDED_OVER, EMPTY, self._unwritten.last_run)])
+            await self._journal.append(self.claim, entries=[Entry(HANDED_OVER, EMPTY)])
         return is_over
 
     def branch(self, loop_id: str) -> BranchRecord:

@@ -13,7 +13,7 @@ from tests.waiting import until
 
 import perdure
 from perdure import Chat, Entry, MemoryStore, Message, StoreError, ToolCall
-from perdure.actions.inbox import Inbox, RunInbox
+from perdure.actions.inbox import Inbox, RunInbox, item_of
 from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
@@ -327,7 +327,7 @@ async def test_a_look_that_is_cancelled_between_its_reads_loses_no_message() -> 
 
     async with Slow() as store, perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
         chat = await sessions.open("s")
-        await Inbox(store, chat.id).post("queue", [Message.user("Wait.")])
+        await Inbox(store, chat.id).post("queue", item_of([Message.user("Wait.")]))
         record = SimpleNamespace(session_id=chat.id, claim=object(), taken=0, posted=1, posted_at_claim=1)
         inbox = RunInbox(None, cast(Any, record), Inbox(store, chat.id))
         look = asyncio.create_task(inbox._look(newer=True))

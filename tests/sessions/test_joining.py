@@ -13,7 +13,7 @@ import pytest
 
 import perdure
 from perdure import DriverError, InvalidData, MemoryStore, RunFailed, RunInterrupted, SessionBusy, ToolCall, tool
-from perdure.actions.inbox import QUEUE, Inbox
+from perdure.actions.inbox import QUEUE, Inbox, item_of
 from perdure.sessions.joining import Joining
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
@@ -146,7 +146,7 @@ async def test_a_queued_message_that_can_never_be_sent_is_refused(url: str) -> N
         assert journal is not None
         await chat.start("First.")
         queued = await chat.start("Second.", key="q", when_busy="queue")
-        item = await Inbox(journal, "s").post(QUEUE, [perdure.Message.user("Else.")], "q")  # as a race would
+        item = await Inbox(journal, "s").post(QUEUE, item_of([perdure.Message.user("Else.")], "q"))  # as a race would
         late = await chat.start("Third.", when_busy="queue")
         joining = Joining(journal, chat.id, item, app._resume)
         with pytest.raises(perdure.InputRefused, match="another message"):

@@ -33,6 +33,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "text": "hello",
     "name": "a name",
     "key": "k",
+    "cron": "0 7 * * MON",
     "part": perdure.Media("image/png", hash="0" * 64, size=1),
 }
 OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

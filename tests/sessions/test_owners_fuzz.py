@@ -15,6 +15,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ async def bobs_estate(app: Sessions) -> Secrets:
     await bob.delete("bobs-hidden")
     killed = await bob.open("bobs-killed")
     await app.runtime.journal.claim(killed.id, version=1, owner="another process", lease=0.1)  # type: ignore[union-attr]
+    await bob.enqueue("bobs-fork", SECRET, at=NEXT_YEAR, key="bobs-later")
+    await bob.schedule("bobs-digest", SECRET, cron="0 7 * * MON", session_id="bobs-fork")
     loops = [loop.loop_id for name in ("bobs-chat", "bobs-parallel") for loop in (await bob.record(name)).loops]
     every = [*await bob.list(), *await bob.list(status="deleted")]
     assert len(every) == 8  # the sub-agent's among them
@@ -134,7 +137,7 @@ async def bobs_estate(app: Sessions) -> Secrets:
             "loop": loops,
             "block": [piece.id for piece in session.state.transcript.pieces if hasattr(piece, "covered")],
             "call": calls,
-            "key": ["bobs-key"],
+            "key": ["bobs-key", "bobs-later"],
             "hash": [codec.hash_of_bytes(IMAGE)],
             "cursor": [chunks[0].cursor, chunks[-1].cursor],
             "word": [SECRET],
@@ -151,7 +154,7 @@ async def bobs_estate(app: Sessions) -> Secrets:
             "loop": [new_id() for _ in loops],
             "block": [new_id()],
             "call": [msgspec.structs.replace(calls[0], id=new_id()), new_id(), "0" * 32],
-            "key": ["nobodys-key"],
+            "key": ["nobodys-key", "nobodys-later"],
             "hash": ["0" * 64],
             "cursor": [Place(new_id()).cursor, Place(new_id()).ended().cursor],
             "word": ["nowhere"],
@@ -194,6 +197,9 @@ _NEW = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}
 """An id that was made on the way, and is another at each call."""
 Call = Callable[[Sessions, str, Any], Any]
 """Calls a verb of somebody's, who has a session of this name, with a secret."""
+
+
+NEXT_YEAR = datetime.now(UTC) + timedelta(days=365)
 
 
 def _media(it: str) -> Media:
@@ -256,6 +262,19 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     ],
     "start": [_on_id("start", "hi"), ("hash", lambda who, mine, it: who.start(mine, "hi", _media(it)))],
     "stream": [_on_id("stream", "hi"), ("hash", lambda who, mine, it: who.stream(mine, "hi", _media(it)))],
+    "enqueue": [
+        *[_on_id("enqueue", "hi"), _on_id("enqueue", "hi", at=NEXT_YEAR), _on_id("enqueue", "hi", key="bobs-key")],
+        ("key", lambda who, mine, it: who.enqueue(mine, SECRET, key=it)),
+        ("hash", lambda who, mine, it: who.enqueue(mine, "hi", _media(it))),
+        ("hash", lambda who, mine, it: who.enqueue(mine, "hi", _media(it), at=NEXT_YEAR)),
+    ],
+    "schedule": [
+        ("id", lambda who, mine, it: who.schedule("digest", "hi", cron="0 7 * * MON", session_id=it)),
+        ("id", lambda who, mine, it: who.schedule(it, "hi", cron="0 7 * * MON")),
+    ],
+    "schedules": [_on_id("schedules"), _nothing("schedules")],
+    "unschedule": [_on_id("unschedule"), ("id", lambda who, mine, it: who.unschedule("digest", it))],
+    "timers": [_on_id("timers"), _nothing("timers")],
     "result": [_on_id("result", "bobs-key"), ("key", lambda who, mine, it: who.result(mine, it))],
     "follow": [
         *[_on_id("follow"), ("cursor", lambda who, mine, it: who.follow(mine, after=it))],
@@ -289,7 +308,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "reset": [_on_id("reset")],
     "undo": [_on_id("undo")],
     "rewind": [_on_id("rewind", 1), ("message", lambda who, mine, it: who.rewind(mine, it))],
-    "suspend": [_on_id("suspend")],
+    "suspend": [_on_id("suspend"), _on_id("suspend", until=NEXT_YEAR)],
     "resume": [_on_id("resume")],
     "rename": [_on_id("rename", "mine now")],
     "delete": [_on_id("delete")],

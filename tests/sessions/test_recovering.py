@@ -14,7 +14,6 @@ from tests.waiting import until
 import perdure
 from perdure import ConfigurationError, InvalidData, MemoryStore, SessionBusy, SqliteStore, tool
 from perdure.protocols import SessionStore
-from perdure.sessions import recovering
 from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
 
@@ -59,10 +58,10 @@ async def _is_asked(driver: ScriptedDriver) -> bool:
     return bool(driver.requests)
 
 
-async def test_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_looks_again() -> None:
     """A claim of another machine's process lapses only after its lease."""
-    monkeypatch.setattr(recovering, "LEASE", 0.1)
-    async with MemoryStore() as store, perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+    answers = ScriptedDriver(["Done."])
+    async with MemoryStore() as store, perdure.connect(store, driver=answers, recover=True, lease=0.1) as app:
         await app.open("s")
         await left_behind(store, "later")
         await until(lambda: _is_idle(app, "later"))
@@ -73,9 +72,8 @@ async def _is_idle(app: perdure.Sessions, name: str) -> bool:
     return await activity(app, name) == "idle"
 
 
-async def test_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """It stops no other recovery, and neither does a store that fails once."""
-    monkeypatch.setattr(recovering, "LEASE", 0.05)
 
     @tool
     def gone() -> str:
@@ -90,7 +88,8 @@ async def test_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture, monke
             await (await app.open("needy", agent)).start("Tell me.")
         store.fail("lapsed")
         with caplog.at_level(logging.WARNING, "perdure.recovery"):
-            async with perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+            answers = ScriptedDriver(["Done."])
+            async with perdure.connect(store, driver=answers, recover=True, lease=0.05) as app:
                 await until(lambda: _is_idle(app, "fine"))
                 await asyncio.sleep(0.2)
                 assert await activity(app, "needy") == "killed"

@@ -25,7 +25,7 @@ from perdure import (
     TransientDriverError,
     tool,
 )
-from perdure.actions.inbox import QUEUE, Inbox
+from perdure.actions.inbox import QUEUE, Inbox, item_of
 from perdure.protocols import ModelReply, ModelRequest, OnDelta
 from perdure.stores.engine import Update
 from perdure.testing import Delay, ScriptedDriver
@@ -72,7 +72,7 @@ async def test_a_retry_goes_before_what_waits_and_loses_none_of_it(url: str) -> 
         chat = await app.open("s")
         with pytest.raises(RunFailed):
             await chat.send("First.")
-        await Inbox(app.runtime.journal, chat.id).post(QUEUE, [Message.user("Second.")])  # type: ignore[arg-type]
+        await Inbox(app.runtime.journal, chat.id).post(QUEUE, item_of([Message.user("Second.")]))  # type: ignore[arg-type]
         reply = await chat.retry()
         if reply.queued:
             await until(lambda: _is_shown(chat, "to First."))

@@ -14,9 +14,9 @@ from tests import postgres_server
 from tests.stores.files import bytes_in, files_in
 from tests.stores.test_postgres_loss import lose_commits
 
-from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, QueueFull, SqliteStore, StoreError
+from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, SqliteStore
 from perdure.model.ids import SessionId
-from perdure.protocols import Also, Timer
+from perdure.protocols import Timer
 from perdure.stores.engine import Select
 from perdure.stores.jobs import timers, waiting
 from perdure.stores.postgres import waiting as postgres_waiting
@@ -159,30 +159,6 @@ async def _rung_dropped_and_set(store: Any) -> None:
 
 
 class TestPostgres:
-    async def test_a_statement_of_the_caller_is_in_the_same_transaction(self, schema: str) -> None:
-        """If it fails, nothing is posted and no timer has rung; if the post is refused, it is not carried out."""
-        async with store_in(schema) as store:
-            await store.create(new_session("Hello", id="it", owner="ada"))
-            kept = await store.set_timer(timer())
-            with connected(schema) as db:
-                db.execute("CREATE TABLE job (session text)")
-                wake, wrong = Also("INSERT INTO job VALUES (%s)", ("it",)), Also("INSERT INTO nowhere VALUES (1)")
-                assert await store.post("it", ITEM, also=[wake]) == 1
-                assert await store.ring(kept, again=9.0, also=[wake])
-                for also in ([wrong], [wake, wrong]):
-                    with pytest.raises(StoreError):
-                        await store.post("it", ITEM, also=also)
-                    with pytest.raises(StoreError):
-                        await store.ring(_at(kept, 9.0), also=also)
-                with pytest.raises(QueueFull):
-                    await store.post("it", ITEM, most=2, also=[wake])
-                with pytest.raises(QueueFull):
-                    await store.post("it", ITEM, most_of_owner=2, also=[wake])
-                assert not await store.ring(kept, also=[wake])
-                assert db.execute("SELECT count(*) FROM job").fetchall() == [(2,)]
-            assert len(await store.read("it", inbox=True)) == 2
-            assert [each.due for each in await store.timers()] == [9.0]
-
     async def test_the_last_look_waits_for_a_post_that_is_under_way(self, schema: str) -> None:
         """Without the lock it would see nothing, and the item would wait until somebody writes again."""
         async with store_in(schema) as store:
@@ -280,7 +256,3 @@ class TestPostgres:
                 ((cold,),) = db.execute(sql, (schema, "session")).fetchall()
             assert cold <= 1  # a minute may begin, by which lists are ordered
             assert [*await store.waiting()] == []
-
-
-def _at(kept: Timer, due: float) -> Timer:
-    return Timer(kept.session_id, kept.name, due, kept.entry, id=kept.id)

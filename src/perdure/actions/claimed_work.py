@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from perdure.actions.inbox import Inbox, RunInbox
+from perdure.aio import finished
 from perdure.errors import RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.model.session import AgentSession
@@ -63,11 +64,11 @@ class ClaimedWork:
         work = asyncio.ensure_future(steps)
         with self._context.under_way.cancellable(work) if self._context is not None else nullcontext():
             if self._inbox is None:
-                await _finished(work)
+                await finished(work)
                 return
             watch = self._inbox.attend(work)
             try:
-                await _finished(work)
+                await finished(work)
             finally:
                 failure = await watch.end()
                 if self.record is not None and self.record.is_sketching:
@@ -91,19 +92,3 @@ class ClaimedWork:
             "What it has done is on record. recover() or the next send() continues it, and cancel() ends it where it "
             "stands.",
         )
-
-
-async def _finished(work: asyncio.Future[None]) -> None:
-    """Wait until work is over. What was cancelled from elsewhere, through the inbox, has ended in good order."""
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            work.cancel()
-    failure = None if work.cancelled() else work.exception()
-    if cancelled is not None:
-        raise cancelled
-    if failure is not None:
-        raise failure

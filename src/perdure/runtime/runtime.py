@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Unpack, get_args
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from perdure.errors import (
     ClaimConflict,
@@ -107,6 +107,16 @@ class SessionRuntime:
     def is_closing(self) -> bool:
         """Tell whether runs are being interrupted because the runtime is closed."""
         return self._under_way.is_closing
+
+    @contextmanager
+    def attending(self, work: asyncio.Future[Any]) -> Iterator[None]:
+        """Count work as under way while the block lasts: closing the runtime cancels it, and waits for the block."""
+        over = self._under_way.begin()
+        try:
+            with self._under_way.cancellable(work):
+                yield
+        finally:
+            self._under_way.end(over)
 
     async def follow(self, sequel: Sequel) -> None:
         """Carry out what follows an action, if anything does, in a task of the runtime's own."""

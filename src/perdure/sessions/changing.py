@@ -78,7 +78,7 @@ class Changing(Reach):
         found = (await self.info(session_id)).id
         if until is not None:  # first: a timer of a session that is open does nothing
             await self._queue().set_timer(Timer(found, UNTIL, due_at(until, "$.until")), replace=True)
-        await self.execute(session_id, SuspendSession())
+        await self.execute(found, SuspendSession())
         if until is None:
             await self._forget_until(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, Unpack, overload
 
 from perdure.actions.waiting import is_waiting
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.model.record import SessionRecord
     from perdure.sessions.conversations import Format
     from perdure.sessions.lineage import Ancestry, Diff
+    from perdure.sessions.queueing import Queued
     from perdure.sessions.sessions import Sessions
     from perdure.sessions.started_run import StartedRun
     from perdure.sessions.talking import SendOptions
@@ -90,6 +91,20 @@ class Chat:
     ) -> StartedRun[Any]:
         """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it."""
         return await self._sessions.start(self._id, message, *parts, output=output, **options)
+
+    async def enqueue(
+        self,
+        message: object,
+        *parts: Sent,
+        priority: int = 0,
+        at: datetime | None = None,
+        output: object = None,
+        **options: Unpack[SendOptions],
+    ) -> Queued:
+        """Leave a message for a worker to send, now or at a time, and return at once."""
+        return await self._sessions.enqueue(
+            self._id, message, *parts, priority=priority, at=at, output=output, **options
+        )
 
     async def result(self, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
@@ -180,6 +195,14 @@ class Chat:
 
     async def rewind(self, to: int | str) -> int:
         return await self._sessions.rewind(self._id, to)
+
+    async def suspend(self, *, until: datetime | None = None) -> None:
+        """Close the session to messages until it is resumed: by hand, or by a worker at a time."""
+        await self._sessions.suspend(self._id, until=until)
+
+    async def resume(self) -> None:
+        """Open the session that was suspended, completed or failed."""
+        await self._sessions.resume(self._id)
 
     async def rename(self, name: str | None) -> None:
         """Give the session a name for people, or none."""

@@ -15,11 +15,9 @@ from perdure.model.ids import SessionId, new_id, now
 from perdure.paging import all_infos
 from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
-from perdure.sessions.following import listening
-from perdure.sessions.joining import Joining
 from perdure.sessions.reply import Reply
 from perdure.sessions.talking import SendOptions, Talking
-from perdure.sessions.timing import due_at
+from perdure.sessions.timing import due_at, next_time
 
 MOST_WAITING = 100
 """How many messages may wait in one session."""
@@ -96,14 +94,16 @@ class Queueing(Talking):
         key = options.get("key") or new_id()
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         found = (await self.info(session_id)).id
-        if due is not None and at is not None:
-            entry = Entry(QUEUE, action.item())
-            await self._queue().set_timer(Timer(found, key, due, entry, priority))
-            return Queued(self, found, key, None, at)
-        item = await self._posted_before(found, action) if options.get("key") else None
-        if item is None and not await self._has_answer_to(found, action):
-            item = await self._post(found, action, priority)
-        return Queued(self, found, key, item, None)
+        item, is_answered = None, False
+        if options.get("key"):  # another may have left it
+            item = await self._posted_before(found, action)
+            is_answered = item is None and await self._has_answer_to(found, action)
+        if item is None and not is_answered:
+            if due is not None:
+                await self._set_timer(found, action, due, priority)
+            else:
+                item = await self._post(found, action, priority)
+        return Queued(self, found, key, item, at)
 
     async def _posted_before(self, session_id: SessionId, action: SendMessage) -> JournalEntry | None:
         return await self._under_way(session_id, action, may_wait=True)
@@ -124,6 +124,18 @@ class Queueing(Talking):
             await tell_of(self._connection.dispatcher, session_id, priority=priority, owner=self.owner)
         return item
 
+    async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:
+        """Have a message sent at a time, unless the same waits for one under its key."""
+        assert action.key is not None
+        timer = Timer(session_id, action.key.name, due, Entry(QUEUE, action.item()), priority)
+        try:
+            await self._queue().set_timer(timer)
+        except InvalidData:  # one of this name is there; the same message has another id each time
+            there = [each for each in await self._timers_of(session_id) if each.name == timer.name]
+            if there and there[0].entry is not None and there[0].entry.body.get("digest") == action.key.digest:
+                return
+            raise used_for_another(timer.name) from None
+
     async def schedule(
         self,
         name: str,
@@ -141,8 +153,6 @@ class Queueing(Talking):
         Without a `session_id` it is the session of the schedule's name, which is opened unless it is there. A schedule
         of the same name in that session is replaced. A time at which no worker runs is made up for once.
         """
-        from perdure.workers.timers import next_time
-
         expect_text(name, "$.name", blank=False)
         for unfit in ("key", "context"):
             if options.get(unfit) is not None:
@@ -179,6 +189,9 @@ class Queueing(Talking):
 
     async def _answer_to(self, session_id: SessionId, key: str, item: JournalEntry | None) -> Reply[Any]:
         """Wait for the answer to a key. Runs that were killed are left to workers."""
+        from perdure.sessions.following import listening
+        from perdure.sessions.joining import Joining
+
         journal, found = self._journal(), item
         async with listening(journal, session_id) as news:
             while True:

@@ -22,11 +22,11 @@ from perdure.sessions.connection import Connection
 from perdure.sessions.keeping import Keeping
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
-from perdure.sessions.queueing import Queueing
+from perdure.sessions.operating import Operating
 from perdure.sessions.talking import ASSISTANT, Talking
 
 
-class Sessions(Queueing, Changing, Keeping):
+class Sessions(Operating, Changing, Keeping):
     """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist.
 
     A `model` is what sessions that keep another one are changed to when they are sent to.

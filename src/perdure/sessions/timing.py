@@ -1,10 +1,14 @@
-"""Times that callers give."""
+"""Times and schedules that callers give."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from perdure.errors import InvalidData
+from perdure.errors import ConfigurationError, InvalidData
+
+if TYPE_CHECKING:
+    from cronsim import CronSim
 
 UNTIL = "until"
 """The name of the timer that opens a session again which was suspended until a time."""
@@ -17,3 +21,29 @@ def due_at(at: object, path: str = "$.at") -> float:
     if at.tzinfo is None:
         raise InvalidData(path, "the time needs a time zone: datetime.now(UTC) + timedelta(days=3), say")
     return at.timestamp()
+
+
+def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:
+    """Return when a schedule is due next. InvalidData if it is none, or the time zone is not known."""
+    found = next(_times(cron, timezone, after), None)
+    if found is None:
+        raise InvalidData("$.cron", f"{cron!r} names no time that ever comes")
+    return found.astimezone(UTC)
+
+
+def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise ConfigurationError("Schedules need the package cronsim.", "pip install 'perdure[workers]'") from None
+    try:
+        zone = ZoneInfo(timezone) if timezone is not None else UTC
+    except (ZoneInfoNotFoundError, ValueError):
+        raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
+    try:
+        return CronSim(cron, after.astimezone(zone))
+    except CronSimError as error:
+        problem = f"{cron!r} is not a schedule ({error}); write one like '0 7 * * MON'"
+        raise InvalidData("$.cron", problem) from None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StoreContract,
         VersionsContract,
     )
+    from perdure.testing.dispatcher_contract import DispatcherContract
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
     from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
@@ -44,6 +45,7 @@ _HOMES = {
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
     "QueueContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
+    "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -58,6 +60,7 @@ __all__ = [
     "ChronicleContract",
     "Chunks",
     "Delay",
+    "DispatcherContract",
     "EngineContract",
     "ErasureContract",
     "FailingStore",

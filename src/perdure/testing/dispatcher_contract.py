@@ -39,12 +39,14 @@ class Model:
         self._voice = ScriptedDriver(lambda request: f"re {request.messages[-1].text}")
         self._now: Counter[str] = Counter()
         self.heard: list[str] = []
+        self.has_heard = asyncio.Event()
         self.most: Counter[str] = Counter()
         """The most at once, by the first word of what is asked; of all, under `""`."""
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         said = request.messages[-1].text
         self.heard.append(said)
+        self.has_heard.set()
         names = ("", said.split()[0])
         for name in names:
             self._now[name] += 1
@@ -181,8 +183,7 @@ class DispatcherContract(Contract):
             asked = await sessions.enqueue("a", "Hello")
             async with self._working(sessions, drain=0.2):
                 async with asyncio.timeout(PATIENCE):
-                    while not slow.heard:
-                        await asyncio.sleep(0.02)
+                    await slow.has_heard.wait()
             assert [*await sessions.store.lapsed()] == ["a"]  # type: ignore[attr-defined]
             assert await sessions.enqueue("a", "And again") is not None
             async with connect(sessions.store, driver=Model()) as others, self._working(others):
@@ -197,12 +198,14 @@ class DispatcherContract(Contract):
             for name in ("a", "b"):
                 await sessions.open(name)
             worker = Worker(sessions, dispatcher=self.dispatcher(sessions.store), lease=_LEASE)
-            dispatcher, tried = worker.dispatcher, Counter[str]()
+            dispatcher, tried, again = worker.dispatcher, Counter[str](), asyncio.Event()
 
             async def advance(session_id: str) -> Any:
                 tried[session_id] += 1
                 if session_id == "a" and tried["a"] == 1:
                     return Outcome.FAILED
+                if tried["a"] > 1 and tried["b"]:
+                    again.set()
                 return Outcome.DONE
 
             stopped = asyncio.Event()
@@ -210,8 +213,7 @@ class DispatcherContract(Contract):
             for name in ("a", "b"):
                 await dispatcher.wake(name)
             async with asyncio.timeout(PATIENCE):
-                while tried["b"] == 0:
-                    await asyncio.sleep(0.02)
+                await again.wait()
             stopped.set()
             await work
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from perdure.actions.inbox import Inbox, SendPosted
+from perdure.actions.parking import ParkSession, deaths
 from perdure.actions.resume import ResumeExecution
 from perdure.actions.send import posted_message
+from perdure.aio import finish_despite_cancel, finished
 from perdure.errors import (
     ConfigurationError,
     OwnerBusy,
@@ -21,13 +25,14 @@ from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
 from perdure.protocols import Action, Journal, JournalEntry, Outcome, Queue, is_queue
 from perdure.runtime.runtime import SessionRuntime
-from perdure.workers.parking import ParkSession, deaths
+from perdure.workers.room import Room
 
 if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
-Apart = Callable[[SessionId], Awaitable[Outcome]]
-"""Looks at a session where it can do no harm to others."""
+Apart = Callable[[SessionId], Awaitable[Outcome | None]]
+"""Looks at a session where it can do no harm to others. Return None if it has died there, or could not begin."""
+_log = logging.getLogger("perdure.workers")
 
 
 async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Outcome:
@@ -36,9 +41,26 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
     It may be called at any time, from anywhere, and twice at once: the claim on the session lets one through, and the
     other is told that it is `busy`. So a step of a workflow engine can call it, and call it again after a failure.
     `tries` is how often a run may die with its process until the session is parked. What fails for another reason than
-    the run itself, such as a store that cannot be reached, is raised.
+    the run itself, such as a store that cannot be reached, is raised. If it is cancelled, the run is handed over: it
+    is not ended, and whoever calls this next continues it at once.
     """
-    return await Advancing(sessions.runtime, sessions.loops, tries=tries)(SessionId(session_id))
+    runtime = sessions.runtime.beside(sessions.runtime.terms)  # to hand this run over, and no others
+    advancing = Advancing(runtime, sessions.loops, tries=tries)
+    sessions._connection.alone.add(runtime)
+    work = asyncio.ensure_future(advancing(SessionId(session_id)))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        advancing.is_over = True
+        await finish_despite_cancel(_hand_over(runtime, work))
+        raise
+    finally:
+        sessions._connection.alone.discard(runtime)
+
+
+async def _hand_over(runtime: SessionRuntime, work: asyncio.Future[Outcome]) -> None:
+    await runtime.close(0.0)
+    await asyncio.gather(work, return_exceptions=True)  # whoever cancelled it does not want to know
 
 
 def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
@@ -50,7 +72,11 @@ def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
 
 
 class Advancing:
-    """Looks at sessions, for one runtime. With `apart`, a run that died with its process is tried again there."""
+    """Looks at sessions, for one runtime.
+
+    With `apart`, a run that died with its process is tried again there. Without, its last try is made while no other
+    session is run here. So no session is parked for what another did to their process.
+    """
 
     def __init__(
         self, runtime: SessionRuntime, loops: LoopFactory, *, tries: int = 3, apart: Apart | None = None
@@ -60,8 +86,22 @@ class Advancing:
         self._loops = loops
         self._tries = tries
         self._apart = apart
+        self._room = Room()
+        self.under_way: set[SessionId] = set()
+        """The sessions that are being looked at."""
+        self.handed_over: set[SessionId] = set()
+        """Those whose runs were left to others when the runtime was closed."""
+        self.is_over = False
+        """Whether nothing more is to be begun."""
 
     async def __call__(self, session_id: SessionId) -> Outcome:
+        self.under_way.add(session_id)
+        try:
+            return await self._looked_at(session_id)
+        finally:
+            self.under_way.discard(session_id)
+
+    async def _looked_at(self, session_id: SessionId) -> Outcome:
         try:
             while (outcome := await self._once(session_id)) is None:
                 pass
@@ -70,6 +110,8 @@ class Advancing:
         except SessionNotActive:
             return Outcome.WAITS
         except RunInterrupted as error:
+            if self._runtime.is_closing:
+                self.handed_over.add(session_id)
             if self._runtime.is_closing or error.session_id == session_id:
                 return Outcome.BUSY  # it is handed over, or was killed just now: whoever looks next continues it
             raise
@@ -81,18 +123,24 @@ class Advancing:
 
     async def _once(self, session_id: SessionId) -> Outcome | None:
         """Do the next thing that is to be done. Return None if there may be more."""
-        if self._runtime.is_closing:
+        if self.is_over or self._runtime.is_closing:
             return Outcome.BUSY
         if await self._journal.is_interrupted(session_id):
             return await self._recovered(session_id)
         inbox = Inbox(self._journal, session_id)
         try:
-            if await inbox.first_waiting() is not None:
-                await self._runtime.execute(session_id, SendPosted(inbox, self._send), on_conflict="retry")
-                return None
+            if (outcome := await self._sent(session_id, inbox)) is not None:
+                return outcome
             return await self._last_look(session_id, inbox)
         except SessionConflict:
             return None  # somebody has changed it since it was loaded
+
+    async def _sent(self, session_id: SessionId, inbox: Inbox) -> Outcome | None:
+        async with self._room.beside():
+            if self.is_over:  # by the time that there is room
+                return Outcome.BUSY
+            await self._runtime.execute(session_id, SendPosted(inbox, self._send), on_conflict="retry")
+            return None
 
     def _send(self, item: JournalEntry) -> Action:
         return posted_message(item, self._loops)
@@ -101,19 +149,45 @@ class Advancing:
         """Look once more, under the lock that a post takes: a message that was on its way is there by then."""
         if not await self._queue.has_waiting(session_id):
             return Outcome.DONE
-        left = await inbox.items()
-        if left and await inbox.first_waiting() is None:
-            # Wishes to cancel a run that has ended, and steering that was delivered.
-            await inbox.take(await self._runtime.get_session(session_id), left[-1].seq)
+        if await inbox.first_waiting() is None:
+            await self._take_remains(session_id, inbox)
         return None
+
+    async def _take_remains(self, session_id: SessionId, inbox: Inbox) -> None:
+        """Take wishes to cancel a run that has ended, and steering that was delivered."""
+        remains = await inbox.items()
+        # Once more, after they are read: a message that was posted meanwhile may be among them.
+        if remains and await inbox.first_waiting() is None:
+            session = await self._runtime.get_session(session_id)
+            await inbox.take(session, remains[-1].seq, terms=self._runtime.terms)
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
         """Continue the run that was killed: apart, if it may be what has killed its process; not for ever."""
         died = await deaths(self._journal, session_id)
         if died >= self._tries:
             await self._runtime.execute(session_id, ParkSession(self._loops, died), on_conflict="retry")
+            facts = {"session": session_id, "tries": died}
+            _log.warning(
+                "session %s is parked: its process has died %d times", session_id, died, extra={"facts": facts}
+            )
             return Outcome.PARKED
         if died and self._apart is not None:
-            return await self._apart(session_id)
-        await self._runtime.execute(session_id, ResumeExecution(self._loops, alone=True), on_conflict="retry")
-        return None
+            return await self._tried_apart(self._apart, session_id, died)
+        async with self._room.alone() if died and died == self._tries - 1 else self._room.beside():
+            if self.is_over:
+                return Outcome.BUSY
+            await self._runtime.execute(session_id, ResumeExecution(self._loops, alone=True), on_conflict="retry")
+            return None
+
+    async def _tried_apart(self, apart: Apart, session_id: SessionId, died: int) -> Outcome | None:
+        """Have a run tried elsewhere. Closing the runtime cancels that, and waits until it is handed over."""
+        work = asyncio.ensure_future(apart(session_id))
+        with self._runtime.attending(work):
+            await finished(work)
+        if work.cancelled():
+            self.handed_over.add(session_id)
+            return Outcome.BUSY
+        outcome = work.result()
+        if outcome is None and await deaths(self._journal, session_id) == died:
+            return Outcome.FAILED  # it has not even begun there
+        return outcome

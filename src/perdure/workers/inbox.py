@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -29,11 +29,11 @@ class InboxDispatcher:
     def __init__(self, queue: Queue, *, look_every: float = LOOK_EVERY) -> None:
         self._queue = queue
         self._look_every = look_every
-        self._woken: dict[SessionId, str | None] = {}
-        """Sessions to be looked at whether or not something waits there, such as those whose runs were killed."""
+        self._woken: dict[SessionId, int | None] = {}
+        """Sessions to be looked at though nothing may wait there, such as those whose runs were killed, by priority."""
         self._news = asyncio.Event()
-        self._resting = _Resting(self._news)
-        self._owners_resting = _Resting(self._news)
+        self._resting = _Resting(self._rested)
+        self._owners_resting = _Resting(lambda _: self.look())
         """Owners who have as many runs as may be: one session of each is tried again later, and not all of them."""
         self._failures: dict[SessionId, int] = {}
         self._running: dict[SessionId, asyncio.Task[None]] = {}
@@ -43,7 +43,7 @@ class InboxDispatcher:
         """The owner whose session was begun last: the next one is another's."""
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
-        self._woken[SessionId(session_id)] = owner
+        self._woken[SessionId(session_id)] = priority
         self._news.set()
 
     def look(self) -> None:
@@ -63,15 +63,15 @@ class InboxDispatcher:
 
     async def _begin_some(self, advance: Advance, options: WorkerOptions) -> None:
         """Begin as many sessions as there is room for."""
+        self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
         for session_id in [each for each in self._woken if self._may_begin(each)]:
             if len(self._running) < options.concurrency:
-                self._begin(session_id, self._woken.pop(session_id), advance)
+                self._begin(session_id, None, advance)
         while len(self._running) < options.concurrency:
             begun = False
             for each in await self._in_turn(options):
                 # Owners who have their share by now are left out of what is found next.
                 if self._has_room(each.owner, options) and self._may_begin(each.session_id):
-                    self._woken.pop(each.session_id, None)
                     self._begin(each.session_id, each.owner, advance)
                     self._last, begun = each.owner, True
             if not begun:
@@ -90,7 +90,7 @@ class InboxDispatcher:
         except PerdureError as error:  # the store may answer again
             _log.warning("the inboxes could not be looked into: %s", error)
             return []
-        return [*found]
+        return [each for each in found if options.takes(each.priority)]
 
     def _has_room(self, owner: str | None, options: WorkerOptions) -> bool:
         if owner is None or options.per_owner is None:
@@ -101,6 +101,7 @@ class InboxDispatcher:
         return session_id not in self._running and session_id not in self._resting.names
 
     def _begin(self, session_id: SessionId, owner: str | None, advance: Advance) -> None:
+        self._woken.pop(session_id, None)
         task = asyncio.ensure_future(self._advanced(session_id, owner, advance))
         self._running[session_id] = task
         self._of_owner[owner] += 1
@@ -127,6 +128,10 @@ class InboxDispatcher:
         elif owner is not None:  # it has a seat to give
             self._owners_resting.end(owner)
 
+    def _rested(self, name: str) -> None:
+        self._woken[SessionId(name)] = None  # it was urgent enough before
+        self._news.set()
+
     async def _pause(self, ending: asyncio.Task[Any]) -> None:
         """Wait until there may be something to do."""
         news: asyncio.Task[Any] = asyncio.create_task(self._news.wait())
@@ -141,8 +146,8 @@ class InboxDispatcher:
 class _Resting:
     """What is not to be looked at for a while."""
 
-    def __init__(self, news: asyncio.Event) -> None:
-        self._news = news
+    def __init__(self, rested: Callable[[str], None]) -> None:
+        self._rested = rested
         self._ends: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -151,13 +156,13 @@ class _Resting:
 
     def begin(self, name: str, seconds: float) -> None:
         self.end(name)
-        self._ends[name] = asyncio.get_running_loop().call_later(seconds, self._rested, name)
+        self._ends[name] = asyncio.get_running_loop().call_later(seconds, self._over, name)
 
     def end(self, name: str) -> None:
         handle = self._ends.pop(name, None)
         if handle is not None:
             handle.cancel()
 
-    def _rested(self, name: str) -> None:
+    def _over(self, name: str) -> None:
         del self._ends[name]
-        self._news.set()
+        self._rested(name)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from perdure.actions.inbox import Execute
-from perdure.actions.lifecycle import ResumeSession
-from perdure.errors import ConfigurationError, IllegalStatusChange, InvalidData, SessionBusy, SessionNotFound
+from perdure.actions.parking import PARKED
+from perdure.actions.waiting import is_waiting
+from perdure.errors import SessionNotFound
 from perdure.model.ids import new_id, now
-from perdure.protocols import Dispatcher, Entry, Queue, Timer, tell_of
-from perdure.sessions.timing import UNTIL
-
-if TYPE_CHECKING:
-    from cronsim import CronSim
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer, tell_of
+from perdure.sessions.timing import UNTIL, next_time
 
 _AT_ONCE = 100
 
@@ -33,18 +34,42 @@ class Bell:
     async def ring(self) -> None:
         """Ring all timers that are due."""
         while timers := await self._queue.due(now().timestamp(), limit=_AT_ONCE):
-            rung = [timer for timer in timers if await self._rung(timer)]
-            for timer in rung:
-                await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
+            by_session: dict[str, list[Timer]] = {}
+            for timer in timers:
+                by_session.setdefault(timer.session_id, []).append(timer)
+            ringing = map(self._ring_all, by_session.values())  # together, so that they share commits
+            failures = [each for each in await asyncio.gather(*ringing, return_exceptions=True) if each is not None]
+            if failures:  # after the others have rung
+                raise failures[0]
             if len(timers) < _AT_ONCE:
                 return
 
+    async def _ring_all(self, timers: Sequence[Timer]) -> None:
+        """Ring timers of one session, in the order in which they are due."""
+        for timer in timers:
+            if await self._rung(timer):
+                await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
+
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again
-            with suppress(SessionNotFound, SessionBusy, IllegalStatusChange):  # somebody was quicker
-                await self._execute(timer.session_id, ResumeSession())
+            # One that is claimed is busy for a moment only: its timer is met again, and must not ring in vain.
+            with suppress(SessionNotFound):
+                await self._execute(timer.session_id, _EndPause())
         again = None if timer.cron is None else next_time(timer.cron, timer.timezone, now()).timestamp()
         return await self._queue.ring(timer, again=again, entry=_item_of(timer))
+
+
+@dataclass(frozen=True, slots=True)
+class _EndPause:
+    """Open a session that is still paused: not one that was closed, parked, or waits for a person by now."""
+
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        is_paused = session.status is SessionStatus.SUSPENDED and not is_waiting(session)
+        if not is_paused or PARKED in session.info.tags:
+            return session if context is None else Answer(session)
+        return session.activated()
 
 
 def _item_of(timer: Timer) -> Entry | None:
@@ -56,24 +81,3 @@ def _item_of(timer: Timer) -> Entry | None:
         body["key"] = f"{timer.name}@{datetime.fromtimestamp(timer.due, UTC).isoformat()}"
         body["messages"] = [{**message, "id": new_id()} for message in body["messages"]]
     return replace(timer.entry, body=body)
-
-
-def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:
-    """Return when a schedule is due next. InvalidData if it is none, or the time zone is not known."""
-    return next(_times(cron, timezone, after)).astimezone(UTC)
-
-
-def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
-    try:
-        from cronsim import CronSim, CronSimError
-    except ImportError:
-        raise ConfigurationError("Schedules need the package cronsim.", "pip install 'perdure[workers]'") from None
-    try:
-        zone = ZoneInfo(timezone) if timezone is not None else UTC
-    except (ZoneInfoNotFoundError, ValueError):
-        raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
-    try:
-        return CronSim(cron, after.astimezone(zone))
-    except CronSimError as error:
-        problem = f"{cron!r} is not a schedule ({error}); write one like '0 7 * * MON'"
-        raise InvalidData("$.cron", problem) from None

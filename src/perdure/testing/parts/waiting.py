@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
-from perdure.errors import ConfigurationError, InvalidData, OwnerBusy, QueueFull, SessionBusy, SessionNotFound
+from perdure.errors import InvalidData, OwnerBusy, QueueFull, SessionBusy, SessionNotFound
 from perdure.model import ids
 from perdure.model.session import SessionStatus
-from perdure.protocols import Also, Archive, Entry, Queue, Running, is_queue
+from perdure.protocols import Archive, Entry, Queue, Running, is_queue
 from perdure.testing.clock import FrozenClock
 from perdure.testing.parts.journal import JournaledStore
 from perdure.testing.processes import ask_all, processes
@@ -239,7 +239,7 @@ class Waits(Contract):
         await store.create(new_session("Hello", id="it"))
         odd: tuple[dict[str, Any], ...] = (
             *({"priority": 1.5}, {"priority": True}, {"priority": 2**31}, {"most": -1}, {"most": "1"}),
-            *({"most_of_owner": 1.0}, {"also": "SELECT 1"}, {"also": ["SELECT 1"]}),
+            {"most_of_owner": 1.0},
         )
         for options in odd:
             with refused(InvalidData, of=str(options)):
@@ -250,17 +250,6 @@ class Waits(Contract):
         with refused(InvalidData):
             await store.claim("it", version=1, owner="ann", per_owner=0)
         assert not await store.has_waiting("it")
-
-    @in_store
-    async def test_a_statement_of_sql_is_carried_out_or_refused(self, store: QueueingStore) -> None:
-        """In the same commit, by a store that speaks SQL. Another posts nothing."""
-        await store.create(new_session("Hello", id="it"))
-        try:
-            await store.post("it", item(), also=[Also("SELECT %s::int", (1,))])
-        except ConfigurationError:
-            assert not await store.has_waiting("it")
-        else:
-            assert await store.has_waiting("it")
 
 
 class Runners(Contract):

@@ -21,7 +21,7 @@ PARKED = "parked"
 """The tag of sessions that are parked, and the kind of the entry on record that says why."""
 _LOOKED_AT = 64
 """How many entries at the end of a record are looked at for the reason. Few come behind it: the session is closed."""
-_PROGRESS = frozenset({"tool_execution_end", "turn_end", HANDED_OVER})
+_PROGRESS = frozenset({"tool_execution_end", "turn_end"})
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -35,18 +35,21 @@ class Parked(msgspec.Struct, frozen=True):
 async def deaths(journal: Journal, session_id: str) -> int:
     """Return how often a run that is to be continued has died with its process since it got any further.
 
-    One that was handed over has not died: its process had time to say so.
+    It has died at least once, unless it was handed over: then its process had time to say so.
     """
     newest = await last_of_run(journal, session_id)
     if newest is None or newest.run is None:
         return 0
-    died = 0
-    for entry in await journal.read(session_id, run=newest.run):
-        if entry.kind == "agent_start":
-            died += 1
+    first = await journal.read(session_id, run=newest.run, limit=1)
+    died, is_alive = 0, False
+    for entry in await journal.read(session_id, after=first[0].seq - 1):
+        if entry.kind == "agent_start" and entry.run == newest.run:
+            died, is_alive = died + is_alive, True
         elif entry.kind in _PROGRESS:
             died = 0
-    return died
+        elif entry.kind == HANDED_OVER:
+            died, is_alive = 0, False
+    return died + is_alive
 
 
 @dataclass(frozen=True, slots=True)

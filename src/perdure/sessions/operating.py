@@ -1,0 +1,107 @@
+"""What operators ask of the work that is left to workers, and do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.actions.inbox import QUEUE, DropWaiting, Inbox, messages_in
+from perdure.actions.parking import PARKED, Parked, UnparkSession, why_parked
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.paging import all_infos
+from perdure.protocols import JournalEntry, Running, Timer, Waiting
+from perdure.sessions.queueing import Queueing
+
+TAKEN_BACK = "it was taken back before it was sent"
+_MOST = 10_000
+"""How many sessions that wait are looked through for those of one owner."""
+
+
+class ParkedSession(msgspec.Struct, frozen=True):
+    """A session that is closed because its runs took their processes down with them."""
+
+    session_id: SessionId
+    owner: str | None
+    why: Parked | None
+    """What is on record about it."""
+    waiting: int
+    """How many messages wait in its inbox."""
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """What there is to do, and who does it."""
+
+    waiting: Sequence[Waiting]
+    """Sessions whose messages wait for a worker, the most urgent first, then the longest waiting."""
+    running: Sequence[Running]
+    """Sessions that are being run, and those whose run was killed and waits to be continued."""
+    delayed: Sequence[Timer]
+    """What is to be sent later, the earliest first: messages, schedules, and the ends of pauses."""
+    parked: Sequence[ParkedSession]
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A message that was taken back."""
+
+    key: str | None
+    text: str
+
+
+class Operating(Queueing):
+    """The verbs of operators."""
+
+    async def queue(self, *, limit: int = 100) -> Backlog:
+        """Return what waits, what is being run, what is delayed and what is parked. At most `limit` sessions that wait.
+
+        With an owner it is what belongs to that owner.
+        """
+        queue, owner = self._queue(), self.owner
+        waiting = await queue.waiting(limit if owner is None else _MOST)
+        running = await queue.running()
+        timers = sorted(await self.timers(), key=lambda timer: timer.due)
+        if owner is not None:
+            waiting = [each for each in waiting if each.owner == owner][:limit]
+            running = [each for each in running if each.owner == owner]
+        return Backlog(waiting, running, timers, await self._parked())
+
+    async def _parked(self) -> list[ParkedSession]:
+        filters = {} if self.owner is None else {"owner": self.owner}
+        infos = await all_infos(self.store.list, tag=PARKED, status=SessionStatus.SUSPENDED, **filters)  # type: ignore[arg-type]
+        return [await self._as_parked(info) for info in infos]
+
+    async def _as_parked(self, info: AgentSessionInfo) -> ParkedSession:
+        journal = self._journal()
+        items = await Inbox(journal, info.id).items()
+        waiting = sum(item.kind == QUEUE for item in items)
+        return ParkedSession(info.id, info.owner, await why_parked(journal, info.id), waiting)
+
+    async def unpark(self, session_id: str) -> None:
+        """Open a session that was parked. A worker sends what waits there. InvalidData if it is not parked.
+
+        The message whose run was ended is not sent again: `retry` does that, or the same message under its key.
+        """
+        found = (await self.info(session_id)).id
+        # Not with execute(), which sends what waits from here: it may take this process down, too.
+        await self.runtime.execute(found, UnparkSession(), on_conflict="retry")
+        if self._connection.dispatcher is not None:
+            await self._connection.dispatcher.wake(found, owner=self.owner)
+
+    async def drop_waiting(self, session_id: str, reason: str = TAKEN_BACK) -> Sequence[Dropped]:
+        """Take back every message that waits in a session's inbox, and return them.
+
+        Each is on record as refused for this reason: `Queued.reply` raises InputRefused. SessionBusy while the session
+        is being run, RunInterrupted if its run was killed.
+        """
+        action = DropWaiting(reason)
+        await self.runtime.execute((await self.info(session_id)).id, action, on_conflict="retry")
+        return [_dropped(item) for item in action.dropped]
+
+    async def drop_timer(self, session_id: str, name: str) -> bool:
+        """Take back what is to be sent later, by a message's key or a timer's name. False if there is none."""
+        return await self._queue().drop_timer((await self.info(session_id)).id, name)
+
+
+def _dropped(item: JournalEntry) -> Dropped:
+    return Dropped(item.body.get("key"), " ".join(message.text for message in messages_in(item)))
