@@ -1125,6 +1125,8 @@ class Timer(msgspec.Struct, frozen=True):
 
 _FARTHEST = 10**12
 _MOST_PRIORITY = 2**31 - 1
+RECOVERY = _MOST_PRIORITY
+"""The priority of sessions whose runs were killed: they do not wait behind messages that have just come."""
 
 
 def check_priority(priority: object) -> None:
@@ -1219,7 +1221,9 @@ class Outcome(StrEnum):
     WAITS = "waits"
     """For a person: who decides, or opens it again, has it looked at again."""
     BUSY = "busy"
-    """Another process is running it, or its owner has as many runs as may be: look again soon."""
+    """Another process is running it: look again soon."""
+    OWNER_BUSY = "owner_busy"
+    """Its owner has as many runs as may be: look again soon, at one session of that owner."""
     FAILED = "failed"
     """It could not be run here: look again later."""
     PARKED = "parked"
@@ -1277,6 +1281,26 @@ class Dispatcher(Protocol):
         After `options.drain` seconds it returns all the same: the caller takes care of what is left.
         """
         ...
+
+
+@runtime_checkable
+class Looks(Protocol):
+    """A dispatcher that finds by itself what waits in the store: to be told that something does is enough."""
+
+    def look(self) -> None:
+        """Look for what waits now."""
+        ...
+
+
+async def tell_of(dispatcher: Dispatcher, session_id: str, *, priority: int, owner: str | None = None) -> None:
+    """Tell a dispatcher that something was put into a session's inbox.
+
+    One that looks by itself keeps the order of what waits: a session that it is made to look at would come first.
+    """
+    if isinstance(dispatcher, Looks):
+        dispatcher.look()
+    else:
+        await dispatcher.wake(session_id, priority=priority, owner=owner)
 
 
 def is_queue(journal: object) -> TypeGuard[Queue]:

@@ -217,8 +217,9 @@ class TestPostgres:
             turns = postgres_waiting.InTurnHere("", (), ())
             with connected(schema) as db:
                 db.execute(
-                    "INSERT INTO session (id, log, version, status, agent, owner, created, updated, inbox_end, since,"
-                    " op) SELECT 'w' || n, 0, 1, 'active', 'a', 'ann', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
+                    "INSERT INTO session"
+                    " (id, log, version, status, agent, owner, created, updated, inbox_end, since, op)"
+                    " SELECT 'w' || n, 0, 1, 'active', 'a', 'ann', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
                 )
                 db.execute("ANALYZE session, waiting")
                 for index, (text, values) in (

@@ -14,6 +14,7 @@ from perdure.actions.send import posted_message
 from perdure.aio import finish_despite_cancel, finished
 from perdure.errors import (
     ConfigurationError,
+    OwnerBusy,
     RunInterrupted,
     SessionBusy,
     SessionConflict,
@@ -114,6 +115,8 @@ class Advancing:
             if self._runtime.is_closing or error.session_id == session_id:
                 return Outcome.BUSY  # it is handed over, or was killed just now: whoever looks next continues it
             raise
+        except OwnerBusy:
+            return Outcome.OWNER_BUSY
         except SessionBusy:
             return Outcome.BUSY
         return outcome

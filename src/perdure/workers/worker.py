@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.model.ids import SessionId
-from perdure.protocols import Dispatcher, Outcome, Terms, WorkerOptions
+from perdure.protocols import RECOVERY, Dispatcher, Outcome, Terms, WorkerOptions
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
 from perdure.workers.choosing import dispatcher_of
@@ -166,4 +166,4 @@ class Worker:
     async def _sweep(self) -> None:
         """Have sessions looked at whose runs have died, wherever that was."""
         for session_id in await self._journal.lapsed():
-            await self.dispatcher.wake(session_id)
+            await self.dispatcher.wake(session_id, priority=RECOVERY)
