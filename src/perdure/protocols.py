@@ -969,13 +969,12 @@ class Journal(Protocol):
         priority: int = 0,
         most: int | None = None,
         most_of_owner: int | None = None,
-        also: Sequence[Also] = (),
     ) -> int:
         """Put an item into a session's inbox, claim or no claim. Return its sequence number.
 
         A session that waits has the highest priority of the items posted to it since nothing waited. Raise QueueFull,
         and write nothing, if `most` items wait in the session already, or `most_of_owner` in all sessions of its owner.
-        They are counted in the same commit. `also` is carried out in that commit too: see `Also`.
+        They are counted in the same commit.
         """
         ...
 
@@ -1056,20 +1055,6 @@ class Sketchbook(Protocol):
 def is_sketchbook(journal: object) -> TypeGuard[Sketchbook]:
     """Tell whether a journal is a Sketchbook. `isinstance` would walk the protocol's members for every run."""
     return callable(getattr(journal, "sketch", None))
-
-
-class Also(msgspec.Struct, frozen=True):
-    """A statement that a store on PostgreSQL carries out in the same transaction; others raise ConfigurationError.
-
-    The values are bound to the marks `%s` in the text. What it returns is not looked at. It may be carried out again
-    if its transaction had to be begun again, so it should do nothing outside of the database.
-    """
-
-    sql: str
-    values: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        expect_text(self.sql, "$.sql")
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -1154,6 +1139,17 @@ class Queue(Protocol):
         """
         ...
 
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
+
+        Those of equal priority come owner by owner: the longest waiting of each, then the second of each. It begins
+        with the owner whose name is next behind `after`; sessions without an owner count as those of one. Sessions in
+        `skip` and those of owners in `not_of` are left out. It costs what it returns, however many wait.
+        """
+        ...
+
     async def has_waiting(self, session_id: str) -> bool:
         """Tell whether items wait in a session's inbox. Raise SessionNotFound if there is no such session.
 
@@ -1181,14 +1177,12 @@ class Queue(Protocol):
         """Return the timers that are to ring at or before a time, the earliest first. A damaged one is left out."""
         ...
 
-    async def ring(
-        self, timer: Timer, *, again: float | None = None, entry: Entry | None = None, also: Sequence[Also] = ()
-    ) -> bool:
+    async def ring(self, timer: Timer, *, again: float | None = None, entry: Entry | None = None) -> bool:
         """Put a timer's item into its session's inbox. Return False, and do nothing, if somebody else has rung it.
 
         In the same commit the timer goes or, with `again`, is set to ring at that time. `entry` takes the place of the
         timer's own: an item that repeats needs a key of its own each time. Of several who ring a timer one puts it in,
-        since its number and `due` are compared. `also` is as for `post`.
+        since its number and `due` are compared.
         """
         ...
 

@@ -300,9 +300,10 @@ async def test_a_run_that_cannot_go_on_here_says_why(tools: Path, process: Calla
     assert "'add'" in told.err
 
 
-async def test_a_worker_for_what_is_urgent(tools: Path) -> None:
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_a_worker_for_what_is_urgent(tools: Path, engine: str) -> None:
     """It leaves the rest to others."""
-    store = store_in(tools, "sqlite")
+    store = store_in(tools, engine)
     async with connect(store, model="offline") as sessions:
         (plain,) = await left(sessions, {"a": "what is 2 + 3?"})
         await sessions.open("b")

@@ -11,13 +11,16 @@ from tests import postgres_server
 import perdure
 
 KINDS = ("sqlite", "postgres")
+_FILES = "file:"
 
 
-def address_of(kind: str, where: Path) -> str:
-    """Where a test keeps its sessions, in a store of that kind."""
+def address_of(kind: str, where: Path, dsn: str | None = None) -> str:
+    """Where a test keeps its sessions, in a store of that kind; on a server of its own, if it names one."""
     if kind == "sqlite":
         return str(where / "sessions.db")
-    return f"{postgres_server.schema_of(where)}@{postgres_server.dsn()}"
+    if kind == "files":
+        return f"{_FILES}{where / 'sessions'}"
+    return f"{postgres_server.schema_of(where)}@{dsn or postgres_server.dsn()}"
 
 
 def store_at(address: str) -> Any:
@@ -25,6 +28,8 @@ def store_at(address: str) -> Any:
     schema, at, dsn = address.partition("@")
     if at and "://" in dsn:
         return perdure.PostgresStore(dsn, schema=schema)
+    if address.startswith(_FILES):
+        return perdure.FileStore(address.removeprefix(_FILES))
     return perdure.SqliteStore(address)
 
 

@@ -14,9 +14,9 @@ from tests import postgres_server
 from tests.stores.files import bytes_in, files_in
 from tests.stores.test_postgres_loss import lose_commits
 
-from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, QueueFull, SqliteStore, StoreError
+from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, SqliteStore
 from perdure.model.ids import SessionId
-from perdure.protocols import Also, Timer
+from perdure.protocols import Timer
 from perdure.stores.engine import Select
 from perdure.stores.jobs import timers, waiting
 from perdure.stores.postgres import waiting as postgres_waiting
@@ -49,12 +49,16 @@ class TestSqlite:
         async with SqliteStore(tmp_path / "s.db"):
             pass
         claimed = {**waiting.WAITS, "status": "active", "claim !=": None}
+        turns = waiting.InTurn("", (), ())
         asked = {
             "session_waiting (status=?)": self._waiting(),
             "session_claimed": Select("session", waiting.COLUMNS, claimed),
             "session_waiting_by_owner (owner=?)": Select(
                 "session", ("inbox_end",), {"owner": "ada", **waiting.WAITS}, limit=9
             ),
+            "session_waiting (status=? AND priority<?)": turns.highest(5),
+            "session_in_turn (status=? AND priority=? AND owner>?)": turns.next_owner(5, "ada"),
+            "session_in_turn (status=? AND priority=? AND owner=?)": turns.lane(5, "ada", 9),
             "timer_by_due (due<?)": Select("timer", timers.COLUMNS, {"due <=": 5.0}, order="due timer", limit=9),
         }
         for index, select in asked.items():
@@ -155,30 +159,6 @@ async def _rung_dropped_and_set(store: Any) -> None:
 
 
 class TestPostgres:
-    async def test_a_statement_of_the_caller_is_in_the_same_transaction(self, schema: str) -> None:
-        """If it fails, nothing is posted and no timer has rung; if the post is refused, it is not carried out."""
-        async with store_in(schema) as store:
-            await store.create(new_session("Hello", id="it", owner="ada"))
-            kept = await store.set_timer(timer())
-            with connected(schema) as db:
-                db.execute("CREATE TABLE job (session text)")
-                wake, wrong = Also("INSERT INTO job VALUES (%s)", ("it",)), Also("INSERT INTO nowhere VALUES (1)")
-                assert await store.post("it", ITEM, also=[wake]) == 1
-                assert await store.ring(kept, again=9.0, also=[wake])
-                for also in ([wrong], [wake, wrong]):
-                    with pytest.raises(StoreError):
-                        await store.post("it", ITEM, also=also)
-                    with pytest.raises(StoreError):
-                        await store.ring(_at(kept, 9.0), also=also)
-                with pytest.raises(QueueFull):
-                    await store.post("it", ITEM, most=2, also=[wake])
-                with pytest.raises(QueueFull):
-                    await store.post("it", ITEM, most_of_owner=2, also=[wake])
-                assert not await store.ring(kept, also=[wake])
-                assert db.execute("SELECT count(*) FROM job").fetchall() == [(2,)]
-            assert len(await store.read("it", inbox=True)) == 2
-            assert [each.due for each in await store.timers()] == [9.0]
-
     async def test_the_last_look_waits_for_a_post_that_is_under_way(self, schema: str) -> None:
         """Without the lock it would see nothing, and the item would wait until somebody writes again."""
         async with store_in(schema) as store:
@@ -230,6 +210,37 @@ class TestPostgres:
             assert "Sort" not in plan
             assert [each.session_id for each in await store.waiting(3)] == ["w1", "w2", "w3"]
 
+    async def test_owners_take_turns_by_an_index(self, schema: str) -> None:
+        """From one owner to the next, however many sessions the first has."""
+        async with store_in(schema) as store:
+            await store.create(new_session("Hello", id="it"))
+            turns = postgres_waiting.InTurnHere("", (), ())
+            with connected(schema) as db:
+                db.execute(
+                    "INSERT INTO session (id, log, version, status, agent, owner, created, updated, inbox_end, since, op)"
+                    " SELECT 'w' || n, 0, 1, 'active', 'a', 'ann', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
+                )
+                db.execute("ANALYZE session, waiting")
+                for index, (text, values) in (
+                    ("waiting_by_urgency", turns.highest(5)),
+                    ("waiting_in_turn", turns.next_owner(0, "ann")),
+                    ("waiting_in_turn", turns.lane(0, "ben", 9)),
+                ):
+                    plan = "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}".encode(), values))
+                    assert index in plan
+                    assert "Sort" not in plan
+            for name, owner in (("strange", "b\\e\x00n"), ("nobody", None)):
+                await store.create(new_session("Hello", id=name, owner=owner))
+                await store.post(name, ITEM)
+            found = await store.in_turn(4)
+            assert [(each.session_id, each.owner) for each in found] == [
+                ("w1", "ann"),
+                ("strange", "b\\e\x00n"),
+                ("nobody", None),
+                ("w2", "ann"),
+            ]
+            assert [each.session_id for each in await store.in_turn(1, not_of=["ann", "b\\e\x00n"])] == ["nobody"]
+
     async def test_a_save_stays_on_its_page(self, schema: str) -> None:
         """No index is on what a post or a taken item changes: the session's new row needs no new entries in any."""
         async with store_in(schema) as store:
@@ -244,7 +255,3 @@ class TestPostgres:
                 ((cold,),) = db.execute(sql, (schema, "session")).fetchall()
             assert cold <= 1  # a minute may begin, by which lists are ordered
             assert [*await store.waiting()] == []
-
-
-def _at(kept: Timer, due: float) -> Timer:
-    return Timer(kept.session_id, kept.name, due, kept.entry, id=kept.id)

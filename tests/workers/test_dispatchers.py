@@ -10,6 +10,7 @@ from tests import postgres_server
 from perdure import FileStore, MemoryStore, PostgresStore, SqliteStore
 from perdure.testing.dispatcher_contract import DispatcherContract
 from perdure.workers import InboxDispatcher
+from perdure.workers.procrastinate import ProcrastinateDispatcher
 
 
 class Inboxes(DispatcherContract):
@@ -35,3 +36,11 @@ class TestInboxesInSqlite(Inboxes):
 class TestInboxesInPostgres(Inboxes):
     def open_store(self, where: Path) -> PostgresStore:
         return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))
+
+
+class TestProcrastinate(DispatcherContract):
+    def open_store(self, where: Path) -> PostgresStore:
+        return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))
+
+    def dispatcher(self, store: Any) -> ProcrastinateDispatcher:
+        return ProcrastinateDispatcher(store)

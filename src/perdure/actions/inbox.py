@@ -34,7 +34,17 @@ from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, Contin
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
-from perdure.protocols import Action, ActionContext, ActionResult, Answer, Entry, Journal, JournalEntry
+from perdure.protocols import (
+    DEFAULT_TERMS,
+    Action,
+    ActionContext,
+    ActionResult,
+    Answer,
+    Entry,
+    Journal,
+    JournalEntry,
+    Terms,
+)
 from perdure.run_journal import JournalRecord, entry_of, loops_on_record, owner_here
 
 Execute = Callable[[str, Action], Awaitable[AgentSession]]
@@ -103,12 +113,19 @@ class Inbox:
         return False
 
     async def take(
-        self, session: AgentSession, seq: int, messages: Sequence[Message] = (), entries: Sequence[Entry] = ()
+        self,
+        session: AgentSession,
+        seq: int,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        *,
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         """Deal with all items up to one without a run, and put on record what is to be told of that."""
+        holder = {"owner": owner_here(), "lease": terms.lease}
 
         async def noted() -> None:
-            claim, _ = await self._journal.claim(session.id, version=session.version, owner=owner_here())
+            claim, _ = await self._journal.claim(session.id, version=session.version, **holder)
             try:
                 await self._journal.append(claim, messages=messages, entries=entries, taken=seq)
             finally:
@@ -118,14 +135,16 @@ class Inbox:
             noted()
         )  # or the claim of one who was cancelled would keep others out until it lapses
 
-    async def refuse(self, session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:
+    async def refuse(
+        self, session: AgentSession, entry: JournalEntry, reason: str, terms: Terms = DEFAULT_TERMS
+    ) -> list[AnyLoopEvent]:
         """Take an item that can never be sent. Return the events that tell so.
 
         What it says stays in the log, with a loop that was rejected for this reason. The version does not move, and
         there is nothing to be resumed: the loop names no version that it set out from.
         """
         story = _refusal(session, entry, reason)
-        await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story])
+        await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story], terms=terms)
         return story
 
 
@@ -384,6 +403,7 @@ class SendPosted:
         entry = await self._inbox.first_waiting()
         if entry is None:
             return Answer(session)
+        terms = DEFAULT_TERMS if context is None else context.terms
         try:
             made = await self._send(entry).execute_on(session, context)
         except InvalidData as error:
@@ -391,12 +411,12 @@ class SendPosted:
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
-            for event in await self._inbox.refuse(session, entry, error.problem):
+            for event in await self._inbox.refuse(session, entry, error.problem, terms):
                 if context is not None:
                     await context.emit(event)
             return Answer(session)
         if isinstance(made, Answer):  # by its key: it has been sent before
-            await self._inbox.take(session, entry.seq)
+            await self._inbox.take(session, entry.seq, terms=terms)
         return made
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from perdure.actions.inbox import QUEUE, DropWaiting, Inbox, messages_in
-from perdure.actions.parking import PARKED, Parked, UnparkSession, why_parked
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
 from perdure.protocols import JournalEntry, Running, Timer, Waiting
 from perdure.sessions.queueing import Queueing
 
+if TYPE_CHECKING:
+    from perdure.actions.parking import Parked
+# Parking is imported where it is used: a process that opens a session and sends does not need it.
 TAKEN_BACK = "it was taken back before it was sent"
 _MOST = 10_000
 """How many sessions that wait are looked through for those of one owner."""
@@ -67,11 +70,15 @@ class Operating(Queueing):
         return Backlog(waiting, running, timers, await self._parked())
 
     async def _parked(self) -> list[ParkedSession]:
+        from perdure.actions.parking import PARKED
+
         filters = {} if self.owner is None else {"owner": self.owner}
         infos = await all_infos(self.store.list, tag=PARKED, status=SessionStatus.SUSPENDED, **filters)  # type: ignore[arg-type]
         return [await self._as_parked(info) for info in infos]
 
     async def _as_parked(self, info: AgentSessionInfo) -> ParkedSession:
+        from perdure.actions.parking import why_parked
+
         journal = self._journal()
         items = await Inbox(journal, info.id).items()
         waiting = sum(item.kind == QUEUE for item in items)
@@ -82,6 +89,8 @@ class Operating(Queueing):
 
         The message whose run was ended is not sent again: `retry` does that, or the same message under its key.
         """
+        from perdure.actions.parking import UnparkSession
+
         found = (await self.info(session_id)).id
         # Not with execute(), which sends what waits from here: it may take this process down, too.
         await self.runtime.execute(found, UnparkSession(), on_conflict="retry")

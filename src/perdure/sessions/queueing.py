@@ -94,14 +94,16 @@ class Queueing(Talking):
         key = options.get("key") or new_id()
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         found = (await self.info(session_id)).id
-        if due is not None and at is not None:
-            entry = Entry(QUEUE, action.item())
-            await self._queue().set_timer(Timer(found, key, due, entry, priority))
-            return Queued(self, found, key, None, at)
-        item = await self._posted_before(found, action) if options.get("key") else None
-        if item is None and not await self._has_answer_to(found, action):
-            item = await self._post(found, action, priority)
-        return Queued(self, found, key, item, None)
+        item, is_answered = None, False
+        if options.get("key"):  # another may have left it
+            item = await self._posted_before(found, action)
+            is_answered = item is None and await self._has_answer_to(found, action)
+        if item is None and not is_answered:
+            if due is not None:
+                await self._set_timer(found, action, due, priority)
+            else:
+                item = await self._post(found, action, priority)
+        return Queued(self, found, key, item, at)
 
     async def _posted_before(self, session_id: SessionId, action: SendMessage) -> JournalEntry | None:
         return await self._under_way(session_id, action, may_wait=True)
@@ -121,6 +123,18 @@ class Queueing(Talking):
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(session_id, priority=priority, owner=self.owner)
         return item
+
+    async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:
+        """Have a message sent at a time, unless the same waits for one under its key."""
+        assert action.key is not None
+        timer = Timer(session_id, action.key.name, due, Entry(QUEUE, action.item()), priority)
+        try:
+            await self._queue().set_timer(timer)
+        except InvalidData:  # one of this name is there; the same message has another id each time
+            there = [each for each in await self._timers_of(session_id) if each.name == timer.name]
+            if there and there[0].entry is not None and there[0].entry.body.get("digest") == action.key.digest:
+                return
+            raise used_for_another(timer.name) from None
 
     async def schedule(
         self,

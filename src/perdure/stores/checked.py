@@ -23,7 +23,6 @@ from perdure.model.transcript import LogRef
 from perdure.model.value import brief
 from perdure.protocols import (
     NOTHING_WRITTEN,
-    Also,
     ArchivedSession,
     Change,
     Claim,
@@ -162,17 +161,21 @@ def progress(after: int) -> None:
     expect_count(after, "$.after")
 
 
-def post(entry: Entry, priority: int, most: int | None, most_of_owner: int | None, also: Sequence[Also]) -> None:
+def post(entry: Entry, priority: int, most: int | None, most_of_owner: int | None) -> None:
     expect(entry, Entry, "$.entry")
     check_priority(priority)
     _check_optional_count(most, "$.most")
     _check_optional_count(most_of_owner, "$.most_of_owner")
-    _check_all(also, Also, "$.also")
 
 
 def waiting(limit: int, idle_only: bool) -> None:
     expect_count(limit, "$.limit", least=1)
     expect(idle_only, bool, "$.idle_only")
+
+
+def in_turn(limit: int, after: str | None) -> None:
+    expect_count(limit, "$.limit", least=1)
+    check_owner(after)
 
 
 def set_timer(timer: Timer, is_replaced: bool) -> None:
@@ -190,13 +193,12 @@ def due(at: float, limit: int) -> None:
     expect_count(limit, "$.limit", least=1)
 
 
-def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[Also]) -> None:
+def ring(timer: Timer, again: float | None, entry: Entry | None) -> None:
     SessionId(expect(timer, Timer, "$.timer").session_id)
     if again is not None:
         check_time(again, "$.again")
     if entry is not None:
         expect(entry, Entry, "$.entry")
-    _check_all(also, Also, "$.also")
 
 
 def drop_timer(name: str) -> None:

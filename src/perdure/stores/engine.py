@@ -15,7 +15,7 @@ import msgspec
 from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
-from perdure.protocols import Also, Problem, SearchHit
+from perdure.protocols import Problem, SearchHit
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -185,7 +185,7 @@ class Interfered(Exception):
     """
 
 
-Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge | Also
+Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge
 Job = Generator[Statement, list[Any], T]
 """No I/O, no clock, no await: it may be driven anywhere, and again from the start if the engine was interrupted."""
 
@@ -227,8 +227,6 @@ class Engine:
     """The type of a log's number."""
     packs: bool = True
     """Whether bodies of rows are made smaller before they are written."""
-    speaks_sql: bool = False
-    """Whether a job may yield `Also`: statements of its caller's, for the same transaction."""
 
     async def __aenter__(self) -> Self:
         raise NotImplementedError

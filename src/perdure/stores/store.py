@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.aio import aside
 from perdure.errors import (
-    ConfigurationError,
     CorruptRecord,
     InvalidSessionFile,
     PerdureError,
@@ -30,7 +29,6 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
     Adopted,
-    Also,
     Appended,
     ArchivedSession,
     Change,
@@ -557,24 +555,24 @@ class Store:
         priority: int = 0,
         most: int | None = None,
         most_of_owner: int | None = None,
-        also: Sequence[Also] = (),
     ) -> int:
-        checked.post(entry, priority, most, most_of_owner, also)
-        self._require_sql(also)
-        item = record.Post.of(entry, priority, most, most_of_owner, also)
+        checked.post(entry, priority, most, most_of_owner)
+        item = record.Post.of(entry, priority, most, most_of_owner)
         return await self._engine.run(partial(record.post, SessionId(session_id), item), "write")
-
-    def _require_sql(self, also: Sequence[Also]) -> None:
-        if also and not self._engine.speaks_sql:
-            raise ConfigurationError(
-                f"{type(self).__name__} cannot carry out a statement of SQL in its commit. Use PostgresStore for that."
-            )
 
     async def waiting(self, limit: int = 100, *, idle_only: bool = True) -> Sequence[Waiting]:
         from perdure.stores.jobs import waiting
 
         checked.waiting(limit, idle_only)
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
+
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        from perdure.stores.jobs import waiting
+
+        checked.in_turn(limit, after)
+        return await self._engine.run(partial(waiting.in_turn, limit, after or "", frozenset(skip), frozenset(not_of)))
 
     async def has_waiting(self, session_id: str) -> bool:
         from perdure.stores.jobs import waiting
@@ -604,15 +602,12 @@ class Store:
         checked.due(at, limit)
         return await self._engine.run(partial(timers.due, float(at), limit))
 
-    async def ring(
-        self, timer: Timer, *, again: float | None = None, entry: Entry | None = None, also: Sequence[Also] = ()
-    ) -> bool:
+    async def ring(self, timer: Timer, *, again: float | None = None, entry: Entry | None = None) -> bool:
         from perdure.stores.jobs import timers
 
-        checked.ring(timer, again, entry, also)
-        self._require_sql(also)
+        checked.ring(timer, again, entry)
         next_time = None if again is None else float(again)
-        return await self._engine.run(partial(timers.ring, timer, next_time, entry, also), "write")
+        return await self._engine.run(partial(timers.ring, timer, next_time, entry), "write")
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
         from perdure.stores.jobs import timers

@@ -14,6 +14,7 @@ from perdure.model.ids import SessionId
 from perdure.protocols import Dispatcher, Outcome, Terms, WorkerOptions
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
+from perdure.workers.choosing import dispatcher_of
 from perdure.workers.inbox import InboxDispatcher
 from perdure.workers.timers import Bell
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.workers")
 _SWEEPS_A_LEASE = 6
-_TICK = 0.5
-"""Seconds between two looks at the timers."""
+_LONGEST_BETWEEN_SWEEPS = 1.0
+"""Seconds. What has lapsed is to be continued soon after, however long a lease is."""
+_TICK = 0.25
+"""Seconds between two looks at the timers. What is due within one is run in one go, and the last of it waits."""
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -43,8 +46,9 @@ class Worker:
     Use it with `async with`, and await `run()`. `stop()` ends it: it takes no further session, runs have `drain`
     seconds to end, and what is left then is handed over. Nothing of it is ended, and another worker continues it.
 
-    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, the store's own inboxes do.
-    `apart` is where a run is tried again that has died with its process, such as a process of its own.
+    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, procrastinate does on
+    PostgreSQL, if it is installed, and elsewhere the store's own inboxes. `apart` is where a run is tried again that
+    has died with its process, such as a process of its own.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        self.dispatcher = dispatcher or InboxDispatcher(queue)
+        # By an engine's jobs a worker cannot choose those that are urgent; from the inboxes it can, beside others.
+        is_choosy = self.options.least_priority is not None
+        self.dispatcher = dispatcher or (InboxDispatcher(queue) if is_choosy else dispatcher_of(queue))
         self._runtime = self._own_runtime()
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
@@ -128,18 +134,25 @@ class Worker:
 
     @property
     def _sweep_every(self) -> float:
-        return self.options.lease / _SWEEPS_A_LEASE
+        return min(self.options.lease / _SWEEPS_A_LEASE, _LONGEST_BETWEEN_SWEEPS)
 
     async def _advance(self, session_id: str) -> Outcome:
         try:
             return await self._advancing(SessionId(session_id))
-        except PerdureError as error:
-            told = (str(session_id), str(error))
-            if told not in self._told:
-                self._told.add(told)
-                facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
-                _log.error("session %s could not be run here: %s", session_id, error, extra={"facts": facts})
+        except Exception as error:  # a hook may raise anything, and other sessions are to be run all the same
+            self._tell(session_id, error)
             return Outcome.FAILED
+
+    def _tell(self, session_id: str, error: Exception) -> None:
+        """Log once why a session cannot be run here; with the place, if it is an error that nobody meant."""
+        told = (str(session_id), str(error))
+        if told not in self._told:
+            self._told.add(told)
+            trace = None if isinstance(error, PerdureError) else error
+            facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
+            _log.error(
+                "session %s could not be run here: %s", session_id, error, exc_info=trace, extra={"facts": facts}
+            )
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something now and then, not in step with other workers. A store that fails may recover."""
@@ -148,6 +161,8 @@ class Worker:
                 await work()
             except PerdureError as error:
                 _log.warning("%s failed: %s", work.__qualname__, error)
+            except Exception:  # of a hook: it must not end what all sessions depend on
+                _log.exception("%s failed", work.__qualname__)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), seconds * random.uniform(0.8, 1.2))
 

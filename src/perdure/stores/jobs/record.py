@@ -13,7 +13,7 @@ from perdure import codec
 from perdure.aio import in_turns
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.transcript import LogRef
-from perdure.protocols import Also, Entry, JournalEntry, Key, RunOnRecord
+from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
 from perdure.stores.engine import Insert, Job, Later, Lock, Row, Select, Update, Where
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.format.rows import (
@@ -259,26 +259,18 @@ class Post(NamedTuple):
     priority: int = 0
     most: int | None = None
     most_of_owner: int | None = None
-    also: Sequence[Also] = ()
 
     @property
     def is_limited(self) -> bool:
         return self.most is not None or self.most_of_owner is not None
 
     @classmethod
-    def of(
-        cls,
-        entry: Entry,
-        priority: int = 0,
-        most: int | None = None,
-        most_of_owner: int | None = None,
-        also: Sequence[Also] = (),
-    ) -> Post:
+    def of(cls, entry: Entry, priority: int = 0, most: int | None = None, most_of_owner: int | None = None) -> Post:
         """Return an item made ready; InvalidData before anything is written."""
         codec.encode_json(entry.body, f"$.{entry.kind}")
         kept, attachments = codec.detached_post(entry.body)
         ((given, body),) = prepare_entries([Entry(entry.kind, kept, entry.run)])
-        return cls(given, body, attachments, priority, most, most_of_owner, also)
+        return cls(given, body, attachments, priority, most, most_of_owner)
 
 
 def post(session_id: str, item: Post) -> Job[int]:
@@ -291,10 +283,7 @@ def post(session_id: str, item: Post) -> Job[int]:
         from perdure.stores.jobs.waiting import require_room  # a first turn does without
 
         yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
-    seq = yield from put_into_inbox(session_id, place, item)
-    for each in item.also:  # noqa: UP028  # which are sent answers, as an iterator cannot be
-        yield each
-    return seq
+    return (yield from put_into_inbox(session_id, place, item))
 
 
 class InboxPlace(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.ids import SessionId
-from perdure.protocols import Also, Entry, Timer
+from perdure.protocols import Entry, Timer
 from perdure.stores.engine import Delete, Insert, Job, Lock, Row, Select, Update
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs import attachments, record
@@ -99,7 +99,7 @@ def _ids_of(rows: Iterable[Row]) -> Job[dict[int, str]]:
     return dict((yield Select("session", ("sid", "id"), {"sid in": sids}))) if sids else {}
 
 
-def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[Also]) -> Job[bool]:
+def ring(timer: Timer, again: float | None, entry: Entry | None) -> Job[bool]:
     """Put a timer's item into the inbox, unless somebody has rung it: its number and its time tell."""
     yield Lock((timer.session_id,))
     place = yield from record.place_in_inbox(timer.session_id)
@@ -118,8 +118,6 @@ def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[
     else:
         crc, _ = sealed(place.sid, replace(stored, due=again))
         yield Update("timer", {"due": again, "crc": crc}, {"timer": timer.id, "sid": place.sid})
-    for each in also:  # noqa: UP028  # which are sent answers, as an iterator cannot be
-        yield each
     return True
 
 

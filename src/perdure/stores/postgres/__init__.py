@@ -18,6 +18,7 @@ except ImportError:
 
 from perdure.stores import checked
 from perdure.stores.postgres.engine import PostgresEngine
+from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.schema import check_schema
 from perdure.stores.store import IndexedStore
 
@@ -41,6 +42,11 @@ class PostgresStore(IndexedStore):
     @property
     def is_open(self) -> bool:
         return self._engine.is_open
+
+    @property
+    def link(self) -> Link:
+        """The connections of the open store, for what others keep in the same schema."""
+        return self._engine.opened.link
 
     async def __aexit__(self, *error: object) -> None:
         if self._engine.is_abandoned:  # a forked child has none of its parent's claims

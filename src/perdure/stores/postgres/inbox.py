@@ -1,7 +1,7 @@
 """Posting to a session's inbox: one statement, once it is known where the inbox ends.
 
 An item carries an operation's id. If the answer was lost, the id tells whether the item is there. What is counted over
-all sessions of an owner, or comes with statements of the caller's, is posted in a transaction.
+all sessions of an owner is posted in a transaction.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Inbox:
     async def post(self, session_id: str, item: Post) -> int:
         """Put an item into a session's inbox, and return its number."""
         op = operation_id()
-        if item.also or item.most_of_owner is not None:
+        if item.most_of_owner is not None:
             return await self._link.transact(lambda: self._post_counted(session_id, item, op))
         attempts = 0
 
@@ -84,20 +84,17 @@ class Inbox:
         return await self._link.read(work)
 
     def _post_counted(self, session_id: str, item: Post, op: str) -> Queries[int]:
-        """Post an item unless its owner has too many, and carry out what its caller wants done with that."""
+        """Post an item unless its owner has too many."""
         most = item.most_of_owner
-        if most is not None:
-            # In this order, as claims do: first the session, then its owner.
-            rows = yield _LOCK_OWNER, (session_id, OWNERS)
-            owner = rows[0][0] if rows else None
-            if owner is not None:
-                ((waits,),) = yield _OF_OWNER, (owner, most)
-                if waits >= most:
-                    raise QueueFull(session_id, most, restored(owner))
-        seq = yield from self._post(session_id, item, op)
-        for each in item.also:
-            yield each.sql, tuple(each.values)
-        return seq
+        assert most is not None
+        # In this order, as claims do: first the session, then its owner.
+        rows = yield _LOCK_OWNER, (session_id, OWNERS)
+        owner = rows[0][0] if rows else None
+        if owner is not None:
+            ((waits,),) = yield _OF_OWNER, (owner, most)
+            if waits >= most:
+                raise QueueFull(session_id, most, restored(owner))
+        return (yield from self._post(session_id, item, op))
 
     def _post(self, session_id: str, item: Post, op: str) -> Queries[int]:
         entry, body = item.entry, item.body

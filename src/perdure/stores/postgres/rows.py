@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.model.ids import replaced_time
-from perdure.protocols import Also
 from perdure.stores.engine import (
     TABLES,
     Clock,
@@ -187,8 +186,6 @@ def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[lis
                 yield _GATES[gate], (GATE,)
             if owner is not None:
                 yield f"SELECT {OWNER_LOCK}", (OWNERS, plain(owner))
-        case Also(text, given):
-            yield text, tuple(given)
         case Clock():
             return [(at,)] if at is not None else (yield f"SELECT {NOW}", ())
         case Pledge():

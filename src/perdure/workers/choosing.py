@@ -1,0 +1,17 @@
+"""Which dispatcher a store has, unless its user says otherwise."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from perdure.protocols import Dispatcher, Queue
+from perdure.workers.inbox import InboxDispatcher
+
+
+def dispatcher_of(queue: Queue) -> Dispatcher:
+    """Return a dispatcher: procrastinate's on PostgreSQL, if it is installed; elsewhere the store's own inboxes."""
+    if hasattr(queue, "link") and find_spec("procrastinate") is not None:
+        from perdure.workers.procrastinate import ProcrastinateDispatcher
+
+        return ProcrastinateDispatcher(queue)
+    return InboxDispatcher(queue)

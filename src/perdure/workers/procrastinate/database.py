@@ -1,0 +1,56 @@
+"""The database of a store, as the dispatcher needs it: PostgresStore has one as its `link`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+
+from perdure.errors import ConfigurationError
+
+T = TypeVar("T")
+Connection = psycopg.AsyncConnection[Any]
+_LONGEST_SCHEMA = 32
+"""In a queue's name as it is. PostgreSQL's names of channels have 63 characters, and procrastinate's begin with 23."""
+
+
+class Database(Protocol):
+    """Connections to one schema of a database that are made again when they are lost."""
+
+    schema: str
+
+    async def connect(self) -> Connection:
+        """Return a connection for the caller alone."""
+        ...
+
+    async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something with a connection, again while the server is lost. StoreError if it stays away."""
+        ...
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Do something again while the server is lost. StoreError if it stays away."""
+        ...
+
+    async def rows(self, query: str, parameters: dict[str, Any] | tuple[Any, ...] = ()) -> list[Any]:
+        """Return the rows of a statement."""
+        ...
+
+
+def database_of(store: object) -> Database:
+    """Return the database of a store; ConfigurationError if it is kept elsewhere."""
+    link: Database | None = getattr(store, "link", None)
+    if link is None:
+        raise ConfigurationError(
+            f"A {type(store).__name__} is not kept in PostgreSQL, and procrastinate works nowhere else. "
+            "Use an InboxDispatcher, or no dispatcher: the worker chooses one."
+        )
+    return link
+
+
+def queue_of(schema: str) -> str:
+    """Return the name of the queue of a schema: procrastinate's notifications go through the whole database."""
+    if len(schema) > _LONGEST_SCHEMA:
+        schema = f"{schema[:15]}:{hashlib.blake2b(schema.encode(), digest_size=8).hexdigest()}"
+    return f"perdure:{schema}"

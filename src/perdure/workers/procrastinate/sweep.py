@@ -1,0 +1,92 @@
+"""Jobs that were lost: those of workers that have died, and those that should be there and are not."""
+
+from __future__ import annotations
+
+import logging
+
+from perdure.workers.procrastinate.database import Database
+from perdure.workers.procrastinate.jobs import Jobs
+from perdure.workers.procrastinate.presence import LOCK_OF_WORKER
+
+_log = logging.getLogger("perdure.workers")
+_AT_ONCE = 1_000
+_LIVES = """
+    WITH lives AS (UPDATE procrastinate_workers SET last_heartbeat = now() WHERE id = %(worker)s)
+    SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'
+"""
+# One worker at a time, and no more often than one alone would.
+_TURN = """
+    UPDATE perdure_dispatcher SET swept = clock_timestamp()
+    WHERE swept < clock_timestamp() - make_interval(secs => %s) RETURNING 1
+"""
+_STALLED = f"""
+    SELECT job.id, job.worker_id, job.queueing_lock FROM procrastinate_jobs AS job
+    LEFT JOIN procrastinate_workers AS worker ON worker.id = job.worker_id
+    WHERE job.status = 'doing' AND (
+        worker.id IS NULL OR worker.last_heartbeat < now() - make_interval(secs => %(lease)s)
+        OR pg_try_advisory_xact_lock_shared({LOCK_OF_WORKER.format(worker="worker.id")})
+    )
+"""
+# Some sessions at a time, in the order of their numbers, so that it costs no more where many wait.
+_FORGOTTEN = f"""
+    WITH page AS MATERIALIZED (
+        SELECT sid, status, since FROM waiting WHERE sid > %(after)s ORDER BY sid LIMIT {_AT_ONCE}
+    )
+    SELECT
+        (SELECT CASE count(*) WHEN {_AT_ONCE} THEN max(sid) ELSE 0 END FROM page),
+        ARRAY(
+            SELECT session.id FROM page JOIN session ON session.sid = page.sid CROSS JOIN perdure_dispatcher
+            WHERE page.status = 'active' AND session.claim IS NULL
+                AND page.since < extract(epoch FROM clock_timestamp()) - %(lease)s
+                AND NOT EXISTS (
+                    SELECT 1 FROM procrastinate_jobs AS job WHERE job.queueing_lock = session.id AND job.status = 'todo'
+                )
+                AND NOT EXISTS (
+                    SELECT 1 FROM procrastinate_jobs AS job WHERE job.queueing_lock = session.id
+                        AND job.lock = perdure_lock(session.id, session.owner, perdure_dispatcher.per_owner)
+                        AND job.status = 'doing'
+                )
+        )
+"""
+
+
+class Sweep:
+    """Shows that a worker lives, and finds jobs that were lost. Nothing is wrong without it, but late."""
+
+    def __init__(self, database: Database, queue: str, jobs: Jobs, lease: float, every: float) -> None:
+        self._database = database
+        self._queue = queue
+        self._jobs = jobs
+        self._lease = lease
+        self._every = every
+        self._unknown: set[int] = set()
+        """Jobs that were this worker's at the last sweep though it knew nothing of them."""
+        self._after = 0
+
+    async def __call__(self) -> None:
+        await self._own()
+        if await self._database.rows(_TURN, (self._every * 0.9,)):
+            await self._stalled()
+            await self._forgotten()
+
+    async def _own(self) -> None:
+        """Give back what was fetched by a statement whose answer was lost. One whose answer is on its way is not."""
+        worker_id = self._jobs.worker_id
+        rows = await self._database.rows(_LIVES, {"worker": worker_id})
+        unknown = {job_id for (job_id,) in rows} - self._jobs.held
+        for job_id in unknown & self._unknown:
+            await self._jobs.give_back(job_id, worker_id, 0.0)
+        self._unknown = unknown
+
+    async def _stalled(self) -> None:
+        asked = {"queue": self._queue, "lease": self._lease}
+        for job_id, worker_id, session_id in await self._database.rows(_STALLED, asked):
+            _log.info("the worker that had session %s has died", session_id)
+            await self._jobs.give_back(job_id, worker_id, 0.0)
+
+    async def _forgotten(self) -> None:
+        """Wake sessions that wait for longer than a lease, and that nobody was told of."""
+        asked = {"after": self._after, "lease": self._lease}
+        ((self._after, forgotten),) = await self._database.rows(_FORGOTTEN, asked)
+        for session_id in forgotten:
+            await self._database.rows("SELECT perdure_wake(%s::text, NULL)", (session_id,))

@@ -1,0 +1,362 @@
+"""Attacks on worker processes, and the verdict on what they have left behind.
+
+A `Stage` starts processes of `worker_process` and harms them. `verdict` reads the store and the ledger afterwards, and
+lists everything that is wrong. So a control, in which something is broken on purpose, can ask for what is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.crash import worker_process
+from tests.crash.addresses import store_at
+from tests.crash.worker_process import CHARGES, Task
+
+from perdure import LoopStatus, SessionRuntime
+from perdure.archive import fsck
+
+# In a pid namespace of its own: nobody outside can see that its process has died.
+_REMOTE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+
+
+@functools.cache
+def _can_unshare() -> bool:
+    with suppress(OSError):
+        return subprocess.run((*_REMOTE, "true"), capture_output=True, check=False).returncode == 0
+    return False
+
+
+class Victim:
+    """A process that may be harmed at any instant."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+        self.is_stopped = False
+        self.is_to_end = False
+        self.listening = asyncio.Event()
+        """Set once it works. Before that, SIGTERM ends it as any other process."""
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def ready(self) -> None:
+        """Wait until it works, or was killed before it did."""
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
+        assert line == b"ready\n" or self.is_to_end, f"process {self.name} did not begin"
+        self.listening.set()
+
+    async def end(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 60)
+
+
+class Harm(msgspec.Struct, frozen=True):
+    """What was done to a process, and when."""
+
+    name: str
+    at: float
+
+
+class Stage:
+    """Worker processes of which each is replaced once it has ended, one who leaves messages, and what harmed them."""
+
+    def __init__(self, task: Task, *, seed: int = 0, remote: bool = False) -> None:
+        self.task = task
+        self.chance = random.Random(seed)
+        self.workers: list[Victim] = []
+        self.harms: list[Harm] = []
+        self._prefix = _REMOTE if remote and _can_unshare() else ()
+        if remote and not self._prefix:
+            self.task = msgspec.structs.replace(task, breaks=[*task.breaks, "elsewhere"])
+        self._started = 0
+        self._wanted = 0
+
+    async def start(self, role: str, **changes: Any) -> Victim:
+        """Start a process, and return once it works."""
+        self._started += 1
+        name = f"{role}{self._started}"
+        told = msgspec.json.encode(msgspec.structs.replace(self.task, name=name, **changes)).decode()
+        prefix = self._prefix if role == "work" else ()
+        process = await asyncio.create_subprocess_exec(
+            *(*prefix, sys.executable, worker_process.__file__, role, told),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        victim = Victim(name, process)
+        if role == "work":
+            self.workers.append(victim)
+        await victim.ready()
+        return victim
+
+    async def start_workers(self, count: int, **changes: Any) -> None:
+        self._wanted += count
+        await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
+
+    def any_worker(self) -> Victim | None:
+        """Return a worker to be harmed; None if fewer than half are at work, as on a machine that starts them slowly."""
+        at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
+        return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
+
+    def note(self, name: str) -> None:
+        """Note that something is harmed now."""
+        self.harms.append(Harm(name, time.time()))
+
+    def harm(self, victim: Victim, number: int) -> None:
+        """Send a signal, and note when."""
+        self.note(victim.name)
+        victim.signal(number)
+
+    async def kill(self, victim: Victim) -> None:
+        self.workers.remove(victim)
+        victim.is_to_end = True
+        self.harm(victim, signal.SIGKILL)
+        await victim.end()
+
+    async def close(self) -> None:
+        """End all processes that are left."""
+        for victim in self.workers:
+            victim.signal(signal.SIGKILL)
+        await asyncio.gather(*(victim.end() for victim in self.workers))
+
+
+@asynccontextmanager
+async def stage(task: Task, **options: Any) -> AsyncIterator[Stage]:
+    made = Stage(task, **options)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+Attack = Callable[[Stage], Awaitable[None]]
+
+
+async def kills(on: Stage) -> None:
+    """Kill a worker, and start another in its place."""
+    victim = on.any_worker()
+    if victim is not None:
+        await on.kill(victim)
+        await on.start("work")
+
+
+async def stops(on: Stage) -> None:
+    """Stop a worker for longer than its lease, then let it run on."""
+    victim = on.any_worker()
+    if victim is None or victim.is_stopped:
+        return
+    victim.is_stopped = True
+    on.harm(victim, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(on.task.options["lease"] + 2.5)
+    finally:
+        victim.signal(signal.SIGCONT)
+        victim.is_stopped = False
+    await asyncio.sleep(1.0)  # in which it tries to write
+
+
+async def terminates(on: Stage) -> None:
+    """Ask a worker to end, and start another in its place once it has."""
+    victim = on.any_worker()
+    if victim is None:
+        return
+    on.workers.remove(victim)
+    victim.is_to_end = True
+    await victim.listening.wait()
+    on.harm(victim, signal.SIGTERM)
+    assert await victim.end() == 0, f"{victim.name} did not end in good order"
+    await on.start("work")
+
+
+ATTACKS: dict[str, Attack] = {"kill": kills, "stop": stops, "term": terminates}
+
+
+async def attacking(on: Stage, attack: Attack, every: tuple[float, float]) -> None:
+    """Attack again and again. One attack does not wait for the end of another."""
+    under_way: set[asyncio.Task[Any]] = set()
+    try:
+        while True:
+            await asyncio.sleep(on.chance.uniform(*every))
+            under_way.add(asyncio.ensure_future(attack(on)))
+            for done in [each for each in under_way if each.done()]:
+                under_way.remove(done)
+                done.result()
+    finally:
+        await asyncio.gather(*under_way)
+
+
+async def leave_messages(on: Stage, *, killed_after: float | None = None) -> None:
+    """Have messages left by a process; if it is killed on its way, by another that begins again."""
+    poster = await on.start("post")
+    if killed_after is not None:
+        await asyncio.sleep(killed_after)
+        poster.signal(signal.SIGKILL)
+        await poster.end()
+        poster = await on.start("post")
+    assert await poster.end() == 0
+
+
+async def is_done(store: Any, task: Task) -> bool:
+    """Tell whether every message was answered and nothing is under way."""
+    if await store.waiting(1, idle_only=False) or await store.running():
+        return False
+    return all([await store.exists(name) for name in task.sessions])
+
+
+async def all_done(task: Task, patience: float) -> bool:
+    """Wait until nothing is left to do, as a process that is not attacked sees it."""
+    deadline = time.monotonic() + patience
+    async with store_at(task.address) as store:
+        while not await is_done(store, task):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.1)
+    return True
+
+
+async def chaos(
+    on: Stage, attack: Attack, *, workers: int, every: tuple[float, float], patience: float, poster_dies: bool = True
+) -> list[str]:
+    """Have all messages answered while workers are attacked. Return what is wrong."""
+    await on.start_workers(workers)
+    attacks = asyncio.ensure_future(attacking(on, attack, every))
+    try:
+        await leave_messages(on, killed_after=0.5 if poster_dies else None)
+        in_time = await all_done(on.task, patience)
+    finally:
+        attacks.cancel()
+        with suppress(asyncio.CancelledError):
+            await attacks
+    wrong = [] if in_time else [f"something is left to do after {patience:g} seconds"]
+    return wrong + await verdict(on.task)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of the ledger."""
+
+    at: float
+    by: str
+    what: str
+    session_id: str
+    which: str
+
+
+def ledger_of(task: Task) -> list[Line]:
+    path = Path(task.ledger)
+    if not path.exists():
+        return []
+    parts = [line.split() for line in path.read_text().splitlines()]
+    return [Line(float(at), *rest) for at, *rest in parts]
+
+
+async def verdict(task: Task) -> list[str]:
+    """Return everything that is wrong with what workers have left behind; nothing, if all is well."""
+    ledger = ledger_of(task)
+    by_session: dict[str, list[Line]] = defaultdict(list)
+    for line in ledger:
+        by_session[line.session_id].append(line)
+    async with store_at(task.address) as store:
+        wrong = [f"a claim is left on {each.session_id}" for each in await store.running()]
+        wrong += [f"something waits in {each.session_id}" for each in await store.waiting(1000, idle_only=False)]
+        wrong += [str(problem) for problem in (await fsck(store)).problems]
+        for name in task.sessions:
+            wrong += await _wrong_in(store, name, task.messages, by_session[name])
+    return wrong
+
+
+async def _wrong_in(store: Any, name: str, messages: int, ledger: Sequence[Line]) -> list[str]:
+    session = await store.load(name)
+    if session is None:
+        return [f"{name} is not there"]
+    said = [message.text for message in session.state.messages if message.role == "user"]
+    answers = [message.text for message in session.state.messages if message.role == "assistant" and message.text]
+    wrong = _compared(name, "asked", said, [f"{name} {number}" for number in range(messages)])
+    wrong += _compared(name, "answered", answers, [f"re {name} {number}" for number in range(messages)])
+    wrong += await _wrong_versions(store, name, messages)
+    wrong += await _wrong_record(store, name, messages)
+    return wrong + _wrong_calls(session, name, messages, ledger)
+
+
+def _compared(name: str, what: str, found: list[str], wanted: list[str]) -> list[str]:
+    counted = Counter(found)
+    wrong = [f"{name}: {each!r} was {what} {counted[each]} times" for each in wanted if counted[each] != 1]
+    wrong += [f"{name}: {each!r} was {what}, and never sent" for each in counted if each not in wanted]
+    return wrong or ([] if found == wanted else [f"{name}: {what} out of order: {found}"])
+
+
+async def _wrong_versions(store: Any, name: str, messages: int) -> list[str]:
+    """Each message makes one version, and the opening made the first."""
+    found = [head.info.version for head in await store.versions(name, limit=messages * 4 + 10)]
+    wanted = list(range(messages + 1, 0, -1))
+    return [] if found == wanted else [f"{name}: its versions are {found}, not {wanted}"]
+
+
+async def _wrong_record(store: Any, name: str, messages: int) -> list[str]:
+    """Each message has one run on record, which has ended, and whose events come one after the other."""
+    loops = (await SessionRuntime(store).record(name)).loops
+    wrong = [f"{name}: run {loop.loop_id} is {loop.status}" for loop in loops if loop.status != LoopStatus.COMPLETED]
+    wrong += [] if len(loops) == messages else [f"{name}: {len(loops)} runs for {messages} messages"]
+    for loop in loops:
+        numbers = [int(entry.body["seq"]) for entry in await store.read(name, run=loop.loop_id) if "seq" in entry.body]
+        if any(later <= sooner for sooner, later in itertools.pairwise(numbers)):
+            wrong.append(f"{name}: two have written the record of run {loop.loop_id}: {numbers}")
+    return wrong
+
+
+def _wrong_calls(session: Any, name: str, messages: int, ledger: Sequence[Line]) -> list[str]:
+    """Each call was made at most once, exactly once if it has come to a result, and in order."""
+    wanted = [f"{name}/{number}/{step}" for number in range(messages) for step in range(CHARGES)]
+    calls = [call for message in session.state.messages for call in message.tool_calls]
+    by_id = {result.call_id: result for message in session.state.messages for result in message.tool_results}
+    results = {str(call.arguments["which"]): by_id[call.id] for call in calls if call.id in by_id}
+    begun = [line.which for line in ledger if line.what == "begin"]
+    ended = [line.which for line in ledger if line.what == "end"]
+    wrong = [f"{name}: call {each} has no result" for each in wanted if each not in results]
+    wrong += [f"{name}: call {each} was made {begun.count(each)} times" for each in wanted if begun.count(each) > 1]
+    wrong += [
+        f"{name}: call {each} has come to a result, and was not made"
+        for each in wanted
+        if each in results and not results[each].is_error and (begun.count(each), ended.count(each)) != (1, 1)
+    ]
+    # One that was stopped on its way to a call may make it late: by then its outcome was told to be unknown.
+    sure = [each for each in begun if each in results and not results[each].is_error]
+    in_order = [each for each in wanted if each in sure]
+    return wrong if wrong or sure == in_order else [f"{name}: calls were made out of order: {begun}"]
+
+
+def take_overs(on: Stage) -> list[float]:
+    """Return for each run that was under way in a process when it was harmed how long it took until it was continued.
+
+    That is when a run begins in that session next, in another process. A run that its own process ends, woken again,
+    has waited for as long as that took.
+    """
+    ledger, found = [line for line in ledger_of(on.task) if line.what in ("start", "over")], []
+    for harm in on.harms:
+        under_way = {line.session_id: line.what for line in ledger if line.by == harm.name and line.at <= harm.at}
+        later = [line for line in ledger if line.at > harm.at and under_way.get(line.session_id) == "start"]
+        first = {line.session_id: line.at for line in reversed(later)}
+        found += [at - harm.at for at in first.values()]
+    return sorted(found)
+
+
+def told(found: Sequence[float]) -> str:
+    """Return how long take-overs took, for people."""
+    if not found:
+        return "no take-over"
+    median, late = found[len(found) // 2], found[min(len(found) - 1, int(len(found) * 0.95))]
+    return f"{len(found)} take-overs: median {median:.1f} s, p95 {late:.1f} s, most {found[-1]:.1f} s"

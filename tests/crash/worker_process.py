@@ -1,0 +1,147 @@
+"""Processes that the tests of workers attack: workers, and one who leaves messages with sessions.
+
+Run as `python worker_process.py ROLE TASK`, where the task is JSON. A worker's agents call a tool with a side effect
+twice for each message. The side effect, and the start and end of each run, are kept in a ledger: a file that every
+process appends a line to, which is on disk before anything else happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+import msgspec
+from tests.crash.addresses import store_at
+
+from perdure import AgentDefinition, AgentEnd, AgentStart, EventBus, ModelRequest, ToolCall, ToolContext, tool
+from perdure.sessions.connect import connect
+from perdure.testing import Delay, ScriptedDriver
+from perdure.workers import InboxDispatcher, Worker
+
+AGENT = AgentDefinition("worker", tools=("charge",))
+CHARGES = 2
+"""How often the tool is called for a message."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told to do."""
+
+    address: str
+    ledger: str
+    name: str = "w"
+    """How the process is called in the ledger."""
+    sessions: list[str] = []
+    messages: int = 0
+    pause: float = 0.0
+    """Seconds between two messages that are left."""
+    thinks: float = 0.15
+    """Seconds that the model takes for a step."""
+    works: float = 0.05
+    """Seconds that the tool takes."""
+    dispatcher: str = "inbox"
+    breaks: list[str] = []
+    """What is broken in this process, on purpose: functions of `worker_breaks`."""
+    options: dict[str, Any] = {}
+    """The options of the worker."""
+
+
+class Ledger:
+    """Lines of what was done, by whom and when."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._name = name
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, what: str, session_id: str | None, which: str = "-") -> None:
+        line = f"{time.time():.6f} {self._name} {what} {session_id} {which}\n"
+        os.write(self._handle, line.encode())
+        os.fsync(self._handle)
+
+
+def charging(ledger: Ledger, works: float) -> Any:
+    """A tool that must not be repeated."""
+
+    @tool
+    async def charge(which: str, context: ToolContext) -> str:
+        """Take money."""
+        ledger.write("begin", context.session_id, which)
+        await asyncio.sleep(works)
+        ledger.write("end", context.session_id, which)
+        return f"charged {which}"
+
+    return charge
+
+
+def reply(request: ModelRequest, thinks: float) -> Delay:
+    """Call the tool for what was asked last, as often as it is to be called, then answer."""
+    asked = next(message.text for message in reversed(request.messages) if message.role == "user")
+    name = asked.replace(" ", "/")
+    if request.step < CHARGES:
+        which = f"{name}/{request.step}"
+        return Delay(thinks, ToolCall("charge", {"which": which}, id=which))
+    return Delay(thinks, f"re {asked}")
+
+
+def sessions_of(task: Task, ledger: Ledger) -> Any:
+    """Connect to the store of a task, with an agent whose runs are noted in the ledger."""
+    events = EventBus()
+    events.subscribe(AgentStart, lambda event: ledger.write("start", event.session_id, event.loop_id))
+    events.subscribe(AgentEnd, lambda event: ledger.write("over", event.session_id, event.loop_id))
+    driver = ScriptedDriver(lambda request: reply(request, task.thinks))
+    tools = [charging(ledger, task.works)]
+    return connect(store_at(task.address), driver=driver, tools=tools, events=events)
+
+
+def dispatcher_of(name: str, store: Any) -> Any:
+    """Return the dispatcher that a test has asked for."""
+    if name == "inbox":
+        return InboxDispatcher(store)
+    return import_module(f"perdure.workers.{name}").ProcrastinateDispatcher(store)
+
+
+async def work(task: Task) -> None:
+    """Work until SIGTERM."""
+    async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
+        dispatcher = dispatcher_of(task.dispatcher, sessions.store)
+        async with Worker(sessions, dispatcher=dispatcher, **task.options) as worker:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+            print("ready", flush=True)
+            await worker.run()
+
+
+async def post(task: Task) -> None:
+    """Leave messages with sessions, which are opened first, under keys: one who is killed can begin again."""
+    async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
+        print("ready", flush=True)
+        for name in task.sessions:
+            await sessions.open(name, AGENT)
+        for number in range(task.messages):
+            for name in task.sessions:
+                await sessions.enqueue(name, f"{name} {number}", key=f"{name}-{number}")
+                await asyncio.sleep(task.pause)
+
+
+async def send(task: Task) -> None:
+    """Send a message to a session, as a web process does, and wait for the answer."""
+    async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
+        print("ready", flush=True)
+        for name in task.sessions:
+            await (await sessions.open(name, AGENT)).send(f"{name} 0")
+
+
+def main(role: str, told: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format=f"{role} %(asctime)s %(name)s %(message)s")
+    task = msgspec.json.decode(told, type=Task)
+    for name in task.breaks:
+        getattr(import_module("tests.crash.worker_breaks"), name)()
+    asyncio.run({"work": work, "post": post, "send": send}[role](task))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
