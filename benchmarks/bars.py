@@ -109,6 +109,47 @@ BARS = (
         at_least=True,
     ),
     Bar("postgres.100k", "PostgreSQL: save of a turn at 100,000 messages", "the same at none", 1.33),
+    # Workers, in processes of their own. On PostgreSQL procrastinate hands out the runs.
+    *(
+        bar
+        for key, store, start in (("", "", 250), ("postgres_", "PostgreSQL: ", 50))
+        for bar in (
+            Bar(f"workers.{key}two", f"{store}runs a second of two workers", "of one", 1.6, at_least=True),
+            Bar(f"workers.{key}dispatch", f"{store}a run by `enqueue` and a worker", "less `send`", 5, unit="ms"),
+            Bar(f"workers.{key}enqueue", f"{store}processor time of `enqueue`", "a bare `post`", 6),
+            Bar(f"workers.{key}start", f"{store}median from `enqueue` to the model's call", "", start, unit="ms"),
+            Bar(f"workers.{key}timers", f"{store}p99 of how late 1,000 timers ring within 10 s", "", 1, unit="s"),
+            Bar(f"workers.{key}idle", f"{store}a worker that has nothing to do", "", 1, unit="% of a core"),
+            Bar(
+                f"workers.{key}sweep",
+                f"{store}processor time of a look for killed runs while 5,000 run",
+                "",
+                50,
+                unit="ms",
+            ),
+            Bar(f"workers.{key}fetch", f"{store}a look at what waits in 100,000 sessions", "in 100", 1.5),
+        )
+    ),
+    Bar("workers.files_idle", "files: a worker that has nothing to do", "", 1, unit="% of a core"),
+    Bar("workers.postgres_jobs", "PostgreSQL: a fetch of one of 100,000 jobs", "of 100", 1.5),
+    Bar(
+        "workers.postgres_commits",
+        "PostgreSQL: transactions of a run, from `enqueue` to its answer",
+        "",
+        30,
+        unit="transactions",
+    ),
+    Bar(
+        "workers.postgres_crowd",
+        "PostgreSQL: messages posted a second, 64 at once, with a job each",
+        "the same without jobs",
+        0.4,
+        at_least=True,
+    ),
+    Bar("workers.postgres_dead", "PostgreSQL: dead rows that such a run leaves to vacuum", "", 20, unit="rows"),
+    Bar("workers.postgres_bytes", "PostgreSQL: bytes on disk of such a run", "", 8_000, unit="bytes"),
+    Bar("workers.postgres_wal", "PostgreSQL: write-ahead log of such a run", "", 24_000, unit="bytes"),
+    Bar("workers.postgres_server", "PostgreSQL: the server's processor time of such a run", "", 10, unit="ms"),
     # How long an event loop stands still at most, with a session of 100,000 messages.
     *(
         Bar(

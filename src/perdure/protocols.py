@@ -1082,6 +1082,18 @@ class Running(msgspec.Struct, frozen=True):
     """Whether its lease has run out, or its holder was a process of this machine that has ended."""
 
 
+PARKED = "parked"
+"""The tag of sessions that are parked, and the kind of the entry on record that says why."""
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """Why a session is parked, and since when."""
+
+    reason: str
+    tries: int
+    at: str
+
+
 class Timer(msgspec.Struct, frozen=True):
     """An item that goes into a session's inbox at a time. One that repeats has a schedule."""
 
@@ -1113,6 +1125,8 @@ class Timer(msgspec.Struct, frozen=True):
 
 _FARTHEST = 10**12
 _MOST_PRIORITY = 2**31 - 1
+RECOVERY = _MOST_PRIORITY
+"""The priority of sessions whose runs were killed: they do not wait behind messages that have just come."""
 
 
 def check_priority(priority: object) -> None:
@@ -1136,6 +1150,17 @@ class Queue(Protocol):
         """Return active sessions with items in their inboxes, the most urgent first, then the longest waiting.
 
         Those on which a claim stands are left out, unless `idle_only` is False. One whose claim has lapsed is there.
+        """
+        ...
+
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
+
+        Those of equal priority come owner by owner: the longest waiting of each, then the second of each. It begins
+        with the owner whose name is next behind `after`; sessions without an owner count as those of one. Sessions in
+        `skip` and those of owners in `not_of` are left out. It costs what it returns, however many wait.
         """
         ...
 
@@ -1196,7 +1221,9 @@ class Outcome(StrEnum):
     WAITS = "waits"
     """For a person: who decides, or opens it again, has it looked at again."""
     BUSY = "busy"
-    """Another process is running it, or its owner has as many runs as may be: look again soon."""
+    """Another process is running it: look again soon."""
+    OWNER_BUSY = "owner_busy"
+    """Its owner has as many runs as may be: look again soon, at one session of that owner."""
     FAILED = "failed"
     """It could not be run here: look again later."""
     PARKED = "parked"
@@ -1254,6 +1281,26 @@ class Dispatcher(Protocol):
         After `options.drain` seconds it returns all the same: the caller takes care of what is left.
         """
         ...
+
+
+@runtime_checkable
+class Looks(Protocol):
+    """A dispatcher that finds by itself what waits in the store: to be told that something does is enough."""
+
+    def look(self) -> None:
+        """Look for what waits now."""
+        ...
+
+
+async def tell_of(dispatcher: Dispatcher, session_id: str, *, priority: int, owner: str | None = None) -> None:
+    """Tell a dispatcher that something was put into a session's inbox.
+
+    One that looks by itself keeps the order of what waits: a session that it is made to look at would come first.
+    """
+    if isinstance(dispatcher, Looks):
+        dispatcher.look()
+    else:
+        await dispatcher.wake(session_id, priority=priority, owner=owner)
 
 
 def is_queue(journal: object) -> TypeGuard[Queue]:

@@ -291,6 +291,32 @@ class TestLapsed:
                 await store.save(session, claim=claim)
                 assert await store.lapsed() == []
 
+    async def test_sessions_that_nobody_has_touched_are_not_read_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A look for lapsed claims reads the logs that have changed since the last one, whoever has changed them."""
+        clock = FrozenClock()
+        opened: list[str] = []
+        reading = Folder.reading
+        monkeypatch.setattr(Folder, "reading", lambda self, name: opened.append(name) or reading(self, name))
+        async with FileStore(tmp_path) as store, FileStore(tmp_path) as other:
+            with ids.use(clock=clock):
+                for number in range(5):
+                    await store.create(small("Hi", id=f"s{number}"))
+                assert await store.lapsed() == []
+                opened.clear()
+                assert await store.lapsed() == []
+                assert [name for name in opened if name.endswith(".jsonl")] == []
+                claim, _ = await other.claim("s3", version=1, owner="ann", lease=10.0)
+                assert await store.lapsed() == []
+                clock.advance(11)
+                assert await store.lapsed() == ["s3"]
+                await other.release(claim)
+                assert await store.lapsed() == []
+                opened.clear()
+                assert await store.lapsed() == []
+                assert [name for name in opened if name.endswith(".jsonl")] == []
+
 
 class TestLocks:
     """One writer a session, and nobody waits for ever."""

@@ -49,12 +49,16 @@ class TestSqlite:
         async with SqliteStore(tmp_path / "s.db"):
             pass
         claimed = {**waiting.WAITS, "status": "active", "claim !=": None}
+        turns = waiting.InTurn("", (), ())
         asked = {
             "session_waiting (status=?)": self._waiting(),
             "session_claimed": Select("session", waiting.COLUMNS, claimed),
             "session_waiting_by_owner (owner=?)": Select(
                 "session", ("inbox_end",), {"owner": "ada", **waiting.WAITS}, limit=9
             ),
+            "session_waiting (status=? AND priority<?)": turns.highest(5),
+            "session_in_turn (status=? AND priority=? AND owner>?)": turns.next_owner(5, "ada"),
+            "session_in_turn (status=? AND priority=? AND owner=?)": turns.lane(5, "ada", 9),
             "timer_by_due (due<?)": Select("timer", timers.COLUMNS, {"due <=": 5.0}, order="due timer", limit=9),
         }
         for index, select in asked.items():
@@ -205,6 +209,38 @@ class TestPostgres:
             assert "waiting_by_urgency" in plan
             assert "Sort" not in plan
             assert [each.session_id for each in await store.waiting(3)] == ["w1", "w2", "w3"]
+
+    async def test_owners_take_turns_by_an_index(self, schema: str) -> None:
+        """From one owner to the next, however many sessions the first has."""
+        async with store_in(schema) as store:
+            await store.create(new_session("Hello", id="it"))
+            turns = postgres_waiting.InTurnHere("", (), ())
+            with connected(schema) as db:
+                db.execute(
+                    "INSERT INTO session"
+                    " (id, log, version, status, agent, owner, created, updated, inbox_end, since, op)"
+                    " SELECT 'w' || n, 0, 1, 'active', 'a', 'ann', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
+                )
+                db.execute("ANALYZE session, waiting")
+                for index, (text, values) in (
+                    ("waiting_by_urgency", turns.highest(5)),
+                    ("waiting_in_turn", turns.next_owner(0, "ann")),
+                    ("waiting_in_turn", turns.lane(0, "ben", 9)),
+                ):
+                    plan = "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}".encode(), values))
+                    assert index in plan
+                    assert "Sort" not in plan
+            for name, owner in (("strange", "b\\e\x00n"), ("nobody", None)):
+                await store.create(new_session("Hello", id=name, owner=owner))
+                await store.post(name, ITEM)
+            found = await store.in_turn(4)
+            assert [(each.session_id, each.owner) for each in found] == [
+                ("w1", "ann"),
+                ("strange", "b\\e\x00n"),
+                ("nobody", None),
+                ("w2", "ann"),
+            ]
+            assert [each.session_id for each in await store.in_turn(1, not_of=["ann", "b\\e\x00n"])] == ["nobody"]
 
     async def test_a_save_stays_on_its_page(self, schema: str) -> None:
         """No index is on what a post or a taken item changes: the session's new row needs no new entries in any."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from perdure.cli.hints import command
-from perdure.cli.options import session_argument, settings_of, store_command, version_option
+from perdure.cli.options import later_option, session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
 from perdure.cli.terminal import counted, line, note, print_json, print_length, say
 
@@ -150,10 +151,11 @@ def reset(ctx: click.Context, session: str, as_json: bool) -> None:
 
 @store_command()
 @session_argument()
-def suspend(ctx: click.Context, session: str) -> None:
+@later_option("--resume", "until", help="Have a worker open it again: in 10min, 2h, 3d, or at a time.")
+def suspend(ctx: click.Context, session: str, until: datetime | None) -> None:
     """Close SESSION to messages until it is resumed."""
-    session_id, _ = on_session(ctx, session, lambda sessions, session_id: sessions.suspend(session_id))
-    say(f"{session_id} is suspended")
+    session_id, _ = on_session(ctx, session, lambda sessions, session_id: sessions.suspend(session_id, until=until))
+    say(f"{session_id} is suspended" + (f" until {until.isoformat(timespec='seconds')}" if until else ""))
 
 
 @store_command()

@@ -67,7 +67,7 @@ NAME_A_MODEL = (
 )
 _AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with a letter or digit."
 _NOT_SET_UP = "ConfigurationError"
-_PARAMETERS = ("block_id", "call_ids", "message_ids", "reason")
+_PARAMETERS = ("block_id", "call_ids", "message_ids", "reason", "session_id")
 """Where the library means a parameter of Python's, which is none of a command's."""
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from perdure.model.execution import PendingCall
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession
 from perdure.model.usage import Usage
-from perdure.protocols import SearchHit, SessionHead
+from perdure.protocols import SearchHit, SessionHead, Timer
 from perdure.sessions.reply import Reply
+
+if TYPE_CHECKING:
+    from perdure.sessions.operating import Backlog
 
 
 def of_info(info: AgentSessionInfo) -> dict[str, Any]:
@@ -112,3 +116,59 @@ def of_hit(hit: SearchHit) -> dict[str, Any]:
         "score": hit.score,
         "created_at": hit.created_at,
     }
+
+
+def of_backlog(found: Backlog) -> dict[str, Any]:
+    return {
+        "waiting": [
+            {
+                "session": each.session_id,
+                "owner": each.owner,
+                "priority": each.priority,
+                "count": each.count,
+                "since": moment_of(each.since),
+            }
+            for each in found.waiting
+        ],
+        "running": [
+            {
+                "session": each.session_id,
+                "owner": each.owner,
+                "holder": each.holder,
+                "since": None if each.since is None else moment_of(each.since),
+                "expires": moment_of(each.expires),
+                "killed": each.lapsed,
+            }
+            for each in found.running
+        ],
+        "delayed": [of_timer(each) for each in found.delayed],
+        "parked": [
+            {
+                "session": each.session_id,
+                "owner": each.owner,
+                "reason": each.why and each.why.reason,
+                "tries": each.why and each.why.tries,
+                "at": each.why and each.why.at,
+                "waiting": each.waiting,
+            }
+            for each in found.parked
+        ],
+    }
+
+
+def of_timer(timer: Timer) -> dict[str, Any]:
+    said = timer.entry.body.get("messages", ()) if timer.entry is not None else ()
+    return {
+        "session": timer.session_id,
+        "name": timer.name,
+        "due": moment_of(timer.due),
+        "priority": timer.priority,
+        "cron": timer.cron,
+        "timezone": timer.timezone,
+        "text": " ".join(Message.from_dict(each).text for each in said) or None,
+    }
+
+
+def moment_of(seconds: float) -> datetime:
+    """Return the time that is so many seconds after the beginning of 1970."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -120,6 +120,28 @@ def since_option(name: str, what: str) -> Callable[[F], F]:
     return click.option("--since", name, callback=_moment, metavar="TIME", help=help_)
 
 
+def _moment_to_come(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    from perdure.cli.durations import moment_to_come
+
+    return moment_to_come(ctx, param, value)
+
+
+def later_option(*names: str, help: str) -> Callable[[F], F]:
+    """Return an option for a time to come, as a person says it."""
+    return click.option(*names, callback=_moment_to_come, metavar="TIME", help=help)
+
+
+def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    from perdure.cli.durations import span
+
+    return span(ctx, param, value)
+
+
+def span_option(name: str, *, default: str, help: str) -> Callable[[F], F]:
+    """Return an option for how long something may take, as a person says it."""
+    return click.option(name, callback=_span, default=default, show_default=True, metavar="SPAN", help=help)
+
+
 def older_option(name: str) -> Callable[[F], F]:
     """Sessions that have rested for long, as a person says it."""
     help_ = "Only sessions that were not changed for so long, or since: 12h, 30d, or a date."

@@ -50,11 +50,17 @@ def on_sessions(
 
 
 def opened(
-    ctx: click.Context, *, must_exist: bool = False, begins: bool = False, filters: Iterable[str] = ()
+    ctx: click.Context,
+    *,
+    must_exist: bool = False,
+    begins: bool = False,
+    filters: Iterable[str] = (),
+    serves: bool = False,
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
-    `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
+    `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
+    is for a command that runs many sessions at once.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -77,7 +83,7 @@ def opened(
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
-    store = store_of(url, commit_in_loop=True)  # a command has nothing else to do while the disk is waited for
+    store = store_of(url, commit_in_loop=not serves)  # most have nothing else to do while the disk is waited for
     return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf, filters=filters)
 
 

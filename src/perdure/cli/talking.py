@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,9 +13,9 @@ from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_make_contex
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, subagents_of
 from perdure.cli.json_forms import of_reply
-from perdure.cli.options import session_argument, store_command
+from perdure.cli.options import later_option, session_argument, settings_of, store_command
 from perdure.cli.session_ids import named, named_with_words, on_session
-from perdure.cli.setup import begun, continued, on_sessions, use_model_in_run
+from perdure.cli.setup import begun, continued, on_sessions, use_model, use_model_in_run
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from perdure.model.execution import PendingCall
     from perdure.model.message import Media
     from perdure.sessions.chat import Chat
+    from perdure.sessions.queueing import Queued
     from perdure.sessions.reply import Reply
     from perdure.sessions.sessions import Sessions
 
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="An image or a file that goes with the message: a path or an https:// address; may be repeated.",
 )
+@click.option("--no-wait", is_flag=True, help="Leave the message for a worker to send, and print its key.")
+@later_option("--later", help="The same, but at a time: in 10min, 2h, 3d, or at a time such as 2026-01-31T18:00.")
+@click.option("--priority", type=int, default=0, metavar="N", show_default=True, help="How urgent it is.")
 def send(
     ctx: click.Context,
     words: tuple[str, ...],
@@ -55,12 +60,22 @@ def send(
     key: str | None,
     when_busy: Any,
     files: tuple[str, ...],
+    no_wait: bool,
+    later: datetime | None,
+    priority: int,
     as_json: bool,
 ) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
     target, text = _addressed(words, new)
     text = _said(text)
     parts = [_attached(each) for each in files]
+    if no_wait or later is not None:
+        if when_busy == "steer":
+            raise click.UsageError("What is left for a worker waits for its turn. Leave --when-busy out.")
+        _leave(ctx, target, new, (text, *parts), key=key, at=later, priority=priority, as_json=as_json)
+        return
+    if priority:
+        raise click.UsageError("--priority is for what is left for a worker. Add --no-wait, or --later.")
 
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
@@ -75,6 +90,28 @@ def send(
         _tell_of_left(reply, when_busy)
     else:
         _answer(ctx, reply, as_json, has_shown=streams)
+
+
+def _leave(
+    ctx: click.Context, target: str | None, new: bool, message: Sequence[Any], *, as_json: bool, **options: Any
+) -> None:
+    """Leave a message for a worker to send, and print the key that its answer is found by."""
+
+    async def work(sessions: Sessions) -> Queued:
+        chat = await _opened_chat(ctx, sessions, target, new)
+        if not new and settings_of(ctx).model is not None:
+            await use_model(ctx, sessions, chat.id)  # whoever sends the message knows nothing of --model
+        return await chat.enqueue(*message, **options)
+
+    left = on_sessions(ctx, work, must_exist=not new, begins=new)
+    if as_json:
+        print_json({"session": left.session_id, "key": left.key, "at": left.at})
+        return
+    say(left.key)
+    when = "A worker sends it" if left.at is None else f"A worker sends it at {left.at.isoformat(timespec='seconds')}"
+    note(f"{when}. To see what waits: {command('queue')}")
+    if left.at is not None:
+        note(f"To take it back: {command('queue', 'drop', left.session_id, left.key)}")
 
 
 def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:

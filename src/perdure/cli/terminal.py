@@ -37,6 +37,8 @@ _STATUS_STYLES = {
     "rejected": "yellow",
     "failed": "red",
     "killed": "red",
+    "parked": "red",
+    "delayed": "dim",
     "deleted": "dim",
 }
 
@@ -111,10 +113,15 @@ def note(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on a line of its own. What could steer a terminal is escaped, as JSON allows."""
+    """Print one JSON document on a line of its own."""
+    click.echo(json_line(value))
+
+
+def json_line(value: Any) -> str:
+    """Return a JSON document on one line. What could steer a terminal is escaped, as JSON allows."""
     ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
     text = written(value, ensure_ascii=ascii_only)
-    click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text)
 
 
 def written(value: Any, *, ensure_ascii: bool = False) -> str:

@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect_text, expect_wait
 from perdure.model.ids import SessionId, new_id, now
 from perdure.paging import all_infos
-from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority
+from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
 from perdure.sessions.reply import Reply
 from perdure.sessions.talking import SendOptions, Talking
@@ -94,8 +94,11 @@ class Queueing(Talking):
         key = options.get("key") or new_id()
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         found = (await self.info(session_id)).id
-        item = await self._posted_before(found, action) if options.get("key") else None
-        if item is None and not await self._has_answer_to(found, action):
+        item, is_answered = None, False
+        if options.get("key"):  # another may have left it
+            item = await self._posted_before(found, action)
+            is_answered = item is None and await self._has_answer_to(found, action)
+        if item is None and not is_answered:
             if due is not None:
                 await self._set_timer(found, action, due, priority)
             else:
@@ -118,7 +121,7 @@ class Queueing(Talking):
         limits = {"priority": priority, "most": MOST_WAITING, "most_of_owner": MOST_OF_OWNER}
         item = await Inbox(self._journal(), session_id).post(QUEUE, action.item(), **limits)
         if self._connection.dispatcher is not None:
-            await self._connection.dispatcher.wake(session_id, priority=priority, owner=self.owner)
+            await tell_of(self._connection.dispatcher, session_id, priority=priority, owner=self.owner)
         return item
 
     async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:

@@ -173,6 +173,11 @@ def waiting(limit: int, idle_only: bool) -> None:
     expect(idle_only, bool, "$.idle_only")
 
 
+def in_turn(limit: int, after: str | None) -> None:
+    expect_count(limit, "$.limit", least=1)
+    check_owner(after)
+
+
 def set_timer(timer: Timer, is_replaced: bool) -> None:
     SessionId(expect(timer, Timer, "$.timer").session_id)
     expect(is_replaced, bool, "$.replace")

@@ -94,6 +94,14 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    def stamp(self, name: str) -> tuple[int, int, int] | None:
+        """Return what differs once a file has been appended to or replaced; None if there is none of that name."""
+        try:
+            found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
     @contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
         """A handle on a file, or None if there is none of that name. UnreadableFile if the file is what refuses it."""

@@ -566,6 +566,14 @@ class Store:
         checked.waiting(limit, idle_only)
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
 
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        from perdure.stores.jobs import waiting
+
+        checked.in_turn(limit, after)
+        return await self._engine.run(partial(waiting.in_turn, limit, after or "", frozenset(skip), frozenset(not_of)))
+
     async def has_waiting(self, session_id: str) -> bool:
         from perdure.stores.jobs import waiting
 

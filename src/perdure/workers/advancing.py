@@ -11,9 +11,10 @@ from perdure.actions.inbox import Inbox, SendPosted
 from perdure.actions.parking import ParkSession, deaths
 from perdure.actions.resume import ResumeExecution
 from perdure.actions.send import posted_message
-from perdure.aio import finished
+from perdure.aio import finish_despite_cancel, finished
 from perdure.errors import (
     ConfigurationError,
+    OwnerBusy,
     RunInterrupted,
     SessionBusy,
     SessionConflict,
@@ -40,9 +41,26 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
     It may be called at any time, from anywhere, and twice at once: the claim on the session lets one through, and the
     other is told that it is `busy`. So a step of a workflow engine can call it, and call it again after a failure.
     `tries` is how often a run may die with its process until the session is parked. What fails for another reason than
-    the run itself, such as a store that cannot be reached, is raised.
+    the run itself, such as a store that cannot be reached, is raised. If it is cancelled, the run is handed over: it
+    is not ended, and whoever calls this next continues it at once.
     """
-    return await Advancing(sessions.runtime, sessions.loops, tries=tries)(SessionId(session_id))
+    runtime = sessions.runtime.beside(sessions.runtime.terms)  # to hand this run over, and no others
+    advancing = Advancing(runtime, sessions.loops, tries=tries)
+    sessions._connection.alone.add(runtime)
+    work = asyncio.ensure_future(advancing(SessionId(session_id)))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        advancing.is_over = True
+        await finish_despite_cancel(_hand_over(runtime, work))
+        raise
+    finally:
+        sessions._connection.alone.discard(runtime)
+
+
+async def _hand_over(runtime: SessionRuntime, work: asyncio.Future[Outcome]) -> None:
+    await runtime.close(0.0)
+    await asyncio.gather(work, return_exceptions=True)  # whoever cancelled it does not want to know
 
 
 def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
@@ -97,6 +115,8 @@ class Advancing:
             if self._runtime.is_closing or error.session_id == session_id:
                 return Outcome.BUSY  # it is handed over, or was killed just now: whoever looks next continues it
             raise
+        except OwnerBusy:
+            return Outcome.OWNER_BUSY
         except SessionBusy:
             return Outcome.BUSY
         return outcome
@@ -109,8 +129,8 @@ class Advancing:
             return await self._recovered(session_id)
         inbox = Inbox(self._journal, session_id)
         try:
-            if await inbox.first_waiting() is not None:
-                return await self._sent(session_id, inbox)
+            if (outcome := await self._sent(session_id, inbox)) is not None:
+                return outcome
             return await self._last_look(session_id, inbox)
         except SessionConflict:
             return None  # somebody has changed it since it was loaded
@@ -129,12 +149,17 @@ class Advancing:
         """Look once more, under the lock that a post takes: a message that was on its way is there by then."""
         if not await self._queue.has_waiting(session_id):
             return Outcome.DONE
-        left = await inbox.items()
-        if left and await inbox.first_waiting() is None:
-            # Wishes to cancel a run that has ended, and steering that was delivered.
-            session = await self._runtime.get_session(session_id)
-            await inbox.take(session, left[-1].seq, terms=self._runtime.terms)
+        if await inbox.first_waiting() is None:
+            await self._take_remains(session_id, inbox)
         return None
+
+    async def _take_remains(self, session_id: SessionId, inbox: Inbox) -> None:
+        """Take wishes to cancel a run that has ended, and steering that was delivered."""
+        remains = await inbox.items()
+        # Once more, after they are read: a message that was posted meanwhile may be among them.
+        if remains and await inbox.first_waiting() is None:
+            session = await self._runtime.get_session(session_id)
+            await inbox.take(session, remains[-1].seq, terms=self._runtime.terms)
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
         """Continue the run that was killed: apart, if it may be what has killed its process; not for ever."""

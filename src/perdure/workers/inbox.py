@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
 from perdure.errors import PerdureError
 from perdure.model.ids import SessionId
-from perdure.protocols import Advance, Outcome, Queue, WorkerOptions
+from perdure.protocols import Advance, Outcome, Queue, Waiting, WorkerOptions
 
 _log = logging.getLogger("perdure.workers")
 LOOK_EVERY = 0.2
@@ -19,7 +21,7 @@ _FAILED_AGAIN = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 
 
 class InboxDispatcher:
-    """Hands out the sessions in whose inboxes something waits, the most urgent first.
+    """Hands out the sessions in whose inboxes something waits: the most urgent first, and of equals owner by owner.
 
     Several processes may look at one store: the claim on a session lets one of them through.
     """
@@ -30,13 +32,21 @@ class InboxDispatcher:
         self._woken: dict[SessionId, int | None] = {}
         """Sessions to be looked at though nothing may wait there, such as those whose runs were killed, by priority."""
         self._news = asyncio.Event()
-        self._resting: dict[SessionId, float] = {}
-        """When a session may be looked at again."""
+        self._resting = _Resting(self._rested)
+        self._owners_resting = _Resting(lambda _: self.look())
+        """Owners who have as many runs as may be: one session of each is tried again later, and not all of them."""
         self._failures: dict[SessionId, int] = {}
         self._running: dict[SessionId, asyncio.Task[None]] = {}
+        self._of_owner: Counter[str | None] = Counter()
+        """How many sessions of an owner are run here."""
+        self._last: str | None = None
+        """The owner whose session was begun last: the next one is another's."""
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
         self._woken[SessionId(session_id)] = priority
+        self._news.set()
+
+    def look(self) -> None:
         self._news.set()
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
@@ -44,72 +54,82 @@ class InboxDispatcher:
         try:
             while not stopped.is_set():
                 self._news.clear()
-                for session_id in await self._next(options, options.concurrency - len(self._running)):
-                    self._begin(session_id, advance)
+                await self._begin_some(advance, options)
                 await self._pause(ending)
             if self._running:
                 await asyncio.wait(self._running.values(), timeout=options.drain)
         finally:
             ending.cancel()
 
-    async def _next(self, options: WorkerOptions, room: int) -> list[SessionId]:
-        """Return the sessions to begin with now."""
-        if room <= 0:
-            return []
+    async def _begin_some(self, advance: Advance, options: WorkerOptions) -> None:
+        """Begin as many sessions as there is room for."""
         self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
-        woken = [each for each in self._woken if self._may_begin(each)][:room]
-        found = dict.fromkeys(woken)
-        if len(found) < room:
-            # As many more as cannot be begun now.
-            limit = room + len(self._running) + len(self._resting) + len(found)
-            try:
-                waiting = await self._queue.waiting(limit)
-            except PerdureError as error:  # the store may answer again
-                _log.warning("the inboxes could not be looked into: %s", error)
-                waiting = []
-            urgent = (each.session_id for each in waiting if options.takes(each.priority))
-            found |= dict.fromkeys(each for each in urgent if self._may_begin(each))
-        chosen = list(found)[:room]
-        for session_id in chosen:
-            self._woken.pop(session_id, None)
-        return chosen
+        for session_id in [each for each in self._woken if self._may_begin(each)]:
+            if len(self._running) < options.concurrency:
+                self._begin(session_id, None, advance)
+        while len(self._running) < options.concurrency:
+            begun = False
+            for each in await self._in_turn(options):
+                # Owners who have their share by now are left out of what is found next.
+                if self._has_room(each.owner, options) and self._may_begin(each.session_id):
+                    self._begin(each.session_id, each.owner, advance)
+                    self._last, begun = each.owner, True
+            if not begun:
+                return
+
+    async def _in_turn(self, options: WorkerOptions) -> list[Waiting]:
+        """Return the sessions to begin with next."""
+        full = {owner for owner in self._of_owner if owner is not None and not self._has_room(owner, options)}
+        try:
+            found = await self._queue.in_turn(
+                options.concurrency - len(self._running),
+                after=self._last,
+                skip={*self._running, *self._resting.names},
+                not_of=self._owners_resting.names | full,
+            )
+        except PerdureError as error:  # the store may answer again
+            _log.warning("the inboxes could not be looked into: %s", error)
+            return []
+        return [each for each in found if options.takes(each.priority)]
+
+    def _has_room(self, owner: str | None, options: WorkerOptions) -> bool:
+        if owner is None or options.per_owner is None:
+            return True
+        return self._of_owner[owner] < options.per_owner and owner not in self._owners_resting.names
 
     def _may_begin(self, session_id: SessionId) -> bool:
-        if session_id in self._running:
-            return False
-        again = self._resting.get(session_id)
-        if again is not None and again > asyncio.get_running_loop().time():
-            return False
-        self._resting.pop(session_id, None)
-        return True
+        return session_id not in self._running and session_id not in self._resting.names
 
-    def _begin(self, session_id: SessionId, advance: Advance) -> None:
-        task = asyncio.ensure_future(self._advanced(session_id, advance))
+    def _begin(self, session_id: SessionId, owner: str | None, advance: Advance) -> None:
+        self._woken.pop(session_id, None)
+        task = asyncio.ensure_future(self._advanced(session_id, owner, advance))
         self._running[session_id] = task
-        task.add_done_callback(lambda _: self._ended(session_id))
+        self._of_owner[owner] += 1
+        task.add_done_callback(lambda _: self._ended(session_id, owner))
 
-    def _ended(self, session_id: SessionId) -> None:
+    def _ended(self, session_id: SessionId, owner: str | None) -> None:
         del self._running[session_id]
+        self._of_owner[owner] -= 1
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
         self._news.set()
 
-    async def _advanced(self, session_id: SessionId, advance: Advance) -> None:
+    async def _advanced(self, session_id: SessionId, owner: str | None, advance: Advance) -> None:
         outcome = await advance(session_id)
         if outcome is Outcome.FAILED:
             count = self._failures[session_id] = self._failures.get(session_id, -1) + 1
-            self._rest(session_id, _FAILED_AGAIN[min(count, len(_FAILED_AGAIN) - 1)])
+            self._resting.begin(session_id, _FAILED_AGAIN[min(count, len(_FAILED_AGAIN) - 1)])
             return
         self._failures.pop(session_id, None)
-        if outcome is Outcome.BUSY:
-            self._rest(session_id, _BUSY_AGAIN)
+        if outcome is Outcome.OWNER_BUSY and owner is not None:
+            self._owners_resting.begin(owner, _BUSY_AGAIN)
+        elif outcome in (Outcome.BUSY, Outcome.OWNER_BUSY):
+            self._resting.begin(session_id, _BUSY_AGAIN)
+        elif owner is not None:  # it has a seat to give
+            self._owners_resting.end(owner)
 
-    def _rest(self, session_id: SessionId, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._resting[session_id] = loop.time() + seconds
-        loop.call_later(seconds, self._rested, session_id)
-
-    def _rested(self, session_id: SessionId) -> None:
-        self._resting.pop(session_id, None)
-        self._woken[session_id] = None  # it was urgent enough before
+    def _rested(self, name: str) -> None:
+        self._woken[SessionId(name)] = None  # it was urgent enough before
         self._news.set()
 
     async def _pause(self, ending: asyncio.Task[Any]) -> None:
@@ -121,3 +141,28 @@ class InboxDispatcher:
             news.cancel()
             with suppress(asyncio.CancelledError):
                 await news
+
+
+class _Resting:
+    """What is not to be looked at for a while."""
+
+    def __init__(self, rested: Callable[[str], None]) -> None:
+        self._rested = rested
+        self._ends: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def names(self) -> Set[str]:
+        return self._ends.keys()
+
+    def begin(self, name: str, seconds: float) -> None:
+        self.end(name)
+        self._ends[name] = asyncio.get_running_loop().call_later(seconds, self._over, name)
+
+    def end(self, name: str) -> None:
+        handle = self._ends.pop(name, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _over(self, name: str) -> None:
+        del self._ends[name]
+        self._rested(name)

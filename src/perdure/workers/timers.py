@@ -12,12 +12,11 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from perdure.actions.inbox import Execute
-from perdure.actions.parking import PARKED
 from perdure.actions.waiting import is_waiting
 from perdure.errors import SessionNotFound
 from perdure.model.ids import new_id, now
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer
+from perdure.protocols import PARKED, ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer, tell_of
 from perdure.sessions.timing import UNTIL, next_time
 
 _AT_ONCE = 100
@@ -48,7 +47,7 @@ class Bell:
         """Ring timers of one session, in the order in which they are due."""
         for timer in timers:
             if await self._rung(timer):
-                await self._dispatcher.wake(timer.session_id, priority=timer.priority)
+                await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
 
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again

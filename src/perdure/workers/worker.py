@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.model.ids import SessionId
-from perdure.protocols import Dispatcher, Outcome, Terms, WorkerOptions
+from perdure.protocols import RECOVERY, Dispatcher, Outcome, Terms, WorkerOptions
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
 from perdure.workers.choosing import dispatcher_of
+from perdure.workers.inbox import InboxDispatcher
 from perdure.workers.timers import Bell
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        self.dispatcher = dispatcher or dispatcher_of(queue)
+        # By an engine's jobs a worker cannot choose those that are urgent; from the inboxes it can, beside others.
+        is_choosy = self.options.least_priority is not None
+        self.dispatcher = dispatcher or (InboxDispatcher(queue) if is_choosy else dispatcher_of(queue))
         self._runtime = self._own_runtime()
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
@@ -147,7 +150,10 @@ class Worker:
         if told not in self._told:
             self._told.add(told)
             trace = None if isinstance(error, PerdureError) else error
-            _log.error("session %s could not be run here: %s", session_id, error, exc_info=trace)
+            facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
+            _log.error(
+                "session %s could not be run here: %s", session_id, error, exc_info=trace, extra={"facts": facts}
+            )
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something now and then, not in step with other workers. A store that fails may recover."""
@@ -164,4 +170,4 @@ class Worker:
     async def _sweep(self) -> None:
         """Have sessions looked at whose runs have died, wherever that was."""
         for session_id in await self._journal.lapsed():
-            await self.dispatcher.wake(session_id)
+            await self.dispatcher.wake(session_id, priority=RECOVERY)

@@ -39,6 +39,8 @@ class Directory:
         self.lock_timeout = lock_timeout
         self.changing: frozenset[str] = frozenset()
         """The sessions that another process was changing together when this job began."""
+        self.unclaimed: dict[str, tuple[int, int, int]] = {}
+        """How the logs were stamped of sessions that nobody had claimed: those that still are need not be read."""
         with ExitStack() as undo:
             undo.callback(self.folder.close)
             try:

@@ -12,7 +12,7 @@ from perdure.model.session import AgentSessionInfo, SessionInfoList
 from perdure.stores.engine import Where
 from perdure.stores.file.directory import Directory
 from perdure.stores.file.document import Header
-from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.file.log import LogKey, SessionLog, log_file
 from perdure.stores.file.rows import number_of
 from perdure.stores.format.heads import decode_info
 from perdure.stores.format.rows import ListPlace, Order
@@ -63,12 +63,17 @@ def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
     for session_id in directory.ids():
         if not low <= session_id < high or not session_id.endswith(end):
             continue
+        stamp = directory.folder.stamp(log_file(session_id)) if "claim !=" in where else None  # before it is read
+        if stamp is not None and directory.unclaimed.get(session_id) == stamp:
+            continue
         row = {"sid": number_of(session_id), "id": session_id}
         try:
             header, log = _newest(directory, session_id)
         except _UNREAD:
             yield row
             continue
+        if stamp is not None:
+            _note_claim(directory, session_id, stamp, log)
         place = header and _place_of(header)
         if header and place:
             row |= {**info_columns(header.info), "sid": place.number, "version": header.info.version}
@@ -76,6 +81,14 @@ def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
             if log and log.held:
                 row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
             yield row
+
+
+def _note_claim(directory: Directory, session_id: str, stamp: tuple[int, int, int], log: SessionLog | None) -> None:
+    """Keep in mind that a session is not claimed, or forget it."""
+    if log is not None and log.held is None:
+        directory.unclaimed[session_id] = stamp
+    else:
+        directory.unclaimed.pop(session_id, None)
 
 
 def _newest(directory: Directory, session_id: str) -> tuple[Header | None, SessionLog | None]:

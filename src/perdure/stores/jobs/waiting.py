@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Generator, Iterable
+from itertools import chain, zip_longest
+from typing import Any
 
 from perdure.errors import CorruptRecord, OwnerBusy, QueueFull, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.protocols import Waiting
+from perdure.stores.claims import Look
 from perdure.stores.engine import Clock, Job, Lock, Row, Select, Where
 from perdure.stores.jobs.claiming import holder_of, require_absent
 
 COLUMNS = ("id", "owner", "priority", "since", "inbox_end", "taken", "sid")
 WAITS = {"inbox_end > taken": True}
 _ACTIVE: Where = {"status": SessionStatus.ACTIVE.value, **WAITS}
+_FREE: Where = {**_ACTIVE, "claim": None}
 _ORDER = "-priority since sid"
 
 
@@ -21,11 +25,12 @@ def waiting(limit: int, idle_only: bool) -> Job[list[Waiting]]:
     """Return the sessions that wait, the most urgent first, then the longest waiting."""
     if not idle_only:
         return [waiting_of(row) for row in (yield Select("session", COLUMNS, _ACTIVE, order=_ORDER, limit=limit))]
-    free = yield Select("session", COLUMNS, {**_ACTIVE, "claim": None}, order=_ORDER, limit=limit)
+    free = yield Select("session", COLUMNS, _FREE, order=_ORDER, limit=limit)
     # Few have a claim, of which most stand: those that have lapsed are put among the others.
     claimed = yield Select("session", (*COLUMNS, "claim", "expires"), {**_ACTIVE, "claim !=": None})
     ((time,),) = (yield Clock()) if claimed else [(0.0,)]
-    lapsed = [row[:-2] for row in claimed if row[-1] <= time or holder_of(row[0], row[-2]).is_gone]
+    look = Look()
+    lapsed = [row[:-2] for row in claimed if row[-1] <= time or look.finds_gone(holder_of(row[0], row[-2]))]
     return [waiting_of(row) for row in merged(free, lapsed)[:limit]]
 
 
@@ -41,6 +46,60 @@ def waiting_of(row: Row) -> Waiting:
     if since is None:
         raise CorruptRecord(session_id, "since when it waits", "it is missing")
     return Waiting(SessionId(session_id), owner, priority, since, end - taken)
+
+
+def in_turn(limit: int, after: str, skip: Collection[str], not_of: Collection[str]) -> Job[list[Waiting]]:
+    """Return sessions that wait and that nobody runs, the most urgent first; of equals, owner by owner in turn."""
+    return (yield from InTurn(after, skip, not_of).found(limit))
+
+
+class InTurn:
+    """Finds sessions owner by owner. An engine may ask for the rows in other words."""
+
+    def __init__(self, after: str, skip: Collection[str], not_of: Collection[str]) -> None:
+        self._after = after
+        self._skip = skip
+        self._not_of = not_of
+
+    def highest(self, below: int | None) -> Any:
+        """Return what asks for the highest priority below another."""
+        where = _ACTIVE if below is None else {**_ACTIVE, "priority <": below}
+        return Select("session", ("priority",), where, order="-priority", limit=1)
+
+    def next_owner(self, priority: int, after: str) -> Any:
+        where = {**_ACTIVE, "priority": priority, "owner >": after}
+        return Select("session", ("owner",), where, order="owner", limit=1)
+
+    def lane(self, priority: int, owner: str | None, limit: int) -> Any:
+        """Return what asks for the sessions of an owner, the longest waiting first."""
+        where = {**_FREE, "priority": priority, "owner": owner}
+        return Select("session", COLUMNS, where, order="since sid", limit=limit)
+
+    def found(self, limit: int) -> Generator[Any, list[Row], list[Waiting]]:
+        found: list[Waiting] = []
+        priority: int | None = None
+        while len(found) < limit and (rows := (yield self.highest(priority))):
+            priority = rows[0][0]
+            found += yield from self._of_priority(rows[0][0], limit - len(found))
+        return found
+
+    def _of_priority(self, priority: int, limit: int) -> Generator[Any, list[Row], list[Waiting]]:
+        """Return the first of each owner, then the second of each: of owners behind `after`, of none, of the others."""
+        lanes: list[list[Row]] = []
+        owner: str | None = self._after
+        is_round = False
+        while len(lanes) < limit:
+            # From one owner to the next by an index: one who has ten thousand sessions costs what others cost.
+            rows = yield self.next_owner(priority, owner or "")
+            owner = rows[0][0] if rows else None
+            if is_round and (owner is None or owner > self._after):
+                break
+            is_round = is_round or owner is None
+            if owner not in self._not_of:
+                rows = yield self.lane(priority, owner, limit + len(self._skip))
+                lanes += [usable] if (usable := [row for row in rows if row[0] not in self._skip]) else []
+        in_order = chain.from_iterable(zip_longest(*lanes))
+        return [waiting_of(row) for row in in_order if row is not None][:limit]
 
 
 def has_waiting(session_id: SessionId) -> Job[bool]:
@@ -77,5 +136,6 @@ def require_seat(session_id: str, most: int) -> Job[None]:
     claims = yield Select("session", ("id", "claim", "expires"), {"owner": owner, "claim !=": None})
     ((time,),) = yield Clock()
     others = [(key, claim) for key, claim, expires in claims if key != session_id and expires > time]
-    if sum(not holder_of(key, claim).is_gone for key, claim in others) >= most:
+    look = Look()
+    if sum(not look.finds_gone(holder_of(key, claim)) for key, claim in others) >= most:
         raise OwnerBusy(session_id, owner, most)

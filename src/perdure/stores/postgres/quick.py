@@ -197,6 +197,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     previewing.previews: previews.read,
     heading.heads: headers.read,
     waiting.waiting: waits.waiting,
+    waiting.in_turn: waits.in_turn,
 }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
+
+from msgspec.structs import replace
 
 from perdure.errors import SessionNotFound
 from perdure.protocols import Waiting
+from perdure.stores.claims import Look
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.rates import micros, wait_of
-from perdure.stores.jobs.waiting import merged, waiting_of
-from perdure.stores.postgres.link import Link
+from perdure.stores.jobs.waiting import InTurn, merged, waiting_of
+from perdure.stores.postgres.link import Link, ask
 from perdure.stores.postgres.rows import NOW, given_time, plain, restored
 
 # From `waiting` in its order, as far as the page goes. Each row is looked at in `session`, which is the truth.
@@ -30,6 +34,18 @@ _CLAIMED = f"""
     CROSS JOIN LATERAL (SELECT * FROM session AS of WHERE of.sid = claimed.sid OFFSET 0) AS session
     WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND session.claim IS NOT NULL
 """
+_HIGHEST = "SELECT priority FROM waiting WHERE status = 'active' {below} ORDER BY priority DESC, since, sid LIMIT 1"
+# In the words of an index, which no other can serve: one by owner alone would read all of an owner's.
+_NEXT_OWNER = """
+    SELECT owner FROM waiting WHERE status = 'active' AND priority = %s AND coalesce(owner, '') > %s
+    ORDER BY coalesce(owner, '') LIMIT 1
+"""
+_LANE = f"""
+    {_ROWS} FROM waiting JOIN session ON session.sid = waiting.sid
+    WHERE waiting.status = 'active' AND waiting.priority = %s AND coalesce(waiting.owner, '') = %s
+        AND session.inbox_end > session.taken AND session.claim IS NULL
+    ORDER BY waiting.since, waiting.sid LIMIT {{limit:d}}
+"""
 _MOST = 1_000_000
 # Whoever has posted and not committed holds the row's lock: this waits for that, and reads the row as it is then.
 _LAST_LOOK = "SELECT inbox_end > taken FROM session WHERE id = %s FOR SHARE"
@@ -46,10 +62,35 @@ async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
     free = await link.rows(page(limit, idle_only=idle_only))
     claimed = await link.rows(_CLAIMED, {"at": given_time()}) if idle_only else []
     seen = {row[0] for row in free}  # what was given back between the two is seen by both
+    look = Look()
     lapsed = [
-        row[:-2] for row in claimed if row[0] not in seen and (row[-1] or holder_of(row[0], bytes(row[-2])).is_gone)
+        row[:-2]
+        for row in claimed
+        if row[0] not in seen and (row[-1] or look.finds_gone(holder_of(row[0], bytes(row[-2]))))
     ]
     return [waiting_of(_with_text(row)) for row in merged(free, lapsed)[:limit]]
+
+
+async def in_turn(link: Link, limit: int, after: str, skip: Collection[str], not_of: Collection[str]) -> list[Waiting]:
+    """Do what the job of this name does."""
+    turns = InTurnHere(plain(after), skip, {plain(owner) for owner in not_of})
+    found = await link.read(lambda connection: ask(connection, turns.found(limit)))
+    return [each if each.owner is None else replace(each, owner=restored(each.owner)) for each in found]
+
+
+class InTurnHere(InTurn):
+    """Asks the table of what waits, whose columns have indexes that those of sessions must not have."""
+
+    def highest(self, below: int | None) -> tuple[str, Any]:
+        if below is None:
+            return _HIGHEST.format(below=""), ()
+        return _HIGHEST.format(below="AND priority < %s"), (below,)
+
+    def next_owner(self, priority: int, after: str) -> tuple[str, Any]:
+        return _NEXT_OWNER, (priority, after)
+
+    def lane(self, priority: int, owner: str | None, limit: int) -> tuple[str, Any]:
+        return _LANE.format(limit=min(limit, _MOST)), (priority, owner or "")
 
 
 def page(limit: int, *, idle_only: bool) -> str:

@@ -97,6 +97,47 @@ class Waits(Contract):
             assert await waits(store, limit=2) == ["a", "b"]
 
     @in_store
+    async def test_owners_take_turns(self, store: QueueingStore) -> None:
+        """However many sessions one has, and since when: of equal priority, one of each owner comes before seconds."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            for owner, many in (("ann", 5), ("ben", 1), ("eve", 2), (None, 2)):
+                for number in range(many):
+                    name = f"{owner}-{number}"
+                    await store.create(new_session("Hello", id=name, owner=owner))
+                    await store.post(name, item())
+        names = [each.session_id for each in await store.in_turn(20)]
+        assert names[:4] == ["ann-0", "ben-0", "eve-0", "None-0"]
+        assert names[4:] == ["ann-1", "eve-1", "None-1", "ann-2", "ann-3", "ann-4"]
+        assert await turns(store, 3, after="ann") == ["ben-0", "eve-0", "None-0"]
+        assert await turns(store, 4, after="eve") == ["None-0", "ann-0", "ben-0", "eve-0"]
+        assert await turns(store, 2, after="zoe") == ["None-0", "ann-0"]
+        assert await turns(store, 3, not_of=["ann"]) == ["ben-0", "eve-0", "None-0"]
+        assert await turns(store, 2, skip=["ann-0", "ann-1", "ben-0"]) == ["ann-2", "eve-0"]
+        assert await turns(store, 1, after="ann", skip=["ben-0"], not_of=["eve"]) == ["None-0"]
+
+    @in_store
+    async def test_the_urgent_do_not_wait_for_their_turn(self, store: QueueingStore) -> None:
+        """Between owners, too, what is more urgent comes first; what cannot be run now holds nothing up."""
+        for name, owner, priority in (("a1", "ann", 0), ("a2", "ann", 7), ("a3", "ann", 7), ("b", "ben", 7)):
+            await store.create(new_session("Hello", id=name, owner=owner))
+            await store.post(name, item(), priority=priority)
+        assert await turns(store, 9) == ["a2", "b", "a3", "a1"]
+        assert await turns(store, 9, after="ann") == ["b", "a2", "a3", "a1"]
+        assert await turns(store, 9, skip=["a2", "a3", "b"]) == ["a1"]
+        claim, _ = await store.claim("b", version=1, owner="x")
+        session = await store.load("a3")
+        assert session is not None
+        await store.save(session.with_status(SessionStatus.SUSPENDED))
+        assert await turns(store, 9) == ["a2", "a1"]
+        await store.release(claim)
+        assert await turns(store, 9, not_of=["ann"]) == ["b"]
+        wrong: tuple[dict[str, Any], ...] = ({"limit": 0}, {"limit": 1, "after": ""}, {"limit": 1, "after": 3})
+        for given in wrong:
+            with refused(InvalidData):
+                await store.in_turn(**given)
+
+    @in_store
     async def test_a_session_that_is_not_active_does_not_wait(self, store: QueueingStore) -> None:
         """Its items stay, and are there when it is active again."""
         session = await store.create(new_session("Hello", id="it"))
@@ -333,6 +374,11 @@ class Runners(Contract):
             ]
             assert await waits(store) == ["a"]
             await store.claim("b", version=1, owner="me", per_owner=1)
+
+
+async def turns(store: Any, limit: int, **options: Any) -> list[str]:
+    """The ids of the sessions whose turn it is, in order."""
+    return [each.session_id for each in await store.in_turn(limit, **options)]
 
 
 async def waits(store: Any, **options: Any) -> list[str]:

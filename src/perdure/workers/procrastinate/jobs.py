@@ -66,7 +66,7 @@ class Jobs(JobManager):
         match outcome:
             case None:
                 await self.give_back(job_id, self.worker_id, _LEFT_AGAIN)
-            case Outcome.BUSY:
+            case Outcome.BUSY | Outcome.OWNER_BUSY:
                 await self.give_back(job_id, self.worker_id, _BUSY_AGAIN)
             case Outcome.FAILED:
                 pause = _FAILED_AGAIN[min(failures, len(_FAILED_AGAIN) - 1)]

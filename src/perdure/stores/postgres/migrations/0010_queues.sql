@@ -15,6 +15,7 @@ CREATE TABLE waiting (
 INSERT INTO waiting SELECT sid, owner, status, priority, since FROM session WHERE inbox_end > taken;
 CREATE INDEX waiting_by_urgency ON waiting (status, priority DESC, since, sid);
 CREATE INDEX waiting_by_owner ON waiting (owner) WHERE owner IS NOT NULL;
+CREATE INDEX waiting_in_turn ON waiting (status, priority, coalesce(owner, ''), since, sid);
 
 CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN

@@ -5,6 +5,7 @@ ALTER TABLE session ADD COLUMN since REAL;
 UPDATE session SET since = updated WHERE inbox_end > taken AND typeof(updated) = 'real';
 CREATE INDEX session_waiting ON session (status, priority DESC, since) WHERE inbox_end > taken;
 CREATE INDEX session_waiting_by_owner ON session (owner) WHERE inbox_end > taken;
+CREATE INDEX session_in_turn ON session (status, priority, owner, since) WHERE inbox_end > taken;
 
 -- What is to go into a session's inbox at a time. A number is never used twice: whoever rings one compares it.
 CREATE TABLE timer (

@@ -1,0 +1,55 @@
+"""What a command that runs on tells of itself: a line each on stderr, plain or as JSON."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from perdure.cli.terminal import json_line, note
+
+
+class _Lines(logging.Handler):
+    """Writes log records of perdure's. What `extra={"facts": …}` carries has names in JSON."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__(logging.INFO)
+        self._as_json = as_json
+        self._plain = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._as_json:
+            click.echo(json_line(_fields(record, self._plain)), err=True)
+        else:
+            note(self._plain.format(record))
+
+
+def _fields(record: logging.LogRecord, plain: logging.Formatter) -> dict[str, Any]:
+    facts: dict[str, Any] = getattr(record, "facts", {})
+    raised = {"traceback": plain.formatException(record.exc_info)} if record.exc_info else {}
+    return {
+        "at": datetime.fromtimestamp(record.created, UTC),
+        "level": record.levelname.lower(),
+        "message": record.getMessage(),
+        **facts,
+        **raised,
+    }
+
+
+@contextmanager
+def log_lines(as_json: bool) -> Iterator[None]:
+    """Show what perdure logs while the block lasts."""
+    logger, handler = logging.getLogger("perdure"), _Lines(as_json)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before

@@ -1,0 +1,195 @@
+"""The command that runs sessions which others have left messages with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.log_lines import log_lines
+from perdure.cli.options import settings_of, span_option, store_command
+from perdure.cli.session_ids import named
+from perdure.cli.setup import opened, owner_of, run, shown_url, store_url
+from perdure.cli.terminal import counted
+
+if TYPE_CHECKING:
+    from perdure.protocols import Outcome
+    from perdure.workers.worker import Worker
+
+_log = logging.getLogger("perdure.cli")
+_MCP = "PERDURE_WORKER_MCP"
+"""Names the MCP servers of a process apart, as a JSON list: a URL may have a secret in it."""
+_QUEUES = {"high": 1, "default": 0}
+_NAMED = 10
+"""How many sessions that were handed over are told one by one."""
+
+
+class _Queue(click.ParamType[int]):
+    """A priority: a number, or the name of one."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value in _QUEUES:
+            return _QUEUES[value]
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a priority nor the name of one. Use high, default, or a number.")
+
+
+@store_command(json=True, agent=True)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="How many sessions it runs at once.",
+)
+@span_option("--lease", default="20s", help="How long a session is its own without a sign of life.")
+@span_option("--drain", default="60s", help="How long runs may still take when it is told to stop.")
+@click.option(
+    "--tries",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How often a run may die with its process until its session is parked.",
+)
+@click.option(
+    "--per-owner",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many sessions of one owner are run at once, by all workers together.",
+)
+@click.option(
+    "--queue",
+    "least_priority",
+    type=_Queue(),
+    metavar="LEAST",
+    help="Only messages of this priority or a higher one: high (1), default (0), or a number.",
+)
+@click.option("--only", metavar="SESSION", help="Look at this session, and end.")
+@click.option("--apart", "is_apart", is_flag=True, hidden=True, help="End with the process at the other end of stdin.")
+def worker(ctx: click.Context, /, as_json: bool, only: str | None, is_apart: bool, **settings: Any) -> None:
+    """Run sessions that others have left messages with, and continue runs whose processes have died.
+
+    It runs until SIGTERM or Ctrl-C: then it takes no further session, runs have --drain to end, and what is left is
+    handed over to other workers. A second signal hands over at once. Give the --tools that the agents use, and an
+    --agent for each sub-agent.
+    """
+    if owner_of(ctx) is not None:
+        raise click.UsageError("A worker runs the sessions of every owner. Leave --owner and PERDURE_OWNER out.", ctx)
+    if is_apart:
+        settings_of(ctx).mcp = tuple(json.loads(os.environ.get(_MCP, "[]")))
+    with log_lines(as_json):
+        if only is None:
+            run(_work(ctx, settings, as_json))
+            return
+        ctx.exit(run(_look_at(ctx, settings, only, is_apart)))
+
+
+async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> None:
+    from perdure.workers.apart import ProcessApart
+    from perdure.workers.worker import Worker
+
+    command, environment = _command_apart(ctx, settings, as_json)
+    apart = ProcessApart(command, environment=environment)
+    async with opened(ctx, must_exist=True, serves=True) as sessions, Worker(sessions, apart=apart, **settings) as made:
+        with _stopped_by_signals(made):
+            _tell_of_start(ctx, made)
+            await made.run()
+        _tell_of_end(made)
+
+
+async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_apart: bool) -> int:
+    """Look at one session. Return the exit code that says what has come of it."""
+    from perdure.workers.apart import EXIT_CODES, hold_leash
+    from perdure.workers.worker import Worker
+
+    async with opened(ctx, must_exist=True, serves=True) as sessions, Worker(sessions, **settings) as made:
+        with _stopped_by_signals(made, then=made.options.drain):
+            if is_apart:
+                hold_leash(lambda: made.stop(at_once=True))
+            outcome: Outcome = await made.only(await named(sessions, only))
+        return EXIT_CODES[outcome]
+
+
+def _command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the command that looks at one session with the settings of this one, and what its environment needs."""
+    from perdure.workers.apart import python_with
+
+    given = settings_of(ctx)
+    options: list[tuple[str, Any]] = [
+        *(("--tools", file) for file in given.tools),
+        *(("--agent", file) for file in given.agent),
+        ("--model", given.model),
+        ("--lease", settings["lease"]),
+        ("--tries", settings["tries"]),
+        ("--per-owner", settings["per_owner"]),
+    ]
+    typed = [str(word) for option, value in options if value is not None for word in (option, value)]
+    flags = ["--apart", "--drain", "0s", *(["--json"] if as_json else []), *(["--debug"] if given.debug else [])]
+    # A URL may have a password in it, and everybody on the machine sees command lines.
+    environment = {"PERDURE_STORE": store_url(ctx).value, _MCP: json.dumps(given.mcp)}
+    return python_with("worker", *flags, *typed, "--only"), environment
+
+
+@contextmanager
+def _stopped_by_signals(made: Worker, *, then: float | None = None) -> Iterator[None]:
+    """Have a worker stopped by a first signal, and at once by a second, or so many seconds after the first."""
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    told = 0
+
+    def stop() -> None:
+        nonlocal told
+        told += 1
+        made.stop(at_once=told > 1)
+        _tell_of_stop(made, at_once=told > 1)
+        if told == 1 and then is not None:
+            loop.call_later(then, lambda: made.stop(at_once=True))
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _tell_of_start(ctx: click.Context, made: Worker) -> None:
+    url, options = shown_url(store_url(ctx).value), made.options
+    facts = {"event": "started", "store": url, "pid": os.getpid(), "concurrency": options.concurrency}
+    text = "started (%d): %s, at most %s at once"
+    _log.info(text, os.getpid(), url, counted(options.concurrency, "session"), extra={"facts": facts})
+
+
+def _tell_of_stop(made: Worker, *, at_once: bool) -> None:
+    count = len(made.under_way)
+    facts = {"event": "stopping", "under_way": count, "at_once": at_once}
+    if at_once:
+        _log.info("handing over at once: %s", counted(count, "session"), extra={"facts": facts})
+        return
+    left = f": {counted(count, 'session')} may still take {made.options.drain:g} s; a second signal hands over at once"
+    _log.info(f"stopping{left if count else ''}", extra={"facts": facts})
+
+
+def _tell_of_end(made: Worker) -> None:
+    left = sorted(made.handed_over)
+    facts = {"event": "stopped", "handed_over": left}
+    text = f"stopped; handed over: {_listed(left)}" if left else "stopped; nothing was left to hand over"
+    _log.info(text, extra={"facts": facts})
+
+
+def _listed(ids: Sequence[str]) -> str:
+    first, rest = ids[:_NAMED], ids[_NAMED:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
