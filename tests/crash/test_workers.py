@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests import postgres_server
 from tests.crash.addresses import address_of
-from tests.crash.worker_chaos import ATTACKS, Attack, Stage, chaos, stage, take_overs, told
+from tests.crash.worker_chaos import ATTACKS, BEYOND, Attack, Stage, chaos, stage, take_overs, told
 from tests.crash.worker_process import Task
 
 LONGER = 2.0
@@ -58,7 +58,9 @@ async def attacked(
         found = take_overs(on)
         print(f"{len(on.harms)} attacks, {told(found)}")
         assert wrong == []
-        assert found == [] or found[-1] <= lease + LONGER, told(found)
+        # One that is stopped may hold the lock of a file, which nobody else can write then.
+        stopped = BEYOND if attack is ATTACKS["stop"] and "://" not in address else 0.0
+        assert found == [] or found[-1] <= lease + stopped + LONGER, told(found)
     return on
 
 

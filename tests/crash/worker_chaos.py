@@ -40,6 +40,10 @@ def _can_unshare() -> bool:
     return False
 
 
+BEYOND = 2.5
+"""Seconds beyond its lease for which a worker is stopped."""
+
+
 class Victim:
     """A process that may be harmed at any instant."""
 
@@ -164,7 +168,7 @@ async def stops(on: Stage) -> None:
     victim.is_stopped = True
     on.harm(victim, signal.SIGSTOP)
     try:
-        await asyncio.sleep(on.task.options["lease"] + 2.5)
+        await asyncio.sleep(on.task.options["lease"] + BEYOND)
     finally:
         victim.signal(signal.SIGCONT)
         victim.is_stopped = False
