@@ -13,8 +13,6 @@ from perdure.paging import all_infos
 from perdure.protocols import PARKED, JournalEntry, Parked, Running, Timer, Waiting
 from perdure.sessions.queueing import Queueing
 
-if TYPE_CHECKING:
-    from perdure.actions.parking import Parked
 # Parking is imported where it is used: a process that opens a session and sends does not need it.
 TAKEN_BACK = "it was taken back before it was sent"
 _MOST = 10_000
