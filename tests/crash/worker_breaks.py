@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from perdure.actions.inbox import Inbox
@@ -61,21 +62,31 @@ def dies_after_a_post() -> None:
     Inbox.post = posted  # type: ignore[method-assign]
 
 
-def posts_slowly() -> None:
-    """Take 30 seconds to commit a message, once everything of it is written. PostgreSQL only."""
-    slow_posts(30.0)
+def stays_before_a_commit() -> None:
+    """Write all of a message, say so, and never come to the commit. PostgreSQL only."""
+
+    def stays() -> NoReturn:
+        print("written", flush=True)
+        signal.pause()
+        raise AssertionError("it was killed")
+
+    _after_a_post(lambda: iter(stays, None))
 
 
-def slow_posts(seconds: float) -> Any:
-    """Have messages committed that late. Return what was there before."""
+def slow_posts(seconds: float) -> None:
+    """Have messages committed that late. PostgreSQL only."""
+    _after_a_post(lambda: iter([("SELECT pg_sleep(%s)", (seconds,))]))
+
+
+def _after_a_post(queries: Callable[[], Iterator[Any]]) -> None:
+    """Have further statements carried out in the transaction of a post, behind all others."""
     from perdure.stores.postgres import inbox
 
     original = inbox.Inbox._post_counted
 
     def posted(self: Any, *args: Any) -> Any:
         seq = yield from original(self, *args)
-        yield "SELECT pg_sleep(%s)", (seconds,)
+        yield from queries()
         return seq
 
     inbox.Inbox._post_counted = posted  # type: ignore[method-assign]
-    return original

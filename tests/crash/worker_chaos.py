@@ -355,19 +355,21 @@ def take_overs(on: Stage) -> list[float]:
 def _waited(harm: Harm, lines: Sequence[Line], harms: Sequence[Harm]) -> list[float]:
     """Return how long one session has waited after a process was harmed; nothing if it was not run there."""
     runs = [line for line in lines if line.what in ("start", "over")]
-    if _last(harm, runs) != "start":
+    last = next((line for line in reversed(runs) if line.at <= harm.at), None)
+    if last is None or (last.by, last.what) != (harm.name, "start"):
         return []
     after = next((line.at for line in runs if line.at > harm.at), None)
     if after is None:
         return []
     looks = [line for line in lines if line.what in ("look", "looked")]
-    since = [each.at for each in harms if harm.at <= each.at < after and _last(each, looks) == "look"]
+    since = [each.at for each in harms if harm.at <= each.at < after and _is_looking(each, looks)]
     return [after - max(since, default=harm.at)]
 
 
-def _last(harm: Harm, lines: Sequence[Line]) -> str | None:
-    """Return what a process had done last when it was harmed."""
-    return next((line.what for line in reversed(lines) if line.by == harm.name and line.at <= harm.at), None)
+def _is_looking(harm: Harm, looks: Sequence[Line]) -> bool:
+    """Tell whether a process was looking at a session when it was harmed."""
+    found = next((line.what for line in reversed(looks) if line.by == harm.name and line.at <= harm.at), None)
+    return found == "look"
 
 
 def told(found: Sequence[float]) -> str:

@@ -42,8 +42,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two messages that are left."""
     thinks: float = 0.15
     """Seconds that the model takes for a step."""
+    slow_step: int | None = None
+    """The step for which it takes far longer."""
     works: float = 0.05
     """Seconds that the tool takes."""
+    idempotent: bool = False
+    """Whether the tool may be called again."""
     dispatcher: str = "inbox"
     breaks: list[str] = []
     """What is broken in this process, on purpose: functions of `worker_breaks`."""
@@ -64,10 +68,10 @@ class Ledger:
         os.fsync(self._handle)
 
 
-def charging(ledger: Ledger, works: float) -> Any:
-    """A tool that must not be repeated."""
+def charging(ledger: Ledger, works: float, idempotent: bool) -> Any:
+    """A tool with a side effect."""
 
-    @tool
+    @tool(idempotent=idempotent)
     async def charge(which: str, context: ToolContext) -> str:
         """Take money."""
         ledger.write("begin", context.session_id, which)
@@ -78,10 +82,11 @@ def charging(ledger: Ledger, works: float) -> Any:
     return charge
 
 
-def reply(request: ModelRequest, thinks: float) -> Delay:
+def reply(request: ModelRequest, task: Task) -> Delay:
     """Call the tool for what was asked last, as often as it is to be called, then answer."""
     asked = next(message.text for message in reversed(request.messages) if message.role == "user")
     name = asked.replace(" ", "/")
+    thinks = 30.0 if request.step == task.slow_step else task.thinks
     if request.step < CHARGES:
         which = f"{name}/{request.step}"
         return Delay(thinks, ToolCall("charge", {"which": which}, id=which))
@@ -93,8 +98,8 @@ def sessions_of(task: Task, ledger: Ledger) -> Any:
     events = EventBus()
     events.subscribe(AgentStart, lambda event: ledger.write("start", event.session_id, event.loop_id))
     events.subscribe(AgentEnd, lambda event: ledger.write("over", event.session_id, event.loop_id))
-    driver = ScriptedDriver(lambda request: reply(request, task.thinks))
-    tools = [charging(ledger, task.works)]
+    driver = ScriptedDriver(lambda request: reply(request, task))
+    tools = [charging(ledger, task.works, task.idempotent)]
     return connect(store_at(task.address), driver=driver, tools=tools, events=events)
 
 

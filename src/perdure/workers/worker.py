@@ -90,11 +90,12 @@ class Worker:
         await self._runtime.close(0.0)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Take no further session. `run` returns when those under way have ended, or have been handed over.
+        """Begin no further run. `run` returns when those under way have ended, or have been handed over.
 
         They have `drain` seconds for that, or none: `at_once` may be asked for later, too.
         """
         self._stopped.set()
+        self._advancing.is_over = True  # what waits behind a run that is under way is left to others
         if at_once and self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave())
 
