@@ -90,12 +90,14 @@ class Stage:
         if remote and not self._prefix:
             self.task = msgspec.structs.replace(task, breaks=[*task.breaks, "elsewhere"])
         self._started = 0
+        self._took: list[float] = []
         self._wanted = 0
 
     async def start(self, role: str, **changes: Any) -> Victim:
         """Start a process, and return once it works."""
         self._started += 1
         name = f"{role}{self._started}"
+        began = time.monotonic()
         told = msgspec.json.encode(msgspec.structs.replace(self.task, name=name, **changes)).decode()
         prefix = self._prefix if role == "work" else ()
         process = await asyncio.create_subprocess_exec(
@@ -106,16 +108,29 @@ class Stage:
         victim = Victim(name, process)
         (self.workers if role == "work" else self._others).append(victim)
         await victim.ready()
+        self._took.append(time.monotonic() - began)
         return victim
+
+    @property
+    def slowness(self) -> float:
+        """How many times slower than a quiet one the machine is: there a process is ready within 1.5 seconds."""
+        return max(1.0, sorted(self._took)[len(self._took) // 2] / 1.5)
 
     async def start_workers(self, count: int, **changes: Any) -> None:
         self._wanted += count
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     def any_worker(self) -> Victim | None:
-        """Return a worker to be harmed; None if half of them are not at work, as on a slow machine."""
+        """Return a worker to be harmed, in the middle of a run if there is one.
+
+        Return None if half of them are not at work, as on a slow machine.
+        """
         at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
-        return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
+        if len(at_work) <= self._wanted // 2:
+            return None
+        last = {line.session_id: line for line in ledger_of(self.task) if line.what in ("start", "over")}
+        names = {line.by for line in last.values() if line.what == "start"}
+        return self.chance.choice([each for each in at_work if each.name in names] or self.workers)
 
     def note(self, name: str) -> None:
         """Note that something is harmed now."""
