@@ -63,6 +63,9 @@ class ProcrastinateDispatcher:
         await self.prepare()
         await self._database.rows(_WAKE, {"id": str(session_id), "priority": priority})
 
+    def look(self) -> None:
+        """Do nothing: the trigger has made a job in the commit of the message, and workers are notified of it."""
+
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
         if options.least_priority is not None:
             raise ConfigurationError(
