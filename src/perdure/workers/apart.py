@@ -16,7 +16,14 @@ from perdure.aio import finish_despite_cancel
 from perdure.model.ids import SessionId
 from perdure.protocols import Outcome
 
-EXIT_CODES = {Outcome.DONE: 0, Outcome.FAILED: 1, Outcome.OWNER_BUSY: 4, Outcome.BUSY: 4, Outcome.PARKED: 5, Outcome.WAITS: 10}
+EXIT_CODES = {
+    Outcome.DONE: 0,
+    Outcome.FAILED: 1,
+    Outcome.OWNER_BUSY: 4,
+    Outcome.BUSY: 4,
+    Outcome.PARKED: 5,
+    Outcome.WAITS: 10,
+}
 """How `perdure worker --only ID` says what has come of the session. They mean the same as those of other commands."""
 AT_ONCE = 8
 _TOLD = {code: outcome for outcome, code in EXIT_CODES.items() if outcome is not Outcome.FAILED}
