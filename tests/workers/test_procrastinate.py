@@ -45,7 +45,7 @@ __all__ = ["schema"]
 ITEM = Entry("queue", {"messages": []})
 LEASE = 3.0
 PATIENCE = 20.0
-JOBS = "SELECT queueing_lock, status::text, priority FROM procrastinate_jobs ORDER BY id"
+JOBS = "SELECT queueing_lock, status::text, ceil(priority / 1e7)::integer FROM procrastinate_jobs ORDER BY id"
 POSTING = """
 import asyncio, sys
 sys.modules["procrastinate"] = None  # as where it is not installed

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,37 @@ class DispatcherContract(Contract):
         assert model.heard == ["urgent", "high", "plain", "low"]
 
     @in_directory
+    async def test_an_owner_with_many_sessions_holds_nobody_up(self, where: Path) -> None:
+        """The single message of another owner is answered soon, with a limit for each owner and without."""
+        for per_owner in (None, 1, 2):
+            model = Model(thinks=0.02)
+            async with self._sessions(where / str(per_owner), model) as sessions:
+                asked = await _left(sessions, {"ann": 40, "ben": 1, "eve": 1})
+                async with self._working(sessions, concurrency=2, per_owner=per_owner):
+                    for each in asked:
+                        await text_of(each)
+            for owner in ("ben", "eve"):
+                assert model.heard.index(f"{owner} 0") < 6, (per_owner, model.heard)
+            assert model.most["ann"] <= (per_owner or 2)
+
+    @in_directory
+    async def test_priorities_hold_within_an_owner_and_between_owners(self, where: Path) -> None:
+        """An owner's turn does not bring what is less urgent before what is more urgent."""
+        model = Model()
+        async with self._sessions(where, model) as sessions:
+            asked = await _left(sessions, {"ann": 3})
+            asked += await _left(sessions, {"ben": 2, "eve": 1}, priority=3)
+            asked += await _left(sessions, {"ann": 5}, priority=7)  # those from before too
+            asked += await _left(sessions, {"zoe": 2}, priority=-2)
+            async with self._working(sessions, concurrency=1):
+                for each in asked:
+                    await text_of(each)
+        owners = [said.split()[0] for said in model.heard]
+        assert owners[:8] == ["ann"] * 8
+        assert sorted(owners[8:11]) == ["ben", "ben", "eve"]
+        assert owners[11:] == ["zoe", "zoe"]
+
+    @in_directory
     async def test_an_owner_has_no_more_than_its_share(self, where: Path) -> None:
         """However many workers there are; others are not held up by that."""
         model = Model(thinks=0.05)
@@ -224,6 +255,17 @@ class DispatcherContract(Contract):
             await worker.dispatcher.wake("nobody")
             await sessions.open("a")
             assert await text_of(await sessions.enqueue("a", "Hello")) == "re Hello"
+
+
+async def _left(sessions: Sessions, owners: Mapping[str, int], priority: int = 0) -> list[Queued]:
+    """Leave a message with each of so many sessions of some owners."""
+    asked = []
+    for owner, many in owners.items():
+        for number in range(many):
+            session_id = f"{owner}-{number}"
+            await sessions.of(owner).open(session_id)
+            asked.append(await sessions.of(owner).enqueue(session_id, f"{owner} {number}", priority=priority))
+    return asked
 
 
 async def text_of(asked: Queued) -> str:

@@ -46,9 +46,9 @@ class Worker:
     Use it with `async with`, and await `run()`. `stop()` ends it: it takes no further session, runs have `drain`
     seconds to end, and what is left then is handed over. Nothing of it is ended, and another worker continues it.
 
-    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, procrastinate does on
-    PostgreSQL, if it is installed, and elsewhere the store's own inboxes. `apart` is where a run is tried again that
-    has died with its process, such as a process of its own.
+    `sessions` are those of every owner; without a `per_owner`, theirs counts. `dispatcher` hands the sessions out;
+    without one, procrastinate does on PostgreSQL, if it is installed, and elsewhere the store's own inboxes. `apart` is
+    where a run is tried again that has died with its process, such as a process of its own.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Worker:
         apart: Apart | None = None,
         **options: Unpack[WorkerSettings],
     ) -> None:
+        options.setdefault("per_owner", sessions.runtime.terms.per_owner)
         self.options = WorkerOptions(**options)
         self._sessions = sessions
         if sessions.owner is not None:
