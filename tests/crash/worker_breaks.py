@@ -75,7 +75,11 @@ def stays_before_a_commit() -> None:
 
 def slow_posts(seconds: float) -> None:
     """Have messages committed that late. PostgreSQL only."""
-    _after_a_post(lambda: iter([("SELECT pg_sleep(%s)", (seconds,))]))
+
+    def sleeps() -> Iterator[Any]:
+        yield "SELECT pg_sleep(%s)", (seconds,)
+
+    _after_a_post(sleeps)
 
 
 def _after_a_post(queries: Callable[[], Iterator[Any]]) -> None:
