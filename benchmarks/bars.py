@@ -120,6 +120,13 @@ BARS = (
             Bar(f"workers.{key}start", f"{store}median from `enqueue` to the model's call", "", start, unit="ms"),
             Bar(f"workers.{key}timers", f"{store}p99 of how late 1,000 timers ring within 10 s", "", 1, unit="s"),
             Bar(f"workers.{key}idle", f"{store}a worker that has nothing to do", "", 1, unit="% of a core"),
+            Bar(
+                f"workers.{key}sweep",
+                f"{store}processor time of a look for killed runs while 5,000 run",
+                "",
+                50,
+                unit="ms",
+            ),
             Bar(f"workers.{key}fetch", f"{store}a look at what waits in 100,000 sessions", "in 100", 1.5),
         )
     ),
@@ -132,6 +139,15 @@ BARS = (
         30,
         unit="transactions",
     ),
+    Bar(
+        "workers.postgres_crowd",
+        "PostgreSQL: messages posted a second, 64 at once, with a job each",
+        "the same without jobs",
+        0.4,
+        at_least=True,
+    ),
+    Bar("workers.postgres_dead", "PostgreSQL: dead rows that such a run leaves to vacuum", "", 20, unit="rows"),
+    Bar("workers.postgres_bytes", "PostgreSQL: bytes on disk of such a run", "", 8_000, unit="bytes"),
     Bar("workers.postgres_wal", "PostgreSQL: write-ahead log of such a run", "", 24_000, unit="bytes"),
     Bar("workers.postgres_server", "PostgreSQL: the server's processor time of such a run", "", 10, unit="ms"),
     # How long an event loop stands still at most, with a session of 100,000 messages.

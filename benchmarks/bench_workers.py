@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import perdure
 from benchmarks.bars import BARS
-from benchmarks.harness import Cost, Run, interleaved, ms, timed
+from benchmarks.harness import Cost, Run, interleaved, ms, rates, timed
 from benchmarks.worker_process import Thinking, WorkerProcess, working
 from perdure import AgentDefinition, Message, Sessions
 from perdure.actions.inbox import QUEUE, item_of
@@ -30,12 +30,17 @@ AT_ONCE = 2
 """How many runs a worker does at once for the throughput: so few that a core is not what limits it."""
 RUNS = 200
 FEW, MANY, LOOK = 100, 100_000, 16
+RUNNING_FEW, RUNNING = 100, 5_000
+CROWD = 64
 TIMERS, SPREAD = 1_000, 10.0
 IDLE_FOR = 20.0
 _TOGETHER = 200
 _FETCH = "SELECT id FROM procrastinate_fetch_job_v2(ARRAY(SELECT queue::varchar FROM perdure_dispatcher), NULL)"
 _ACCOUNT = """
-    SELECT (SELECT sum(xact_commit) FROM pg_stat_database), pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')
+    SELECT (SELECT sum(xact_commit) FROM pg_stat_database), pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0'),
+        sum(pg_total_relation_size(relid)), sum(n_tup_upd + n_tup_del),
+        coalesce(sum(n_tup_upd + n_tup_del) FILTER (WHERE starts_with(relname, 'procrastinate')), 0)
+    FROM pg_stat_user_tables WHERE schemaname = current_schema()
 """
 _TEXTS = count(1)
 ITEM = Entry(QUEUE, {"id": "0" * 32, "after": 0, **item_of([Message.user("Go on.")])})
@@ -73,6 +78,7 @@ async def measure(run: Run) -> None:
 
         try:
             await measure_at(run, place)
+            await crowd(run, place("crowd"), place("bare"))
             await ledger(run, place("ledger"))
         finally:
             postgres_server.drop(dsn, ["bench_workers_"])
@@ -86,6 +92,7 @@ async def measure_at(run: Run, place: Callable[[str], Place]) -> None:
     await starts(run, place("start"))
     await timers(run, place("timers"))
     await idle(run, place("idle"))
+    await sweep(run, place("sweep"))
     await fetch(run, place("few"), place("many"))
 
 
@@ -169,6 +176,22 @@ async def enqueuing(run: Run, place: Place) -> None:
     run.report(place.key("enqueue"), enqueue.cpu / post.cpu, f"processor {ms(enqueue.cpu)} / {ms(post.cpu)}")
 
 
+async def crowd(run: Run, place: Place, bare: Place) -> None:
+    """Compare messages left a second where jobs are made of them with a schema where none are."""
+    from perdure.workers.procrastinate import ProcrastinateDispatcher
+
+    async with sessions_at(place, CROWD * 64) as (with_jobs, ids), sessions_at(bare, CROWD * 64) as (without, others):
+        await ProcrastinateDispatcher(with_jobs.store).prepare()
+        turns, other_turns = cycle(ids), cycle(others)
+        jobs, posts = await rates(
+            lambda _: with_jobs.store.post(next(turns), ITEM),  # type: ignore[attr-defined]
+            lambda _: without.store.post(next(other_turns), ITEM),  # type: ignore[attr-defined]
+            tasks=CROWD,
+        )
+    detail = f"{jobs.a_second:,.0f} / {posts.a_second:,.0f} a second, {CROWD} at once"
+    run.report(place.key("crowd"), jobs.a_second / posts.a_second, detail)
+
+
 async def starts(run: Run, place: Place) -> None:
     """Measure how long after the call of `enqueue` an idle worker of another process calls the model."""
     asked: dict[str, float] = {}
@@ -185,7 +208,7 @@ async def starts(run: Run, place: Place) -> None:
 
 
 async def timers(run: Run, place: Place) -> None:
-    """Measure how late the model is called after messages that are due at a time of their own."""
+    """Measure how late timers ring, each in a session and at a time of its own."""
     due: dict[str, float] = {}
     began = time.monotonic()
     async with sessions_at(place, TIMERS) as (sessions, ids), WorkerProcess(place.url) as process:
@@ -194,29 +217,36 @@ async def timers(run: Run, place: Place) -> None:
         clock = time.monotonic() - time.time()
 
         async def leave(number: int, session_id: str) -> None:
-            at, message = first + timedelta(seconds=number * SPREAD / TIMERS), text()
-            due[message] = at.timestamp() + clock
-            await sessions.enqueue(session_id, message, at=at)
+            at = first + timedelta(seconds=number * SPREAD / TIMERS)
+            due[session_id] = at.timestamp() + clock
+            await sessions.enqueue(session_id, session_id, at=at)
 
         await asyncio.gather(*(leave(number, each) for number, each in enumerate(ids)))
         assert now() < first, "the timers were not set in time"
         await asyncio.sleep(max(due.values()) - time.monotonic() + 2)
         await until_empty(sessions)
-    late = sorted(process.heard[message] - at for message, at in due.items())
+    late = sorted(process.rung[each] - at for each, at in due.items())
     assert late[0] >= 0, "a timer has rung too early"
-    worst = late[TIMERS * 99 // 100]
-    run.report(place.key("timers"), worst, f"99 of 100 of {TIMERS:,}; median {ms(late[TIMERS // 2])}")
+    asked = sorted(process.heard[each] - at for each, at in due.items())
+    share = TIMERS * 99 // 100
+    detail = f"median {ms(late[TIMERS // 2])}; the model is asked {ms(asked[share])} late"
+    run.report(place.key("timers"), late[share], detail)
 
 
 async def idle(run: Run, place: Place) -> None:
     """Measure what a worker costs that has nothing to do, in a store where much was done before."""
-    async with sessions_at(place, 100), WorkerProcess(place.url) as process:
+    is_server = place.prefix == "postgres_"
+    async with sessions_at(place, 100) as (sessions, _), WorkerProcess(place.url) as process:
         await process.go()
         await asyncio.sleep(2)
-        before = await process.cpu()
+        before, account_before = await process.cpu(), await account(sessions) if is_server else None
         await asyncio.sleep(IDLE_FOR)
-        used = await process.cpu() - before
-    run.report(place.key("idle"), 100 * used / IDLE_FOR, f"{ms(used)} in {IDLE_FOR:.0f} s")
+        used, account_after = await process.cpu() - before, await account(sessions) if is_server else None
+    detail = f"{ms(used)} in {IDLE_FOR:.0f} s"
+    if account_before is not None and account_after is not None:
+        more = account_after - account_before
+        detail += f"; the server {ms(more.seconds)}, {more.commits / IDLE_FOR:.0f} statements a second"
+    run.report(place.key("idle"), 100 * used / IDLE_FOR, detail)
 
 
 async def fetch(run: Run, few: Place, many: Place) -> None:
@@ -250,6 +280,23 @@ async def fetch_jobs(run: Run, place: Place, small: Any, large: Any) -> None:
     report_fetch(run, place.key("jobs"), short, long)
 
 
+async def sweep(run: Run, place: Place) -> None:
+    """Compare a look for killed runs where very many run with one where few do, for each run."""
+    async with sessions_at(place, RUNNING) as (sessions, ids):
+        store: Any = sessions.store
+        costs = []
+        for number in (RUNNING_FEW, RUNNING):
+            free = ids[: number - (RUNNING_FEW if costs else 0)]
+            del ids[: len(free)]
+            for start in range(0, len(free), _TOGETHER):
+                held = (store.claim(each, version=1, owner="bench", lease=900) for each in free[start:][:_TOGETHER])
+                await asyncio.gather(*held)
+            costs += await interleaved(store.lapsed, rounds=20)
+    few, many = costs
+    detail = f"{ms(many.cpu)} at {RUNNING:,} / {ms(few.cpu)} at {RUNNING_FEW:,}; {ms(many.wall)} on the clock"
+    run.report(place.key("sweep"), many.cpu * 1000, detail)
+
+
 def report_fetch(run: Run, key: str, short: Cost, long: Cost) -> None:
     cpu = f"processor of the client {ms(long.cpu)} / {ms(short.cpu)}"
     run.report(key, long.wall / short.wall, f"{ms(long.wall)} / {ms(short.wall)}; {cpu}")
@@ -262,29 +309,50 @@ async def leave_with(sessions: Sessions, ids: list[str]) -> None:
         await asyncio.gather(*(store.post(each, ITEM) for each in ids[start : start + _TOGETHER]))
 
 
+class Account(NamedTuple):
+    """What a PostgreSQL server has done since it was started, of one schema as far as it can be told."""
+
+    commits: float
+    logged: float
+    """Bytes of its write-ahead log."""
+    stored: float
+    """Bytes of the schema's tables and indexes."""
+    dead: float
+    """Rows that were updated or deleted, whose old versions a vacuum has to remove."""
+    dead_jobs: float
+    """The same in procrastinate's tables."""
+    seconds: float
+    """Of the processor, in all its processes."""
+
+    def __sub__(self, other: Account) -> Account:
+        return Account(*(late - early for late, early in zip(self, other, strict=True)))
+
+
 async def ledger(run: Run, place: Place) -> None:
     """Count what a run costs a PostgreSQL server, from `enqueue` to its answer."""
+    runs = 5 * RUNS
     async with sessions_at(place, RUNS) as (sessions, ids), WorkerProcess(place.url) as process:
         await process.go()
         await asyncio.gather(*(sessions.enqueue(each, text()) for each in ids))  # which warms it up
         await until_empty(sessions)
         before, cpu = await account(sessions), await process.cpu()
-        for _ in range(3):
+        for _ in range(runs // RUNS):
             await asyncio.gather(*(sessions.enqueue(each, text()) for each in ids))
             await until_empty(sessions)
-        after, cpu = await account(sessions), await process.cpu() - cpu
-    commits, wal, server = ((late - early) / (3 * RUNS) for late, early in zip(after, before, strict=True))
-    run.report(place.key("commits"), commits, "statements that only read are among them")
-    run.report(place.key("wal"), wal, "with what full pages it writes after a checkpoint")
-    run.report(place.key("server"), server * 1000, f"that of the worker: {ms(cpu / (3 * RUNS))}")
+        await asyncio.sleep(1.5)  # the server counts with delay
+        each, cpu = Account(*(more / runs for more in await account(sessions) - before)), await process.cpu() - cpu
+    run.report(place.key("commits"), each.commits, "statements that only read are among them")
+    run.report(place.key("wal"), each.logged, "with the full pages that it writes after a checkpoint")
+    run.report(place.key("bytes"), each.stored, "tables and indexes, before any vacuum; a run has two short messages")
+    run.report(place.key("dead"), each.dead, f"{each.dead_jobs:.1f} of them in the tables of jobs")
+    run.report(place.key("server"), each.seconds * 1000, f"that of the worker: {ms(cpu / runs)}")
 
 
-async def account(sessions: Sessions) -> tuple[int, int, float]:
-    """Return how many transactions a server has ended, how much it has logged, and the seconds of its processes."""
+async def account(sessions: Sessions) -> Account:
     link = sessions.store.link  # type: ignore[attr-defined]
-    ((commits, logged),) = await link.rows(_ACCOUNT)
+    ((*told,),) = await link.rows(_ACCOUNT)
     pids = [pid for (pid,) in await link.rows("SELECT pid FROM pg_stat_activity")]
-    return int(commits), int(logged), sum(map(seconds_of, pids))
+    return Account(*map(float, told), sum(map(seconds_of, pids)))
 
 
 def seconds_of(pid: int) -> float:

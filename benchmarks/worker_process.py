@@ -37,13 +37,15 @@ class Thinking:
 
 
 class Timed:
-    """A dispatcher that notes for how long sessions were looked at."""
+    """A dispatcher that notes for how long sessions were looked at, and when their timers rang."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.seconds = 0.0
+        self.rung: dict[str, float] = {}
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
+        self.rung.setdefault(session_id, time.monotonic())
         await self._dispatcher.wake(session_id, priority=priority, owner=owner)
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
@@ -79,6 +81,8 @@ class WorkerProcess:
         """When it asked its model what. It is known once the process has been left."""
         self.advanced = 0.0
         """How many seconds its looks at sessions took, all together. It is known then too."""
+        self.rung: dict[str, float] = {}
+        """When it first woke which session: when a timer had rung there. It is known then too."""
 
     async def __aenter__(self) -> Self:
         command = (sys.executable, "-m", "benchmarks.worker_process", *self._command)
@@ -92,7 +96,7 @@ class WorkerProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         told = await self._answer()
-        self.heard, self.advanced = told["heard"], told["advanced"]
+        self.heard, self.advanced, self.rung = told["heard"], told["advanced"], told["rung"]
         await self._process.wait()
 
     async def go(self) -> None:
@@ -149,7 +153,7 @@ async def main(given: Sequence[str] | None = None) -> None:
         settings = {"concurrency": options.concurrency, "lease": options.lease}
         async with Worker(sessions, dispatcher=dispatcher, **settings) as worker:
             await obey(worker)
-    say({"heard": model.heard, "advanced": dispatcher.seconds})
+    say({"heard": model.heard, "advanced": dispatcher.seconds, "rung": dispatcher.rung})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files in deploy/: linters take them, their figures fit each other, and perdure takes their commands."""
+"""The files in deploy/, and their page: linters take them, figures fit each other, and perdure takes the commands."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from perdure.cli.main import cli
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT, CONTAINER, MANIFEST = DEPLOY / "perdure-worker@.service", DEPLOY / "Containerfile", DEPLOY / "kubernetes.yaml"
+PAGE = DEPLOY.parent / "docs" / "workers.md"
 TOOLS = Path(sys.executable).parent
 SECRETS = re.compile(r"(?i)(_KEY|PASSWORD|_TOKEN|PERDURE_STORE)\s*[=:]\s*[\w\"']|://[^/\s]*:[^/\s]*@|kind: Secret")
 
@@ -117,6 +118,18 @@ def parsed_probe(probe: dict[str, Any]) -> dict[str, Any]:
     program, name, *rest = probe["exec"]["command"]
     assert program == "perdure"
     return parsed([name, *rest])
+
+
+def test_perdure_takes_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line of the shell blocks in docs/workers.md."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text("")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert {line[1] for line in lines} >= {"worker", "send", "queue", "schedule", "suspend"}
+    for program, *command in lines:
+        assert program == "perdure"
+        parsed(command)
 
 
 @pytest.mark.parametrize("path", [UNIT, CONTAINER, MANIFEST], ids=lambda path: path.name)

@@ -60,8 +60,8 @@ loop.compaction.options loop.compaction.windows loop.cut_off loop.drivers loop.d
 loop.factory loop.filters loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events
 loop.subagents loop.tokens loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.attaching
 sessions.changing sessions.chat sessions.connect sessions.connection sessions.cursors sessions.keeping sessions.looking
-sessions.open_sessions sessions.opening sessions.queueing sessions.reach sessions.reply sessions.sessions
-sessions.started_run sessions.streaming sessions.talking sessions.timing sketching stores.urls
+sessions.open_sessions sessions.opening sessions.operating sessions.queueing sessions.reach sessions.reply
+sessions.sessions sessions.started_run sessions.streaming sessions.talking sessions.timing sketching stores.urls
 """
 """The modules that the first answer of a connection may need besides."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}

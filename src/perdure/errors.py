@@ -387,8 +387,8 @@ class RateLimited(DriverError):
         self.wait = wait
         self.left = left
         super().__init__(
-            f"{model} was not asked: the rate {rate!r} is used up for {wait:.1f} s, and the run has {left:.1f} s left. "
-            "Try again later, give the run more time, or allow more: connect(rate=…)."
+            f"{model} was not asked: the rate {rate!r} is used up for {wait:.1f} s, and the run has {left:.1f} s left.",
+            "Try again later, give the run more time, or allow more: connect(rate=…).",
         )
 
 

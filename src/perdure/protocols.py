@@ -1084,6 +1084,18 @@ class Running(msgspec.Struct, frozen=True):
     """Whether its lease has run out, or its holder was a process of this machine that has ended."""
 
 
+PARKED = "parked"
+"""The tag of sessions that are parked, and the kind of the entry on record that says why."""
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """Why a session is parked, and since when."""
+
+    reason: str
+    tries: int
+    at: str
+
+
 class Timer(msgspec.Struct, frozen=True):
     """An item that goes into a session's inbox at a time. One that repeats has a schedule."""
 
@@ -1144,7 +1156,7 @@ class Queue(Protocol):
         ...
 
     async def in_turn(
-        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+        self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
         """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
 

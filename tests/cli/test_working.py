@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import signal
 import subprocess
@@ -146,6 +147,181 @@ async def test_a_run_that_kills_its_worker_takes_nobody_along(tools: Path, engin
         assert await parked(sessions) == ["poison"]
     assert len(calls(tools, 666)) == len(set(calls(tools, 666))) == 3  # each in a process of its own
     assert took < 20
+
+
+async def begun(home: Path, number: int, times: int = 1) -> int:
+    """Wait until the tool was called with a number so many times. Return the process in which it was last."""
+    await until(lambda: len(calls(home, number)) >= times)
+    return int(calls(home, number)[-1])
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there, and not only waits for its parent to look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command_line(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def answer(asked: Queued) -> str:
+    reply = await asked.reply(PATIENCE)
+    assert reply is not None
+    return reply.text
+
+
+async def test_what_was_left_is_answered_until_the_worker_is_told_to_stop(tools: Path) -> None:
+    """It says in plain lines what it does, and ends with 0."""
+    store = store_in(tools, "sqlite")
+    async with connect(store, model="offline") as sessions:
+        (asked,) = await left(sessions, {"a": "what is 2 + 3?"})
+        async with working(tools, "--store", store, "--concurrency", 3) as (worker,):
+            assert "5" in await answer(asked)
+            assert await worker.end() == 0
+    first, second, third = worker.said.splitlines()
+    assert first == f"started ({worker.process.pid}): {store}, at most 3 sessions at once"
+    assert (second, third) == ("stopping", "stopped; nothing was left to hand over")
+
+
+async def test_runs_have_time_to_end(tools: Path) -> None:
+    """Nothing new is begun meanwhile."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        (asked,) = await left(sessions, {"a": "what is 2 + 3?"})
+        async with working(tools, "--store", store) as (worker,):
+            await begun(tools, 2)
+            worker.process.send_signal(signal.SIGTERM)
+            await until(lambda: "stopping: 1 session may still take 60 s" in worker.said)
+            (late,) = await left(sessions, {"b": "what is 7 + 3?"})
+            (tools / "hold-2").unlink()
+            assert "5" in await answer(asked)
+            await until(lambda: not worker.is_alive)
+            assert worker.process.wait() == 0
+        assert "stopped; nothing was left to hand over" in worker.said
+        assert await late.reply(0.5) is None
+
+
+@pytest.mark.parametrize(("engine", "way"), [("sqlite", "drain"), ("sqlite", "ctrl-c"), ("postgres", "twice")])
+async def test_what_is_left_is_handed_over(tools: Path, engine: str, way: str) -> None:
+    """After the drain, or at a second signal. It has not died, and another worker continues it at once."""
+    store = store_in(tools, engine)
+    (tools / "hold-2").touch()
+    signals = {"drain": [signal.SIGTERM], "twice": [signal.SIGTERM] * 2, "ctrl-c": [signal.SIGINT] * 2}[way]
+    async with connect(store, model="offline") as sessions:
+        (asked,) = await left(sessions, {"a": "what is 2 + 3?"})
+        drain = "0.2s" if way == "drain" else "10min"
+        async with working(tools, "--drain", drain, PERDURE_STORE=store) as (worker,):
+            await begun(tools, 2)
+            assert await worker.end(*signals) == 0
+            assert "stopped; handed over: a" in worker.said
+        (tools / "hold-2").unlink()
+        async with working(tools, "--json", PERDURE_STORE=store) as (other,):
+            assert "5" in await answer(asked)
+            assert await other.end() == 0
+    lines = [json.loads(each) for each in other.said.splitlines()]
+    assert [each["event"] for each in lines] == ["started", "stopping", "stopped"]  # no process of its own
+    assert lines[0]["concurrency"] == 16
+    assert lines[-1]["handed_over"] == []
+
+
+async def killed_while_it_runs(tools: Path, store: str) -> None:
+    """Leave a run that was killed in its tool."""
+    async with working(tools, PERDURE_STORE=store) as (worker,):
+        await begun(tools, 2)
+        worker.process.kill()
+
+
+async def test_a_process_apart_hands_over_with_its_worker(tools: Path) -> None:
+    """Once the drain is over. Its command line has no address of a store."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        (asked,) = await left(sessions, {"a": "what is 2 + 3?"})
+        await killed_while_it_runs(tools, store)
+        async with working(tools, "--store", store, "--drain", "0.2s", "--lease", "2s") as (worker,):
+            apart = await begun(tools, 2, times=2)
+            assert apart != worker.process.pid
+            words = command_line(apart)
+            assert words[-3:] == ["--only", "a", ""]
+            assert not any("kept.db" in word for word in words)
+            assert await worker.end() == 0
+            assert "stopped; handed over: a" in worker.said
+            assert not is_running(apart)
+        (tools / "hold-2").unlink()
+        async with working(tools, PERDURE_STORE=store) as (other,):
+            assert "5" in await answer(asked)
+            assert "process of its own" not in other.said  # it was handed over, and has not died
+
+
+async def test_a_process_apart_does_not_outlive_its_worker(tools: Path) -> None:
+    """It hands over when its worker is killed."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        await left(sessions, {"a": "what is 2 + 3?"})
+        await killed_while_it_runs(tools, store)
+        async with working(tools, "--lease", "2s", PERDURE_STORE=store) as (worker,):
+            apart = await begun(tools, 2, times=2)
+            worker.process.kill()
+            await until(lambda: not is_running(apart))
+        assert [*await sessions.store.lapsed()] == ["a"]  # type: ignore[attr-defined]
+
+
+async def test_one_session_only(tools: Path, process: Callable[..., Any]) -> None:
+    """The exit code says what has come of it; others are left alone."""
+    store = store_in(tools, "sqlite")
+    options = ("--store", store, "--tools", "tools.py")
+    async with connect(store, model="offline") as sessions:
+        asked, other = await left(sessions, {"a": "what is 2 + 3?", "b": "what is 4 + 3?"})
+        await asyncio.to_thread(process, "worker", "--only", "a", *options)
+        assert "5" in await answer(asked)
+        assert await other.reply(0.1) is None
+        await sessions.suspend("b")
+        await asyncio.to_thread(process, "worker", "--only", "b", *options, code=10)
+        await sessions.enqueue("a", "what is 6 + 3?")
+        await sessions.store.claim("a", version=2, owner="host:1", lease=60.0)  # type: ignore[attr-defined]
+        await asyncio.to_thread(process, "worker", "--only", "a", *options, code=4)
+        await asyncio.to_thread(process, "worker", "--only", "nobody", *options, code=3)
+
+
+async def test_a_run_that_cannot_go_on_here_says_why(tools: Path, process: Callable[..., Any]) -> None:
+    """It is tried again later, where its tools may be."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        await left(sessions, {"a": "what is 2 + 3?"})
+        await killed_while_it_runs(tools, store)
+    told = await asyncio.to_thread(process, "worker", "--only", "a", "--store", store, code=1)
+    assert "session a could not be run here" in told.err
+    assert "'add'" in told.err
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_a_worker_for_what_is_urgent(tools: Path, engine: str) -> None:
+    """It leaves the rest to others."""
+    store = store_in(tools, engine)
+    async with connect(store, model="offline") as sessions:
+        (plain,) = await left(sessions, {"a": "what is 2 + 3?"})
+        await sessions.open("b")
+        urgent = await sessions.enqueue("b", "what is 4 + 3?", priority=1)
+        async with working(tools, "--queue", "high", PERDURE_STORE=store):
+            assert "7" in await answer(urgent)
+            assert await plain.reply(1.0) is None
+        async with working(tools, "--queue", "default", PERDURE_STORE=store):
+            assert "5" in await answer(plain)
+
+
+def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
+    """An owner, a store that is not there, and what is not a number."""
+    assert "Leave --owner" in perdure("worker", "--owner", "ann", code=2).err
+    assert "There is no store" in perdure("worker", "--store", "none.db", code=9).err
+    assert "high, default, or a number" in perdure("worker", "--queue", "low", code=2).err
+    assert "is no time span" in perdure("worker", "--lease", "soon", code=2).err
+    assert "--tries" in perdure("worker", "--tries", "0", code=2).err
 
 
 async def test_workers_keep_to_one_rate(tools: Path) -> None:

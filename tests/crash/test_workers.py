@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from tests import postgres_server
 from tests.crash.addresses import address_of
-from tests.crash.worker_chaos import ATTACKS, Attack, Stage, chaos, stage, take_overs, told
+from tests.crash.worker_chaos import ATTACKS, BEYOND, Attack, Stage, chaos, stage, take_overs, told
 from tests.crash.worker_process import Task
 
 LONGER = 2.0
-"""Seconds beyond its lease until a run is taken over at the latest."""
+"""Seconds beyond its lease until a run is taken over at the latest, on a quiet machine."""
 IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 SIZE = {"sessions": 500, "messages": 4, "workers": 8} if IS_TORTURE else {"sessions": 40, "messages": 3, "workers": 4}
 """How much is done while workers are killed; the other attacks are played in full by torture alone."""
-SMALL = SIZE if IS_TORTURE else {"sessions": 12, "messages": 2, "workers": 3}
+SMALL = SIZE if IS_TORTURE else {"sessions": 12, "messages": 2, "workers": 3, "lease": 2.0}
 EVERY = (1.0, 2.0) if IS_TORTURE else (0.9, 1.1)
 PATIENCE = 600.0 if IS_TORTURE else 60.0
 needs_torture = pytest.mark.skipif(not IS_TORTURE, reason="make torture plays it")
@@ -36,6 +36,7 @@ def task_of(address: str, where: Path, *, sessions: int, messages: int, lease: f
         ledger=str(where / "ledger"),
         sessions=[f"s{number:03}" for number in range(sessions)],
         messages=messages,
+        thinks=0.1,
         options={"lease": lease, "concurrency": 3, "drain": 0.3, "tries": 100},  # no run is to be parked here
         **more,
     )
@@ -56,9 +57,11 @@ async def attacked(
     async with stage(task_of(address, where, lease=lease, **task), remote=remote) as on:
         wrong = await chaos(on, attack, workers=workers, every=every, patience=PATIENCE)
         found = take_overs(on)
-        print(f"{len(on.harms)} attacks, {told(found)}")
+        print(f"{len(on.harms)} attacks, {told(found)}; slowness {on.slowness:.1f}")
         assert wrong == []
-        assert found == [] or found[-1] <= lease + LONGER, told(found)
+        # One that is stopped may hold the lock of a file, which nobody else can write then.
+        stopped = BEYOND if attack is ATTACKS["stop"] and "://" not in address else 0.0
+        assert found == [] or found[-1] <= lease + stopped + LONGER * on.slowness, told(found)
     return on
 
 

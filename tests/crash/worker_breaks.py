@@ -2,12 +2,95 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
+from perdure.actions.inbox import Inbox
 from perdure.stores import claims
+from perdure.stores.jobs import claiming, saving
+from perdure.workers import Worker
 
 
 def elsewhere() -> None:
     """Stand on another machine, as far as anybody can see."""
     machine = str(uuid.uuid4())
     claims._boot_id = lambda: machine
+
+
+def without_sweep() -> None:
+    """Never look for runs that have died, nor for jobs that were lost."""
+    from perdure.workers.procrastinate.sweep import Sweep
+
+    async def nothing(self: Any) -> None: ...
+
+    Worker._sweep = nothing  # type: ignore[method-assign]
+    Sweep._stalled = Sweep._forgotten = nothing  # type: ignore[method-assign]
+
+
+def without_epochs() -> None:
+    """Write under a claim that another has taken over. SQLite and files only."""
+    refusal = saving.refusal
+    saving.refusal = lambda sid, facts, claim, **more: None if claim else refusal(sid, facts, claim, **more)
+    claiming.held = lambda claim: {"id": str(claim.session_id), "claim !=": None}
+
+
+def without_claims() -> None:
+    """Take a session from whoever holds it. PostgreSQL only."""
+    from perdure import PostgresStore
+
+    claim = PostgresStore.claim
+
+    async def taken(self: Any, session_id: str, **more: Any) -> Any:
+        await self.link.rows("UPDATE session SET claim = NULL, expires = NULL WHERE id = %s", (str(session_id),))
+        return await claim(self, session_id, **more)
+
+    PostgresStore.claim = taken  # type: ignore[method-assign]
+
+
+def dies_after_a_post() -> None:
+    """Be killed as soon as a message is in the store."""
+    post = Inbox.post
+
+    async def posted(self: Inbox, *args: Any, **more: Any) -> NoReturn:
+        await post(self, *args, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it was killed")
+
+    Inbox.post = posted  # type: ignore[method-assign]
+
+
+def stays_before_a_commit() -> None:
+    """Write all of a message, say so, and never come to the commit. PostgreSQL only."""
+
+    def stays() -> NoReturn:
+        print("written", flush=True)
+        signal.pause()
+        raise AssertionError("it was killed")
+
+    _after_a_post(lambda: iter(stays, None))
+
+
+def slow_posts(seconds: float) -> None:
+    """Have messages committed that late. PostgreSQL only."""
+
+    def sleeps() -> Iterator[Any]:
+        yield "SELECT pg_sleep(%s)", (seconds,)
+
+    _after_a_post(sleeps)
+
+
+def _after_a_post(queries: Callable[[], Iterator[Any]]) -> None:
+    """Have further statements carried out in the transaction of a post, behind all others."""
+    from perdure.stores.postgres import inbox
+
+    original = inbox.Inbox._post_counted
+
+    def posted(self: Any, *args: Any) -> Any:
+        seq = yield from original(self, *args)
+        yield from queries()
+        return seq
+
+    inbox.Inbox._post_counted = posted  # type: ignore[method-assign]

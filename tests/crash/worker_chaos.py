@@ -40,6 +40,10 @@ def _can_unshare() -> bool:
     return False
 
 
+BEYOND = 2.5
+"""Seconds beyond its lease for which a worker is stopped."""
+
+
 class Victim:
     """A process that may be harmed at any instant."""
 
@@ -62,8 +66,8 @@ class Victim:
         assert line == b"ready\n" or self.is_to_end, f"process {self.name} did not begin"
         self.listening.set()
 
-    async def end(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 60)
+    async def end(self, patience: float = 60.0) -> int:
+        return await asyncio.wait_for(self.process.wait(), patience)
 
 
 class Harm(msgspec.Struct, frozen=True):
@@ -80,17 +84,20 @@ class Stage:
         self.task = task
         self.chance = random.Random(seed)
         self.workers: list[Victim] = []
+        self._others: list[Victim] = []
         self.harms: list[Harm] = []
         self._prefix = _REMOTE if remote and _can_unshare() else ()
         if remote and not self._prefix:
             self.task = msgspec.structs.replace(task, breaks=[*task.breaks, "elsewhere"])
         self._started = 0
+        self._took: list[float] = []
         self._wanted = 0
 
     async def start(self, role: str, **changes: Any) -> Victim:
         """Start a process, and return once it works."""
         self._started += 1
         name = f"{role}{self._started}"
+        began = time.monotonic()
         told = msgspec.json.encode(msgspec.structs.replace(self.task, name=name, **changes)).decode()
         prefix = self._prefix if role == "work" else ()
         process = await asyncio.create_subprocess_exec(
@@ -99,19 +106,31 @@ class Stage:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         victim = Victim(name, process)
-        if role == "work":
-            self.workers.append(victim)
+        (self.workers if role == "work" else self._others).append(victim)
         await victim.ready()
+        self._took.append(time.monotonic() - began)
         return victim
+
+    @property
+    def slowness(self) -> float:
+        """How many times slower than a quiet one the machine is: there a process is ready within 1.5 seconds."""
+        return max(1.0, sorted(self._took)[len(self._took) // 2] / 1.5)
 
     async def start_workers(self, count: int, **changes: Any) -> None:
         self._wanted += count
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     def any_worker(self) -> Victim | None:
-        """Return a worker to be harmed; None if fewer than half are at work, as on a machine that starts them slowly."""
+        """Return a worker to be harmed, in the middle of a run if there is one.
+
+        Return None if half of them are not at work, as on a slow machine.
+        """
         at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
-        return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
+        if len(at_work) <= self._wanted // 2:
+            return None
+        last = {line.session_id: line for line in ledger_of(self.task) if line.what in ("start", "over")}
+        names = {line.by for line in last.values() if line.what == "start"}
+        return self.chance.choice([each for each in at_work if each.name in names] or self.workers)
 
     def note(self, name: str) -> None:
         """Note that something is harmed now."""
@@ -130,9 +149,10 @@ class Stage:
 
     async def close(self) -> None:
         """End all processes that are left."""
-        for victim in self.workers:
+        left = [*self.workers, *self._others]
+        for victim in left:
             victim.signal(signal.SIGKILL)
-        await asyncio.gather(*(victim.end() for victim in self.workers))
+        await asyncio.gather(*(victim.end() for victim in left))
 
 
 @asynccontextmanager
@@ -163,7 +183,7 @@ async def stops(on: Stage) -> None:
     victim.is_stopped = True
     on.harm(victim, signal.SIGSTOP)
     try:
-        await asyncio.sleep(on.task.options["lease"] + 2.5)
+        await asyncio.sleep(on.task.options["lease"] + BEYOND)
     finally:
         victim.signal(signal.SIGCONT)
         victim.is_stopped = False
@@ -200,7 +220,7 @@ async def attacking(on: Stage, attack: Attack, every: tuple[float, float]) -> No
         await asyncio.gather(*under_way)
 
 
-async def leave_messages(on: Stage, *, killed_after: float | None = None) -> None:
+async def leave_messages(on: Stage, patience: float, *, killed_after: float | None = None) -> None:
     """Have messages left by a process; if it is killed on its way, by another that begins again."""
     poster = await on.start("post")
     if killed_after is not None:
@@ -208,7 +228,7 @@ async def leave_messages(on: Stage, *, killed_after: float | None = None) -> Non
         poster.signal(signal.SIGKILL)
         await poster.end()
         poster = await on.start("post")
-    assert await poster.end() == 0
+    assert await poster.end(patience) == 0
 
 
 async def is_done(store: Any, task: Task) -> bool:
@@ -236,7 +256,7 @@ async def chaos(
     await on.start_workers(workers)
     attacks = asyncio.ensure_future(attacking(on, attack, every))
     try:
-        await leave_messages(on, killed_after=0.5 if poster_dies else None)
+        await leave_messages(on, patience, killed_after=0.5 if poster_dies else None)
         in_time = await all_done(on.task, patience)
     finally:
         attacks.cancel()
@@ -343,15 +363,32 @@ def take_overs(on: Stage) -> list[float]:
     """Return for each run that was under way in a process when it was harmed how long it took until it was continued.
 
     That is when a run begins in that session next, in another process. A run that its own process ends, woken again,
-    has waited for as long as that took.
+    has waited for as long as that took. If one that has just taken it over is harmed too, time counts from then on.
     """
-    ledger, found = [line for line in ledger_of(on.task) if line.what in ("start", "over")], []
-    for harm in on.harms:
-        under_way = {line.session_id: line.what for line in ledger if line.by == harm.name and line.at <= harm.at}
-        later = [line for line in ledger if line.at > harm.at and under_way.get(line.session_id) == "start"]
-        first = {line.session_id: line.at for line in reversed(later)}
-        found += [at - harm.at for at in first.values()]
-    return sorted(found)
+    by_session: dict[str, list[Line]] = defaultdict(list)
+    for line in ledger_of(on.task):
+        by_session[line.session_id].append(line)
+    return sorted(late for harm in on.harms for lines in by_session.values() for late in _waited(harm, lines, on.harms))
+
+
+def _waited(harm: Harm, lines: Sequence[Line], harms: Sequence[Harm]) -> list[float]:
+    """Return how long one session has waited after a process was harmed; nothing if it was not run there."""
+    runs = [line for line in lines if line.what in ("start", "over")]
+    last = next((line for line in reversed(runs) if line.at <= harm.at), None)
+    if last is None or (last.by, last.what) != (harm.name, "start"):
+        return []
+    after = next((line.at for line in runs if line.at > harm.at), None)
+    if after is None:
+        return []
+    looks = [line for line in lines if line.what in ("look", "looked")]
+    since = [each.at for each in harms if harm.at <= each.at < after and _is_looking(each, looks)]
+    return [after - max(since, default=harm.at)]
+
+
+def _is_looking(harm: Harm, looks: Sequence[Line]) -> bool:
+    """Tell whether a process was looking at a session when it was harmed."""
+    found = next((line.what for line in reversed(looks) if line.by == harm.name and line.at <= harm.at), None)
+    return found == "look"
 
 
 def told(found: Sequence[float]) -> str:

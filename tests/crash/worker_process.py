@@ -42,8 +42,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two messages that are left."""
     thinks: float = 0.15
     """Seconds that the model takes for a step."""
+    slow_step: int | None = None
+    """The step for which it takes far longer."""
     works: float = 0.05
     """Seconds that the tool takes."""
+    idempotent: bool = False
+    """Whether the tool may be called again."""
     dispatcher: str = "inbox"
     breaks: list[str] = []
     """What is broken in this process, on purpose: functions of `worker_breaks`."""
@@ -64,10 +68,10 @@ class Ledger:
         os.fsync(self._handle)
 
 
-def charging(ledger: Ledger, works: float) -> Any:
-    """A tool that must not be repeated."""
+def charging(ledger: Ledger, works: float, idempotent: bool) -> Any:
+    """A tool with a side effect."""
 
-    @tool
+    @tool(idempotent=idempotent)
     async def charge(which: str, context: ToolContext) -> str:
         """Take money."""
         ledger.write("begin", context.session_id, which)
@@ -78,10 +82,11 @@ def charging(ledger: Ledger, works: float) -> Any:
     return charge
 
 
-def reply(request: ModelRequest, thinks: float) -> Delay:
+def reply(request: ModelRequest, task: Task) -> Delay:
     """Call the tool for what was asked last, as often as it is to be called, then answer."""
     asked = next(message.text for message in reversed(request.messages) if message.role == "user")
     name = asked.replace(" ", "/")
+    thinks = 30.0 if request.step == task.slow_step else task.thinks
     if request.step < CHARGES:
         which = f"{name}/{request.step}"
         return Delay(thinks, ToolCall("charge", {"which": which}, id=which))
@@ -93,22 +98,46 @@ def sessions_of(task: Task, ledger: Ledger) -> Any:
     events = EventBus()
     events.subscribe(AgentStart, lambda event: ledger.write("start", event.session_id, event.loop_id))
     events.subscribe(AgentEnd, lambda event: ledger.write("over", event.session_id, event.loop_id))
-    driver = ScriptedDriver(lambda request: reply(request, task.thinks))
-    tools = [charging(ledger, task.works)]
+    driver = ScriptedDriver(lambda request: reply(request, task))
+    tools = [charging(ledger, task.works, task.idempotent)]
     return connect(store_at(task.address), driver=driver, tools=tools, events=events)
 
 
-def dispatcher_of(name: str, store: Any) -> Any:
-    """Return the dispatcher that a test has asked for."""
+async def dispatcher_of(name: str, store: Any) -> Any:
+    """Return the dispatcher that a test has asked for, ready to be used."""
     if name == "inbox":
         return InboxDispatcher(store)
-    return import_module(f"perdure.workers.{name}").ProcrastinateDispatcher(store)
+    from perdure.workers.procrastinate import ProcrastinateDispatcher
+
+    made = ProcrastinateDispatcher(store)
+    await made.prepare()
+    return made
+
+
+class Noting:
+    """A dispatcher that notes in a ledger when a session is looked at."""
+
+    def __init__(self, dispatcher: Any, ledger: Ledger) -> None:
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self.wake = dispatcher.wake
+
+    async def work(self, advance: Any, options: Any, stopped: asyncio.Event) -> None:
+        async def looked_at(session_id: str) -> Any:
+            self._ledger.write("look", session_id)
+            try:
+                return await advance(session_id)
+            finally:
+                self._ledger.write("looked", session_id)
+
+        await self._dispatcher.work(looked_at, options, stopped)
 
 
 async def work(task: Task) -> None:
     """Work until SIGTERM."""
-    async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
-        dispatcher = dispatcher_of(task.dispatcher, sessions.store)
+    ledger = Ledger(task.ledger, task.name)
+    async with sessions_of(task, ledger) as sessions:
+        dispatcher = Noting(await dispatcher_of(task.dispatcher, sessions.store), ledger)
         async with Worker(sessions, dispatcher=dispatcher, **task.options) as worker:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
             print("ready", flush=True)

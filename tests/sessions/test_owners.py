@@ -41,6 +41,7 @@ ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
 OTHERS = {
     *("open", "exists", "snapshot", "run", "list", "headers", "find"),
+    "queue",  # see test_operating.py
     *("export", "import_", "purge", "gc", "erase_owner"),
 }
 

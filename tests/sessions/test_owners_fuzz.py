@@ -275,6 +275,10 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "schedules": [_on_id("schedules"), _nothing("schedules")],
     "unschedule": [_on_id("unschedule"), ("id", lambda who, mine, it: who.unschedule("digest", it))],
     "timers": [_on_id("timers"), _nothing("timers")],
+    "queue": [_nothing("queue")],
+    "unpark": [_on_id("unpark")],
+    "drop_waiting": [_on_id("drop_waiting")],
+    "drop_timer": [_on_id("drop_timer", "bobs-later"), ("key", lambda who, mine, it: who.drop_timer(mine, it))],
     "result": [_on_id("result", "bobs-key"), ("key", lambda who, mine, it: who.result(mine, it))],
     "follow": [
         *[_on_id("follow"), ("cursor", lambda who, mine, it: who.follow(mine, after=it))],

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from perdure.stores import claims
-from perdure.stores.claims import Holder
+from perdure.stores.claims import Holder, Look
 
 
 @contextmanager
@@ -73,6 +73,19 @@ def test_a_process_that_has_ended_is_gone() -> None:
     with another() as holder:
         assert not holder.is_gone
     assert holder.is_gone
+
+
+def test_a_look_at_many_claims_looks_for_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many claims it holds; another process is another question, and so is another look."""
+    read: list[str] = []
+    failing(monkeypatch, OSError(), lambda path: bool(read.append(path)))
+    with another() as holder:
+        look, mine = Look(), [Holder.here(f"run {number}", since=number) for number in range(20)]
+        assert not any(look.finds_gone(each) for each in (*mine, holder))
+        assert len([path for path in read if path.endswith("/stat")]) <= 3  # one of them, and of its own start
+    assert not look.finds_gone(holder)
+    assert Look().finds_gone(holder)
+    assert not any(Look().finds_gone(each) for each in mine)
 
 
 def test_a_live_holder_is_not_gone_for_one_without_handles() -> None:

@@ -122,18 +122,17 @@ class Inbox:
         terms: Terms = DEFAULT_TERMS,
     ) -> None:
         """Deal with all items up to one without a run, and put on record what is to be told of that."""
-        holder = {"owner": owner_here(), "lease": terms.lease}
 
         async def noted() -> None:
-            claim, _ = await self._journal.claim(session.id, version=session.version, **holder)
+            version, lease = session.version, terms.lease
+            claim, _ = await self._journal.claim(session.id, version=version, owner=owner_here(), lease=lease)
             try:
                 await self._journal.append(claim, messages=messages, entries=entries, taken=seq)
             finally:
                 await self._journal.release(claim)
 
-        await finish_despite_cancel(
-            noted()
-        )  # or the claim of one who was cancelled would keep others out until it lapses
+        # Or the claim of one who was cancelled would keep others out until it lapses.
+        await finish_despite_cancel(noted())
 
     async def refuse(
         self, session: AgentSession, entry: JournalEntry, reason: str, terms: Terms = DEFAULT_TERMS

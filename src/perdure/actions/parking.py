@@ -13,23 +13,13 @@ from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import now
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult, Entry, Journal, Next
+from perdure.protocols import PARKED, ActionContext, ActionResult, Entry, Journal, Next, Parked
 from perdure.run_journal import HANDED_OVER
 from perdure.runtime.record_reader import last_of_run
 
-PARKED = "parked"
-"""The tag of sessions that are parked, and the kind of the entry on record that says why."""
 _LOOKED_AT = 64
 """How many entries at the end of a record are looked at for the reason. Few come behind it: the session is closed."""
 _PROGRESS = frozenset({"tool_execution_end", "turn_end"})
-
-
-class Parked(msgspec.Struct, frozen=True):
-    """Why a session is parked, and since when."""
-
-    reason: str
-    tries: int
-    at: str
 
 
 async def deaths(journal: Journal, session_id: str) -> int:

@@ -120,7 +120,7 @@ def _open(ctx: click.Context, session: str, as_json: bool) -> None:
     if as_json:
         print_json({"session": session_id, "waiting": count})
         return
-    say(f"{session_id} is active; {counted(count, 'message')} wait there for a worker")
+    say(f"{session_id} is active; for a worker: {counted(count, 'message')}")
     note("The message whose run was ended is not among them. Send it again if it is still wanted.")
 
 

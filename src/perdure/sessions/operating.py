@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.actions.inbox import QUEUE, DropWaiting, Inbox, messages_in
-from perdure.actions.parking import PARKED, Parked, UnparkSession, why_parked
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
-from perdure.protocols import JournalEntry, Running, Timer, Waiting
+from perdure.protocols import PARKED, JournalEntry, Parked, Running, Timer, Waiting
 from perdure.sessions.queueing import Queueing
 
+# Parking is imported where it is used: a process that opens a session and sends does not need it.
 TAKEN_BACK = "it was taken back before it was sent"
 _MOST = 10_000
 """How many sessions that wait are looked through for those of one owner."""
@@ -72,6 +72,8 @@ class Operating(Queueing):
         return [await self._as_parked(info) for info in infos]
 
     async def _as_parked(self, info: AgentSessionInfo) -> ParkedSession:
+        from perdure.actions.parking import why_parked
+
         journal = self._journal()
         items = await Inbox(journal, info.id).items()
         waiting = sum(item.kind == QUEUE for item in items)
@@ -82,6 +84,8 @@ class Operating(Queueing):
 
         The message whose run was ended is not sent again: `retry` does that, or the same message under its key.
         """
+        from perdure.actions.parking import UnparkSession
+
         found = (await self.info(session_id)).id
         # Not with execute(), which sends what waits from here: it may take this process down, too.
         await self.runtime.execute(found, UnparkSession(), on_conflict="retry")

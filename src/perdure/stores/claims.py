@@ -41,6 +41,19 @@ class Holder(msgspec.Struct, frozen=True):
         return _has_ended(self.pid, self.started)
 
 
+class Look:
+    """One look at many claims. Each process that holds some of them is looked for once."""
+
+    def __init__(self) -> None:
+        self._gone: dict[tuple[str, str, int, str], bool] = {}
+
+    def finds_gone(self, holder: Holder) -> bool:
+        process = (holder.boot, holder.namespace, holder.pid, holder.started)
+        if process not in self._gone:
+            self._gone[process] = holder.is_gone
+        return self._gone[process]
+
+
 def _boot_id() -> str:
     """Return the id of this start of the machine, or "" while it cannot be read."""
     try:

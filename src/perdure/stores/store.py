@@ -567,7 +567,7 @@ class Store:
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
 
     async def in_turn(
-        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+        self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
         from perdure.stores.jobs import waiting
 

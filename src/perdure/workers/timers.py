@@ -12,12 +12,11 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from perdure.actions.inbox import Execute
-from perdure.actions.parking import PARKED
 from perdure.actions.waiting import is_waiting
 from perdure.errors import SessionNotFound
 from perdure.model.ids import new_id, now
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer, tell_of
+from perdure.protocols import PARKED, ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer, tell_of
 from perdure.sessions.timing import UNTIL, next_time
 
 _AT_ONCE = 100

@@ -15,6 +15,7 @@ from perdure.protocols import RECOVERY, Dispatcher, Outcome, Terms, WorkerOption
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
 from perdure.workers.choosing import dispatcher_of
+from perdure.workers.inbox import InboxDispatcher
 from perdure.workers.timers import Bell
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        self.dispatcher = dispatcher or dispatcher_of(queue)
+        # By an engine's jobs a worker cannot choose those that are urgent; from the inboxes it can, beside others.
+        is_choosy = self.options.least_priority is not None
+        self.dispatcher = dispatcher or (InboxDispatcher(queue) if is_choosy else dispatcher_of(queue))
         self._runtime = self._own_runtime()
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
@@ -88,11 +91,12 @@ class Worker:
         await self._runtime.close(0.0)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Take no further session. `run` returns when those under way have ended, or have been handed over.
+        """Begin no further run. `run` returns when those under way have ended, or have been handed over.
 
         They have `drain` seconds for that, or none: `at_once` may be asked for later, too.
         """
         self._stopped.set()
+        self._advancing.is_over = True  # what waits behind a run that is under way is left to others
         if at_once and self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave())
 

@@ -16,7 +16,7 @@ from perdure.errors import (
 )
 from perdure.model.ids import SessionId
 from perdure.protocols import Claim, Running
-from perdure.stores.claims import Holder
+from perdure.stores.claims import Holder, Look
 from perdure.stores.engine import Clock, Delete, Job, Later, Lock, Select, Update
 
 COLUMNS_OF_FACTS = (
@@ -160,7 +160,8 @@ def held(claim: Claim) -> dict[str, object]:
 def lapsed() -> Job[list[SessionId]]:
     rows = yield Select("session", ("id", "claim", "expires"), {"claim !=": None}, order="sid")
     ((time,),) = yield Clock()
-    return [SessionId(key) for key, claim, expires in rows if expires <= time or holder_of(key, claim).is_gone]
+    look = Look()
+    return [SessionId(key) for key, claim, expires in rows if expires <= time or look.finds_gone(holder_of(key, claim))]
 
 
 def running() -> Job[list[Running]]:
@@ -168,12 +169,13 @@ def running() -> Job[list[Running]]:
     columns = ("id", "owner", "claim", "expires")
     rows = yield Select("session", columns, {"claim !=": None}, order="sid")
     ((time,),) = yield Clock()
-    return [_running(time, *row) for row in rows]
+    look = Look()
+    return [_running(look, time, *row) for row in rows]
 
 
-def _running(time: float, session_id: str, owner: str | None, claim: bytes, expires: float) -> Running:
+def _running(look: Look, time: float, session_id: str, owner: str | None, claim: bytes, expires: float) -> Running:
     holder = holder_of(session_id, claim)
-    is_lapsed = expires <= time or holder.is_gone
+    is_lapsed = expires <= time or look.finds_gone(holder)
     return Running(SessionId(session_id), owner, holder.owner, holder.since or None, expires, is_lapsed)
 
 

@@ -10,6 +10,7 @@ from perdure.errors import CorruptRecord, OwnerBusy, QueueFull, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.protocols import Waiting
+from perdure.stores.claims import Look
 from perdure.stores.engine import Clock, Job, Lock, Row, Select, Where
 from perdure.stores.jobs.claiming import holder_of, require_absent
 
@@ -28,7 +29,8 @@ def waiting(limit: int, idle_only: bool) -> Job[list[Waiting]]:
     # Few have a claim, of which most stand: those that have lapsed are put among the others.
     claimed = yield Select("session", (*COLUMNS, "claim", "expires"), {**_ACTIVE, "claim !=": None})
     ((time,),) = (yield Clock()) if claimed else [(0.0,)]
-    lapsed = [row[:-2] for row in claimed if row[-1] <= time or holder_of(row[0], row[-2]).is_gone]
+    look = Look()
+    lapsed = [row[:-2] for row in claimed if row[-1] <= time or look.finds_gone(holder_of(row[0], row[-2]))]
     return [waiting_of(row) for row in merged(free, lapsed)[:limit]]
 
 
@@ -134,5 +136,6 @@ def require_seat(session_id: str, most: int) -> Job[None]:
     claims = yield Select("session", ("id", "claim", "expires"), {"owner": owner, "claim !=": None})
     ((time,),) = yield Clock()
     others = [(key, claim) for key, claim, expires in claims if key != session_id and expires > time]
-    if sum(not holder_of(key, claim).is_gone for key, claim in others) >= most:
+    look = Look()
+    if sum(not look.finds_gone(holder_of(key, claim)) for key, claim in others) >= most:
         raise OwnerBusy(session_id, owner, most)

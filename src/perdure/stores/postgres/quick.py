@@ -85,6 +85,13 @@ _LOG = f"""
     FROM session JOIN log ON log.sid = session.sid AND log.name = %s
     WHERE session.id = %s AND {LOG_IS_SOUND}
 """
+# By its name and, since that or its index may be damaged, by its hash.
+_NO_KEY = """
+    SELECT session.id FROM session
+    WHERE session.id = %(id)s
+        AND NOT EXISTS (SELECT 1 FROM key WHERE key.sid = session.sid AND key.name = %(name)s)
+        AND NOT EXISTS (SELECT 1 FROM key WHERE key.name_hash = hashtextextended(%(name)s, session.sid))
+"""
 
 
 class Odd(Exception):
@@ -124,6 +131,12 @@ async def _read_inbox(link: Link, session_id: str, asked: Asked) -> list[Journal
     found = [posted_of(session_id, sid, seq, _text(run), restored(kind), *row) for seq, run, kind, *row in posted]
     _require(not any(codec.hashes_in_post(item.body) for item in found))  # which have files, to be read too
     return asked.cut(found)
+
+
+async def _find_key(link: Link, session_id: str, name: str) -> None:
+    """Return None if there is no such key, as before most runs. One that is there is found by the job."""
+    rows = await link.rows(_NO_KEY, {"id": session_id, "name": plain(name)})
+    _require(rows == [(session_id,)])
 
 
 async def _runs(
@@ -191,6 +204,7 @@ def _bound(number: int | None) -> int | None:
 _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     record.read_record: _read_record,
     record.read_whole_inbox: _read_inbox,
+    record.find_key: _find_key,
     record.runs: _runs,
     record.log_of: _log_of,
     sketching.progress: _progress,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import SessionNotFound
 from perdure.protocols import Waiting
+from perdure.stores.claims import Look
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.rates import micros, wait_of
 from perdure.stores.jobs.waiting import InTurn, merged, waiting_of
@@ -70,8 +71,11 @@ async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
     free = await link.rows(page(limit, idle_only=idle_only))
     claimed = await link.rows(_CLAIMED, {"at": given_time()}) if idle_only else []
     seen = {row[0] for row in free}  # what was given back between the two is seen by both
+    look = Look()
     lapsed = [
-        row[:-2] for row in claimed if row[0] not in seen and (row[-1] or holder_of(row[0], bytes(row[-2])).is_gone)
+        row[:-2]
+        for row in claimed
+        if row[0] not in seen and (row[-1] or look.finds_gone(holder_of(row[0], bytes(row[-2]))))
     ]
     return [waiting_of(_with_text(row)) for row in merged(free, lapsed)[:limit]]
 

@@ -12,7 +12,7 @@ from procrastinate import App, JobContext
 from procrastinate.exceptions import ProcrastinateException
 from procrastinate.worker import Worker
 
-from perdure.errors import PerdureError
+from perdure.errors import ConfigurationError, PerdureError
 from perdure.protocols import Advance, Outcome, WorkerOptions
 from perdure.workers.procrastinate.connector import DatabaseConnector
 from perdure.workers.procrastinate.database import database_of, queue_of
@@ -63,7 +63,14 @@ class ProcrastinateDispatcher:
         await self.prepare()
         await self._database.rows(_WAKE, {"id": str(session_id), "priority": priority})
 
+    def look(self) -> None:
+        """Do nothing: the trigger has made a job in the commit of the message, and workers are notified of it."""
+
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
+        if options.least_priority is not None:
+            raise ConfigurationError(
+                "procrastinate hands out messages of every priority. Leave least_priority out, or use InboxDispatcher."
+            )
         await self.prepare()
         await self._database.rows("UPDATE perdure_dispatcher SET per_owner = %s", (options.per_owner,))
         failures = 0

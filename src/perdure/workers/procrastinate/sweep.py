@@ -48,6 +48,13 @@ _FORGOTTEN = f"""
                 )
         )
 """
+# The planner takes a queue that was empty when it was analyzed for an empty one. It would read all jobs at each fetch.
+_OUTDATED = """
+    SELECT 1 FROM pg_stat_user_tables AS seen JOIN pg_class ON pg_class.oid = seen.relid
+    WHERE seen.relid = 'procrastinate_jobs'::regclass AND seen.n_live_tup > 10 * greatest(pg_class.reltuples, 10)
+"""
+# Whoever has the table locked is at the same work.
+_ANALYZE = "ANALYZE (SKIP_LOCKED) procrastinate_jobs"
 
 
 class Sweep:
@@ -66,6 +73,8 @@ class Sweep:
     async def __call__(self) -> None:
         await self._own()
         if await self._database.rows(_TURN, (self._every * 0.9,)):
+            if await self._database.rows(_OUTDATED):
+                await self._database.rows(_ANALYZE)
             await self._stalled()
             await self._forgotten()
 

@@ -1,0 +1,225 @@
+"""What is left to workers, as an operator sees it: left, listed, opened again, taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import InputRefused, Sessions, TagSession, connect
+from perdure.protocols import Entry
+
+from .terminal_session import TerminalSession, clean_environment, command
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+HOSTILE = "\x1b[31mred\u202e"
+
+
+def on_store(work: Callable[[Sessions], Any]) -> Any:
+    async def done() -> Any:
+        async with connect("sqlite:///kept.db", model="offline") as sessions:
+            return await work(sessions)
+
+    return asyncio.run(done())
+
+
+@pytest.fixture
+def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command on a store with the sessions a and b."""
+    monkeypatch.setenv("PERDURE_STORE", "sqlite:///kept.db")
+    for name in ("a", "b"):
+        perdure("send", "--new", name, "hello")
+    return perdure
+
+
+async def _parked(sessions: Sessions) -> None:
+    """Leave b as it is when it is parked."""
+    await sessions.execute("b", TagSession("parked"))
+    await sessions.suspend("b")
+    facts = {"reason": f"its process has died {HOSTILE}", "tries": 3, "at": datetime.now(UTC).isoformat()}
+    await sessions.store.note("b", [Entry("parked", facts)])  # type: ignore[attr-defined]
+
+
+def test_a_message_is_left_and_its_key_printed(said: Callable[..., Any]) -> None:
+    """The key finds its answer; the same key again leaves nothing."""
+    key = said("send", "a", "Ship it.", "--no-wait", "--priority", 5).out.strip()
+    assert said("send", "a", "Ship it.", "--no-wait", "--key", key).out.strip() == key
+    (waits,) = said("queue", "--json").json["waiting"]
+    assert (waits["session"], waits["count"], waits["priority"]) == ("a", 1, 5)
+    assert on_store(lambda sessions: sessions.result("a", key)).queued
+    assert said("send", "a", "Ship it.", "--no-wait", "--key", "k", "--json").json == {
+        "session": "a",
+        "key": "k",
+        "at": None,
+    }
+
+
+def test_a_message_can_begin_a_session_and_wait_there(said: Callable[..., Any]) -> None:
+    said("send", "--new", "c", "Begin.", "--no-wait")
+    assert [each["session"] for each in said("queue", "--json").json["waiting"]] == ["c"]
+    assert said("show", "c", "--json").json["messages"] == []
+
+
+@pytest.mark.parametrize(("typed", "days"), [("3d", 3), ("36h", 1.5), ("1.5d", 1.5), ("90min", 0.0625)])
+def test_a_message_is_sent_later(said: Callable[..., Any], typed: str, days: float) -> None:
+    key = said("send", "a", "Did it arrive?", "--later", typed).out.strip()
+    (timer,) = said("queue", "--json").json["delayed"]
+    assert (timer["session"], timer["name"], timer["text"]) == ("a", key, "Did it arrive?")
+    due = datetime.fromisoformat(timer["due"]) - datetime.now(UTC)
+    assert abs(due - timedelta(days=days)) < timedelta(minutes=1)
+
+
+def test_a_message_is_sent_at_a_time(said: Callable[..., Any]) -> None:
+    told = said("send", "a", "Did it arrive?", "--later", "2126-01-31T18:00:00+01:00", "--key", "k")
+    assert "A worker sends it at 2126-01-31T18:00:00+01:00" in told.err
+    assert "perdure queue drop a k" in told.err
+    assert said("queue", "--json").json["delayed"][0]["due"] == "2126-01-31T17:00:00+00:00"
+
+
+def test_what_cannot_be_left(said: Callable[..., Any]) -> None:
+    """Nothing is stored then."""
+    assert "is no time" in said("send", "a", "x", "--later", "soon", code=2).err
+    assert "waits for its turn" in said("send", "a", "x", "--no-wait", "--when-busy", "steer", code=2).err
+    assert "--no-wait, or --later" in said("send", "a", "x", "--priority", "1", code=2).err
+    assert said("send", "nobody", "x", "--no-wait", code=3).out == ""
+    assert said("queue", "--json").json == {"waiting": [], "running": [], "delayed": [], "parked": []}
+
+
+def test_every_field_stands_in_the_page(said: Callable[..., Any]) -> None:
+    said("send", "a", "Ship it.", "--no-wait")
+    said("send", "a", "Did it?", "--later", "3d")
+    on_store(_parked)
+    on_store(lambda sessions: sessions.store.claim("a", version=2, owner="host:1", lease=60.0))
+    row = next(each for each in PAGE.splitlines() if each.startswith("| `queue` "))
+    promised = set(re.findall(r"`(\w+)`", row.split("|", 2)[2]))
+    found = said("queue", "--json").json
+    assert set(found) <= promised
+    assert all(part or name == "waiting" for name, part in found.items())  # a waits, and is being run
+    assert {field for part in found.values() for each in part for field in each} <= promised
+
+
+def test_hostile_text_is_written_out(said: Callable[..., Any]) -> None:
+    """Whatever somebody has called a timer, said, or put on record."""
+    said("send", "a", f"say {HOSTILE}", "--later", "3d", "--key", f"key {HOSTILE}")
+    said("send", "a", f"now {HOSTILE}", "--no-wait")
+    on_store(_parked)
+    shown = said("queue")
+    dropped = said("queue", "drop", "a")
+    for text in (shown.out + shown.err, dropped.out, said("queue", "--json").out):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "\\x1b[31mred" in shown.out
+    assert "\\x1b[31mred" in dropped.out
+
+
+def test_what_is_dropped_is_said_and_refused(said: Callable[..., Any]) -> None:
+    """Whoever waits for the answer is told."""
+    asked = [on_store(lambda sessions, text=text: sessions.enqueue("a", text, key=text)) for text in ("one", "two")]
+    assert said("queue", "drop", "a").lines == ["dropped\tone\tone", "dropped\ttwo\ttwo"]
+    assert said("queue", "drop", "a").lines == ["nothing waits in a"]
+    assert said("queue", "drop", "a", "--json").json == {"session": "a", "dropped": []}
+
+    async def answered(sessions: Sessions) -> None:
+        again = await sessions.enqueue("a", "one", key="one")
+        assert again.key == "one"
+        with pytest.raises(InputRefused, match="taken back"):
+            await _of(sessions, asked[0]).reply(5)
+
+    on_store(answered)
+
+
+def _of(sessions: Sessions, queued: Any) -> Any:
+    """Return what was queued, as another connection sees it."""
+    queued._sessions = sessions
+    return queued
+
+
+def test_what_is_to_be_sent_later_can_be_dropped(said: Callable[..., Any]) -> None:
+    said("send", "a", "Did it?", "--later", "3d", "--key", "k")
+    assert said("queue", "drop", "a", "k").lines == ["dropped\tk"]
+    assert said("queue", "drop", "a", "k", "--json").json == {"session": "a", "name": "k", "dropped": False}
+    assert said("queue", "--json").json["delayed"] == []
+
+
+def test_nothing_is_dropped_while_the_session_is_run(said: Callable[..., Any]) -> None:
+    said("send", "a", "one", "--no-wait")
+    on_store(lambda sessions: sessions.store.claim("a", version=2, owner="host:1", lease=60.0))
+    said("queue", "drop", "a", code=4)
+    assert [each["holder"] for each in said("queue", "--json").json["running"]] == ["host:1"]
+
+
+def test_a_parked_session_is_opened_again(said: Callable[..., Any]) -> None:
+    """What waits there is left to a worker."""
+    on_store(lambda sessions: sessions.enqueue("b", "one"))
+    on_store(_parked)
+    (parked,) = said("queue", "--json").json["parked"]
+    assert (parked["session"], parked["tries"], parked["waiting"]) == ("b", 3, 1)
+    assert "perdure queue retry b" in said("queue").err
+    assert said("queue", "retry", "b").out == "b is active; for a worker: 1 message\n"
+    assert "is not parked" in said("queue", "retry", "b", code=2).err
+    found = said("queue", "--json").json
+    assert (found["parked"], found["waiting"][0]["count"]) == ([], 1)
+
+
+@pytest.mark.parametrize("words", [["retry"], ["drop"], ["ls", "a"], ["retry", "a", "b"], ["look"]])
+def test_what_is_typed_wrong(said: Callable[..., Any], words: list[str]) -> None:
+    said("queue", *words, code=2)
+
+
+def test_an_owner_sees_nobody_elses(said: Callable[..., Any]) -> None:
+    for owner in ("ann", "ben"):
+        said("send", "--new", "x", "hello", "--no-wait", "--owner", owner)
+    assert [each["owner"] for each in said("queue", "--json", "--owner", "ann").json["waiting"]] == ["ann"]
+    assert len(said("queue", "--json").json["waiting"]) == 2
+
+
+def test_a_schedule_is_kept_listed_and_ended(said: Callable[..., Any]) -> None:
+    """It is that of a session of its name, unless another is named."""
+    cron = ("--cron", "0 7 * * MON", "--timezone", "Europe/Oslo")
+    made = said("schedule", "add", "digest", "Write it.", *cron, "--json").json
+    assert (made["session"], made["name"], made["cron"]) == ("digest", "schedule:digest", "0 7 * * MON")
+    said("schedule", "add", "check", "Look.", "--cron", "*/5 * * * *", "-s", "a", "--priority", 2)
+    listed = said("schedule", "--json").json_lines
+    assert [(each["session"], each["text"], each["priority"]) for each in listed] == [
+        ("digest", "Write it.", 0),
+        ("a", "Look.", 2),
+    ]
+    assert said("schedule", "remove", "digest").lines == ["dropped\tschedule:digest"]
+    assert said("schedule", "remove", "check", "-s", "a", "--json").json["dropped"] is True
+    assert said("schedule", "--json").out == ""
+
+
+def test_a_schedule_that_is_none(said: Callable[..., Any]) -> None:
+    assert "is not a schedule" in said("schedule", "add", "x", "y", "--cron", "at dawn", code=2).err
+    zone = ("--cron", "0 7 * * *", "--timezone", "Mars/Base")
+    assert "no time zone" in said("schedule", "add", "x", "y", *zone, code=2).err
+    for words in (["add", "x", "y"], ["add", "x", "--cron", "0 7 * * *"], ["remove"], ["ls", "x"]):
+        said("schedule", *words, code=2)
+    assert said("schedule", "--json").out == ""
+
+
+def test_a_pause_ends_by_itself(said: Callable[..., Any]) -> None:
+    """A worker opens the session again at that time."""
+    assert "a is suspended until 2126-01-31T00:00:00+00:00" in said("suspend", "a", "--resume", "2126-01-31").out
+    (timer,) = said("queue", "--json").json["delayed"]
+    assert (timer["session"], timer["name"], timer["text"]) == ("a", "until", None)
+    said("resume", "a")
+    assert said("queue", "--json").json["delayed"] == []
+
+
+def test_in_a_terminal(said: Callable[..., Any], home: Path) -> None:
+    """A table with a head, and times as a person says them."""
+    said("send", "a", "Ship it.", "--no-wait")
+    said("send", "b", "Did it?", "--later", "3d", "--key", "k")
+    env = clean_environment(home, PERDURE_STORE="sqlite:///kept.db")
+    with TerminalSession(command("queue"), cwd=home, env=env) as terminal:
+        assert terminal.ends() == 0
+        lines = [each.split() for each in terminal.text.splitlines() if each.strip()]
+    assert lines[0] == ["SESSION", "STATE", "PRIORITY", "MESSAGES", "WHEN", "WHAT"]
+    assert lines[1][:4] == ["a", "waiting", "0", "1"]
+    assert lines[2] == ["b", "delayed", "0", "in", "2", "d", "k:", "Did", "it?"]
