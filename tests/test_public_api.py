@@ -142,6 +142,8 @@ PerdureError
 PostgresStore
 ProviderDriver
 Queued
+RateLimit
+RateLimited
 RecoveryReport
 Redacted
 Rejected

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from perdure.errors import PendingCallsChanged as PendingCallsChanged
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import QueueFull as QueueFull
+    from perdure.errors import RateLimited as RateLimited
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import RunFailed as RunFailed
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
     from perdure.loop.compaction.options import CompactionOptions as CompactionOptions
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
+    from perdure.loop.drivers.pacing import RateLimit as RateLimit
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
     from perdure.loop.factory import LoopFactory as LoopFactory
@@ -259,14 +261,15 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
-    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RequestRefused RetriesExhausted RunFailed "
-    "RunInterrupted SessionBusy "
+    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RequestRefused RetriesExhausted "
+    "RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
     "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",
     "loop.drivers.offline": "OfflineDriver",
+    "loop.drivers.pacing": "RateLimit",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
     "loop.factory": "LoopFactory UseGuards",

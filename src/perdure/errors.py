@@ -27,6 +27,7 @@ PerdureError
 ├── DriverError
 │   ├── TransientDriverError
 │   ├── RetriesExhausted
+│   ├── RateLimited
 │   ├── CompactionFailed
 │   ├── RunFailed
 │   │   ├── InputRefused
@@ -348,7 +349,7 @@ class DriverError(PerdureError):
     """A model call failed for good."""
 
 
-_MAY_PASS = frozenset({"TransientDriverError", "RetriesExhausted", "TimeoutError", "ConnectionError"})
+_MAY_PASS = frozenset({"TransientDriverError", "RetriesExhausted", "RateLimited", "TimeoutError", "ConnectionError"})
 
 
 class TransientDriverError(DriverError):
@@ -372,6 +373,23 @@ class RetriesExhausted(DriverError):
         asked = f"; it asks to wait {last.retry_after:g} s" if last.retry_after else ""
         times = "once" if attempts == 1 else f"{attempts} times"
         super().__init__(f"{last.model} was asked {times} and could not answer: {last.reason}{asked}. Try again later.")
+
+
+class RateLimited(DriverError):
+    """A model was not asked: its place in a rate comes later than the run may take. No place was taken.
+
+    `wait` is how many seconds there are until the place, and `left` how many the run had.
+    """
+
+    def __init__(self, model: str, rate: str, wait: float, left: float) -> None:
+        self.model = model
+        self.rate = rate
+        self.wait = wait
+        self.left = left
+        super().__init__(
+            f"{model} was not asked: the rate {rate!r} is used up for {wait:.1f} s, and the run has {left:.1f} s left.",
+            "Try again later, give the run more time, or allow more: connect(rate=…).",
+        )
 
 
 class CompactionFailed(DriverError):

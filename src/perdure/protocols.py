@@ -277,6 +277,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """The index of the step within its run; a run that was recovered goes on counting where it was."""
     read_files: ReadFiles | None = None
     """Reads the bytes of images and files that the messages name by hash."""
+    deadline: datetime | None = None
+    """When the time of its run is up: an answer that cannot come before is not worth waiting for."""
 
     async def messages_with_files(self) -> Sequence[Message]:
         """Return the messages with the bytes of all images and files that they show."""
@@ -1154,7 +1156,7 @@ class Queue(Protocol):
         ...
 
     async def in_turn(
-        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+        self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
         """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
 
@@ -1204,9 +1206,10 @@ class Queue(Protocol):
         """Remove a timer. Return False if there is none of that name, or no such session."""
         ...
 
-    async def reserve(self, name: str, *, cost: float, burst: float) -> float:
+    async def reserve(self, name: str, *, cost: float, burst: float, most: float | None = None) -> float:
         """Take the next place in a rate that all processes share. Return how many seconds to wait for it.
 
+        If that is longer than `most` seconds, no place is taken.
         Each place costs so many seconds; places for `burst` seconds may be taken at once after a silence. 10 a second
         with at most 20 at once is `cost=0.1, burst=2.0`.
         """

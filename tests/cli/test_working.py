@@ -322,3 +322,20 @@ def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
     assert "high, default, or a number" in perdure("worker", "--queue", "low", code=2).err
     assert "is no time span" in perdure("worker", "--lease", "soon", code=2).err
     assert "--tries" in perdure("worker", "--tries", "0", code=2).err
+
+
+async def test_workers_keep_to_one_rate(tools: Path) -> None:
+    """Together they ask the model no more often than `--rate` says; one that is no rate is refused."""
+    store = store_in(tools, "sqlite")
+    async with connect(store, model="offline") as sessions:
+        asked = await left(sessions, {f"n{number}": "Hello." for number in range(7)})
+        async with working(tools, "--rate", "offline=4/s", count=2, PERDURE_STORE=store):
+            began = time.monotonic()
+            await until(sessions.store.running)  # type: ignore[attr-defined]
+            for each in asked:
+                assert await each.reply(PATIENCE) is not None
+        assert time.monotonic() - began > 6 * 0.25 - 0.5
+        assert 0 < await sessions.store.reserve("offline", cost=100.0, burst=100.0, most=0.0) < 1  # type: ignore[attr-defined]
+    wrong = Working(tools, "--rate", "often", PERDURE_STORE=store)
+    assert wrong.process.wait() == 2
+    assert "write a rate like '60/m'" in wrong.said

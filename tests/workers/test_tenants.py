@@ -44,6 +44,7 @@ async def test_two_processes_keep_to_the_limit_of_an_owner_and_are_fair(url: str
     """An owner with forty sessions has never more than two runs at once; two others are answered among the first."""
     notes = tmp_path / "notes"
     async with connect(url, model="offline") as sessions:
+        store: Any = sessions.store
         for owner, many in (("ann", 40), ("ben", 2), ("eve", 1)):
             for number in range(many):
                 await sessions.of(owner).open(f"{owner}-{number}")
@@ -51,7 +52,7 @@ async def test_two_processes_keep_to_the_limit_of_an_owner_and_are_fair(url: str
         async with worker_process(url, str(notes), "2"), worker_process(url, str(notes), "2"):
             assert await asked.reply(timeout=PATIENCE) is not None
             async with asyncio.timeout(PATIENCE):
-                while await sessions.store.waiting(1, idle_only=False) or await sessions.store.running():  # type: ignore[attr-defined]
+                while await store.waiting(1, idle_only=False) or await store.running():  # noqa: ASYNC110  # of others
                     await asyncio.sleep(0.05)
     lines = [line.split() for line in notes.read_text().splitlines()]
     now, most = Counter[str](), Counter[str]()

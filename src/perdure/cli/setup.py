@@ -18,9 +18,11 @@ from perdure.sessions.default_store import Chosen, as_url, configured, default_s
 
 if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
+    from perdure.loop.drivers.pacing import Pace
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
     from perdure.model.session import AgentSession
+    from perdure.protocols import SessionStore
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
 
@@ -56,11 +58,12 @@ def opened(
     begins: bool = False,
     filters: Iterable[str] = (),
     serves: bool = False,
+    rate: str | None = None,
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
-    is for a command that runs many sessions at once.
+    is for a command that runs many sessions at once. `rate` is how often models are asked.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -73,6 +76,7 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
+    store = store_of(url, commit_in_loop=not serves)  # most have nothing else to do while the disk is waited for
     bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
@@ -80,11 +84,17 @@ def opened(
         context=context_of(files),
         subagents=agents[1:] if begins else agents,
         events=bus,
+        pace=None if rate is None else _pace(rate, store),
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
-    store = store_of(url, commit_in_loop=not serves)  # most have nothing else to do while the disk is waited for
     return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf, filters=filters)
+
+
+def _pace(rate: str, store: SessionStore) -> Pace:
+    from perdure.loop.drivers.pacing import Pace, rate_of
+
+    return Pace(rate_of(rate), store)
 
 
 def _mcp_servers(ctx: click.Context) -> list[McpServer]:

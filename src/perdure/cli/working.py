@@ -71,6 +71,11 @@ class _Queue(click.ParamType[int]):
     help="How many sessions of one owner are run at once, by all workers together.",
 )
 @click.option(
+    "--rate",
+    metavar="RATE",
+    help="How often models are asked, by all processes together: 60/m, 10/s, or openai=60/m,anthropic=10/m.",
+)
+@click.option(
     "--queue",
     "least_priority",
     type=_Queue(),
@@ -103,7 +108,10 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
 
     command, environment = _command_apart(ctx, settings, as_json)
     apart = ProcessApart(command, environment=environment)
-    async with opened(ctx, must_exist=True, serves=True) as sessions, Worker(sessions, apart=apart, **settings) as made:
+    async with (
+        opened(ctx, must_exist=True, serves=True, rate=settings.pop("rate")) as sessions,
+        Worker(sessions, apart=apart, **settings) as made,
+    ):
         with _stopped_by_signals(made):
             _tell_of_start(ctx, made)
             await made.run()
@@ -115,7 +123,8 @@ async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_a
     from perdure.workers.apart import EXIT_CODES, hold_leash
     from perdure.workers.worker import Worker
 
-    async with opened(ctx, must_exist=True, serves=True) as sessions, Worker(sessions, **settings) as made:
+    rate = settings.pop("rate")
+    async with opened(ctx, must_exist=True, serves=True, rate=rate) as sessions, Worker(sessions, **settings) as made:
         with _stopped_by_signals(made, then=made.options.drain):
             if is_apart:
                 hold_leash(lambda: made.stop(at_once=True))
@@ -135,6 +144,7 @@ def _command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: boo
         ("--lease", settings["lease"]),
         ("--tries", settings["tries"]),
         ("--per-owner", settings["per_owner"]),
+        ("--rate", settings["rate"]),
     ]
     typed = [str(word) for option, value in options if value is not None for word in (option, value)]
     flags = ["--apart", "--drain", "0s", *(["--json"] if as_json else []), *(["--debug"] if given.debug else [])]

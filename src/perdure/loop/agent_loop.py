@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -441,7 +441,14 @@ class Run:
             response_format=None if form is None else form.schema,
             step=self.state.step_count,
             read_files=self.start.read_files,
+            deadline=self._deadline(),
         )
+
+    def _deadline(self) -> datetime | None:
+        """Return when the budget's time is up; None if it says nothing of time."""
+        at = now()
+        limits = [left for budget in self._timed for left, _ in budget.time_limits(self._seconds(at), at)]
+        return at + timedelta(seconds=min(limits)) if limits else None
 
     def time_limit(self) -> TimeLimit:
         """Cancels what runs inside it when the budget's time is up."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from perdure.loop.compaction.compactor import Compactor
     from perdure.loop.compaction.summary import NoteTaker
+    from perdure.loop.drivers.pacing import NameKey, Pace
     from perdure.loop.toolsets import Toolsets
 
 OFFLINE = ModelConfig("offline")
@@ -95,6 +96,7 @@ class LoopFactory:
         compaction: AutoCompaction | None = DEFAULT_COMPACTION,
         context: MakeContext | None = None,
         title: MakeTitle | None = None,
+        pace: Pace | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -107,7 +109,8 @@ class LoopFactory:
             expect(each, AgentDefinition, "$.subagents")
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
-        self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
+        self._pace = pace
+        self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
@@ -127,7 +130,7 @@ class LoopFactory:
         self._compaction = _checked_compaction(compaction)
         self._tokens = TokenEstimator()
         self._clients = ProviderDriver()
-        self._provider = RetryingDriver(self._clients)
+        self._provider = RetryingDriver(self._paced(self._clients, self._clients.name_key))
         Interceptors(self._interceptors)
         self._toolsets = _opened([each for each in given if _is_toolset(each)])
         self._tools = self._own_tools = ToolRegistry(each for each in given if not _is_toolset(each))
@@ -294,7 +297,17 @@ class LoopFactory:
     def _offline(self) -> Driver:
         from perdure.loop.drivers.offline import OfflineDriver
 
-        return OfflineDriver()
+        return self._paced(OfflineDriver())
+
+    def _paced(self, driver: Driver, name_key: NameKey | None = None) -> Driver:
+        """Return a driver that keeps to the rates of this connection. One that retries does with each try."""
+        if self._pace is None:
+            return driver
+        if isinstance(driver, RetryingDriver):
+            return driver.trying(self._paced)
+        from perdure.loop.drivers.pacing import PacedDriver
+
+        return PacedDriver(driver, self._pace, name_key)
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""

@@ -19,6 +19,7 @@ from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
     from perdure.loop.compaction.auto import AutoCompaction
+    from perdure.loop.drivers.pacing import Pace, Rate
     from perdure.sessions.blocking import BlockingSessions
 
 
@@ -53,6 +54,7 @@ def connect(
     recover: bool = False,
     lease: float = 30.0,
     per_owner: int | None = None,
+    rate: Rate | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -63,7 +65,9 @@ def connect(
     later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. With `recover`,
     killed runs are continued in the background, when the connection opens and while it is open; a run that cannot be
     is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
-    `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy.
+    `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy. `rate` is how
+    often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
+    provider. A model call waits for its turn, and is RateLimited if the run's time is up before.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -74,13 +78,14 @@ def connect(
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner")
+        own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
         known = ", ".join((*own, *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
-    loops = LoopFactory(events=bus, **options)
+    store = store_of(url, cache=live)
+    loops = LoopFactory(events=bus, pace=_pace(rate, store), **options)
     return Sessions(
-        store_of(url, cache=live),
+        store,
         loops,
         events=bus,
         owner=owner,
@@ -92,6 +97,14 @@ def connect(
         recover=recover,
         terms=Terms(lease=lease, per_owner=per_owner),
     )
+
+
+def _pace(rate: Rate | None, store: SessionStore) -> Pace | None:
+    if rate is None:
+        return None
+    from perdure.loop.drivers.pacing import Pace
+
+    return Pace(rate, store)
 
 
 def connect_blocking(
@@ -106,6 +119,7 @@ def connect_blocking(
     recover: bool = False,
     lease: float = 30.0,
     per_owner: int | None = None,
+    rate: Rate | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -116,5 +130,5 @@ def connect_blocking(
 
     store = store_of(url, cache=live, commit_in_loop=True)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
-    shared |= {"lease": lease, "per_owner": per_owner}
+    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

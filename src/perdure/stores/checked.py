@@ -173,9 +173,12 @@ def waiting(limit: int, idle_only: bool) -> None:
     expect(idle_only, bool, "$.idle_only")
 
 
-def in_turn(limit: int, after: str | None) -> None:
+def in_turn(limit: int, after: str | None, skip: Iterable[str], not_of: Iterable[str]) -> None:
     expect_count(limit, "$.limit", least=1)
     check_owner(after)
+    for path, names in (("$.skip", skip), ("$.not_of", not_of)):
+        for name in expect_several(names, path):
+            expect_text(name, path)
 
 
 def set_timer(timer: Timer, is_replaced: bool) -> None:
@@ -205,10 +208,12 @@ def drop_timer(name: str) -> None:
     expect_text(name, "$.name")
 
 
-def reserve(name: str, cost: float, burst: float) -> None:
+def reserve(name: str, cost: float, burst: float, most: float | None) -> None:
     expect_text(name, "$.name")
     check_time(cost, "$.cost")
     check_time(burst, "$.burst")
+    if most is not None:
+        expect_number(most, "$.most")
 
 
 def note(entries: Sequence[Entry]) -> None:

@@ -567,11 +567,11 @@ class Store:
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
 
     async def in_turn(
-        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+        self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
         from perdure.stores.jobs import waiting
 
-        checked.in_turn(limit, after)
+        checked.in_turn(limit, after, skip, not_of)
         return await self._engine.run(partial(waiting.in_turn, limit, after or "", frozenset(skip), frozenset(not_of)))
 
     async def has_waiting(self, session_id: str) -> bool:
@@ -615,11 +615,11 @@ class Store:
         checked.drop_timer(name)
         return await self._engine.run(partial(timers.drop_timer, SessionId(session_id), name), "write")
 
-    async def reserve(self, name: str, *, cost: float, burst: float) -> float:
+    async def reserve(self, name: str, *, cost: float, burst: float, most: float | None = None) -> float:
         from perdure.stores.jobs import rates
 
-        checked.reserve(name, cost, burst)
-        return await self._engine.run(partial(rates.reserve, name, cost, burst), "write")
+        checked.reserve(name, cost, burst, most)
+        return await self._engine.run(partial(rates.reserve, name, cost, burst, most), "write")
 
     async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
         checked.note(entries)

@@ -43,6 +43,11 @@ class ProviderDriver:
         await clients.require_known(model)
         self._known.add(model.name)
 
+    async def name_key(self, model: ModelConfig) -> str:
+        """Return a name for the key that a model is asked with: its provider and a fingerprint."""
+        clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
+        return await clients.name_key(model)
+
     async def aclose(self) -> None:
         """Close the connections of this event loop. The driver can be used again; it then opens new ones."""
         clients = self._clients.pop(asyncio.get_running_loop(), None)

@@ -25,6 +25,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.errors import ConfigurationError, RequestRefused, TransientDriverError
+from perdure.loop.drivers.pacing import fingerprint
 from perdure.loop.drivers.provider_errors import FAILURES, driver_error, keys_of, not_set_up, unfit, unknown, unset
 from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
 from perdure.model.definition import ModelConfig
@@ -69,6 +70,13 @@ class Clients:
     async def require_known(self, config: ModelConfig) -> None:
         """Raise ConfigurationError if no provider is named, or one that nobody knows."""
         await asyncio.to_thread(check_known, config)  # it imports
+
+    async def name_key(self, config: ModelConfig) -> str:
+        """Return a name for the key that a model is asked with. One without a key has the name of its provider."""
+        model = await self._model(config)
+        provider = origin_of(config, model).provider
+        keys = sorted({key.strip() for key in keys_of(model) if key.strip()})
+        return f"{provider}:{fingerprint(' '.join(keys))}" if keys else provider
 
     async def aclose(self) -> None:
         await self._stack.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from copy import copy
 
 from perdure.errors import RetriesExhausted, TransientDriverError
 from perdure.model.checks import expect_count, expect_method, expect_number
@@ -46,6 +47,12 @@ class RetryingDriver:
                 await on_delta(Delta("restart", ""))
             await self._sleep(wait)
             attempt += 1
+
+    def trying(self, wrap: Callable[[Driver], Driver]) -> RetryingDriver:
+        """Return one that does the same with another driver made of this one's: each try goes through it."""
+        other = copy(self)
+        other._driver = wrap(self._driver)
+        return other
 
     async def aclose(self) -> None:
         """Close what the driver holds open, if it holds anything."""

@@ -7,14 +7,16 @@ from perdure.stores.engine import Clock, Insert, Job, Select
 _MICRO = 1_000_000
 
 
-def reserve(name: str, cost: float, burst: float) -> Job[float]:
-    """Take the next place in a rate, and return how many seconds to wait for it."""
+def reserve(name: str, cost: float, burst: float, most: float | None) -> Job[float]:
+    """Take the next place in a rate, unless it is too far off, and return how many seconds to wait for it."""
     rows = yield Select("rate", ("until",), {"name": name})
     ((time,),) = yield Clock()
     now = micros(time)
     until = max(rows[0][0] if rows else 0, now) + micros(cost)
-    yield Insert("rate", ("name", "until"), [(name, until)], or_set=("until",))
-    return wait_of(until, now, burst)
+    wait = wait_of(until, now, burst)
+    if most is None or wait <= most:
+        yield Insert("rate", ("name", "until"), [(name, until)], or_set=("until",))
+    return wait
 
 
 def micros(seconds: float) -> int:

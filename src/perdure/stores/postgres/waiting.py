@@ -49,11 +49,20 @@ _LANE = f"""
 _MOST = 1_000_000
 # Whoever has posted and not committed holds the row's lock: this waits for that, and reads the row as it is then.
 _LAST_LOOK = "SELECT inbox_end > taken FROM session WHERE id = %s FOR SHARE"
+_AT = f"WITH at AS MATERIALIZED (SELECT round(coalesce(%(at)s::float8, {NOW}) * 1000000)::bigint AS now)"
+# `latest` is how far from now the places may be taken up to. If they are beyond that, no row comes back.
 _RESERVE = f"""
-    WITH at AS MATERIALIZED (SELECT round(coalesce(%(at)s::float8, {NOW}) * 1000000)::bigint AS now)
+    {_AT}
     INSERT INTO rate (name, until) SELECT %(name)s, now + %(cost)s::bigint FROM at
+        WHERE %(latest)s::bigint IS NULL OR %(cost)s::bigint <= %(latest)s::bigint
     ON CONFLICT (name) DO UPDATE SET until = greatest(rate.until, excluded.until - %(cost)s::bigint) + %(cost)s::bigint
+        WHERE %(latest)s::bigint IS NULL OR rate.until <= excluded.until - %(cost)s::bigint
+            OR rate.until + %(cost)s::bigint <= excluded.until - %(cost)s::bigint + %(latest)s::bigint
     RETURNING until, (SELECT now FROM at)
+"""
+_TAKEN = f"""
+    {_AT}
+    SELECT greatest(now, coalesce((SELECT until FROM rate WHERE name = %(name)s), 0)) + %(cost)s::bigint, now FROM at
 """
 
 
@@ -110,7 +119,10 @@ async def has_waiting(link: Link, session_id: str) -> bool:
     return bool(rows[0][0])
 
 
-async def reserve(link: Link, name: str, cost: float, burst: float) -> float:
+async def reserve(link: Link, name: str, cost: float, burst: float, most: float | None) -> float:
     """Do what the job of this name does."""
-    ((until, now),) = await link.rows(_RESERVE, {"at": given_time(), "name": plain(name), "cost": micros(cost)})
+    asked = {"at": given_time(), "name": plain(name), "cost": micros(cost)}
+    latest = None if most is None else micros(most) + micros(burst)
+    rows = await link.rows(_RESERVE, {**asked, "latest": latest}) or await link.rows(_TAKEN, asked)
+    ((until, now),) = rows
     return wait_of(until, now, burst)

@@ -327,6 +327,18 @@ class Runners(Contract):
             clock.advance(3600.0)
             assert [await store.reserve("key", cost=0.5, burst=1.5) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
             assert await store.reserve("key", cost=2.25, burst=1.5) == 2.75
+
+    @in_store
+    async def test_a_place_that_is_too_far_off_is_not_taken(self, store: QueueingStore) -> None:
+        """Whoever cannot wait that long is told, and those behind are not put off by it."""
+        with ids.use(clock=FrozenClock(tick=0.0)):
+            assert await store.reserve("key", cost=2.0, burst=1.0, most=0.5) == 1.0
+            assert await store.reserve("key", cost=2.0, burst=2.0, most=0.0) == 0.0
+            for most in (0.0, 1.9):
+                assert await store.reserve("key", cost=2.0, burst=2.0, most=most) == 2.0
+            assert await store.reserve("key", cost=2.0, burst=2.0, most=2.0) == 2.0
+            assert await store.reserve("key", cost=2.0, burst=2.0, most=2.0) == 4.0
+            assert await store.reserve("key", cost=2.0, burst=2.0) == 4.0
         odd: tuple[dict[str, Any], ...] = ({"cost": -1.0, "burst": 1.0}, {"cost": "1", "burst": 1.0})
         for options in (*odd, {"cost": 1.0, "burst": None}):
             with refused(InvalidData, of=str(options)):
