@@ -14,7 +14,7 @@ from tests import postgres_server
 from tests.stores.files import bytes_in, files_in
 from tests.stores.test_postgres_loss import lose_commits
 
-from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, SqliteStore
+from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, SqliteStore, codec
 from perdure.model.ids import SessionId
 from perdure.protocols import Timer
 from perdure.stores.engine import Select
@@ -106,6 +106,23 @@ class TestFiles:
             assert b"erase-me dropped" not in found
             assert found.count(b"erase-me rung") == found.count(b'"kind":"inbox"')  # which the redaction knows by ids
             assert [each.name for each in await store.timers()] == ["set"]
+
+    async def test_no_byte_of_a_schedule_that_was_redacted_is_left(self, tmp_path: Path) -> None:
+        """Neither in the line that is valid nor in those before it."""
+        async with FileStore(tmp_path) as store:
+            message = Message.user("erase-me, please")
+            session = await store.create(new_session("Hello", id="it"))
+            body = {"id": "i", "messages": [codec.decode_plain(codec.encode_message(Message.user(message.text)))]}
+            kept = await store.set_timer(Timer(SessionId("it"), "s", 5.0, Entry("queue", body), cron="0 7 * * *"))
+            assert await store.ring(kept, again=9.0, entry=ITEM)
+            await store.save(tell(session, message), taken=1)
+            await store.redact("it", [message.id])
+            assert b"erase-me" not in bytes_in(tmp_path)
+            (kept,) = await store.timers("it")
+            assert kept.due == 9.0
+        async with FileStore(tmp_path) as store:
+            assert await store.timers("it") == [kept]
+            assert [*await store.check()] == []
 
     async def test_a_directory_of_an_older_release_is_looked_through_once(self, tmp_path: Path) -> None:
         """It has no hints. Afterwards they are given with what they tell of."""

@@ -90,6 +90,20 @@ class Replacement:
                 changed[place] = Entry(entry.kind, body, entry.run)
         return changed
 
+    def repeated(self, entry: Entry) -> Entry:
+        """Return an item that is sent again and again, which is where the messages may have come from.
+
+        What it sends has other ids each time: it is known by what it says.
+        """
+        (body,) = (each.body for each in (self.changed_entries([entry]) or {0: entry}).values())
+        if isinstance(body, Mapping) and isinstance(body.get("messages"), list):
+            sent = [self.message(each) if self._says_the_same(each) else each for each in body["messages"]]
+            body = {**body, "messages": sent}
+        return Entry(entry.kind, body, entry.run)
+
+    def _says_the_same(self, plain: Mapping[str, Any]) -> bool:
+        return any(part.get("type") == "text" and part.get("text") in self._traces.said for part in plain["parts"])
+
     def _entry(self, entry: Entry) -> Any:
         if entry.kind not in _KNOWN:  # of any form: no error or message, though it may look like one
             return self.scrubbed(entry.body)

@@ -266,8 +266,11 @@ def _timer_lines(changes: Changes) -> Iterator[Line]:
     for row in changes.removed.get("timer", ()):
         yield line("timer", row["name"], row["timer"])
     for row in (*changes.added.get("timer", ()), *(after for _, after in changes.changed.get("timer", ()))):
-        body = msgspec.json.encode((row["due"], msgspec.Raw(row["body"])))
-        yield line("timer", row["name"], row["timer"], body)
+        yield line("timer", row["name"], row["timer"], _set(row))
+
+
+def _set(row: Record) -> bytes:
+    return msgspec.json.encode((row["due"], msgspec.Raw(row["body"])))
 
 
 def _posted(row: Record) -> bytes:
@@ -315,3 +318,5 @@ def _bodies(
         yield from ((("event", "", seq), body) for seq, body in _entries(row, desk))
     for _, row in changed.get("inbox", ()):
         yield ("inbox", "", row["seq"]), _posted(row)
+    for _, row in changed.get("timer", ()):
+        yield ("timer", row["name"], row["timer"]), _set(row)

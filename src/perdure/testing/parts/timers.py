@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionId, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.message import Media, Message
 from perdure.protocols import Archive, BulkErasure, Checkable, Entry, Erasure, Timer, is_queue
 from perdure.testing.parts.waiting import QueueingStore, item, waits
@@ -217,6 +219,35 @@ class Timers(Contract):
         assert len(await store.read("a", inbox=True)) == 2
         assert [*await store.check()] == []
 
+    @in_store
+    async def test_a_redaction_reaches_what_is_sent_again(self, store: TimingStore) -> None:
+        """A schedule would bring the text back. What happens to say the same, once, is another message."""
+        said = Message.user("Call 555-0100 and say hello.")
+        session = await store.create(new_session(id="a"))
+        await store.save(tell(session, said))
+        for name, cron in (("digest", "0 7 * * *"), ("once", None), ("other", "5 7 * * *")):
+            text = "Something else." if name == "other" else said.text
+            item = Entry("queue", {"id": name, "messages": [plain(Message.user(text))]})
+            await store.set_timer(Timer(SessionId("a"), name, 5.0, item, cron=cron))
+        (digest,) = [each for each in await store.timers("a") if each.name == "digest"]
+        assert await store.ring(digest, again=9.0)
+        await store.redact("a", [said.id])
+        texts = {each.name: _text_of(each) for each in await store.timers("a")}
+        assert texts == {"digest": "[redacted]", "once": said.text, "other": "Something else."}
+        (digest,) = [each for each in await store.timers("a") if each.name == "digest"]
+        assert (digest.due, digest.cron) == (9.0, "0 7 * * *")
+        assert await store.ring(digest, again=20.0)
+
+    @in_store
+    async def test_a_redaction_reaches_the_message_itself(self, store: TimingStore) -> None:
+        """A timer may have been given a message that is in the history by now."""
+        said = Message.user("Call 555-0100.")
+        await store.save(tell(await store.create(new_session(id="a")), said))
+        item = Entry("queue", {"id": "it", "messages": [plain(said)]})
+        await store.set_timer(Timer(SessionId("a"), "it", 5.0, item))
+        await store.redact("a", [said.id])
+        assert [_text_of(each) for each in await store.timers("a")] == ["[redacted]"]
+
     @in_directory
     async def test_an_archive_leaves_timers_behind(self, where: Path) -> None:
         """They would ring in both stores."""
@@ -323,3 +354,14 @@ async def two_sessions(store: Any) -> list[Any]:
 
 async def loaded(store: Any, session_id: str) -> Any:
     return await store.load(session_id)
+
+
+def plain(message: Message) -> Any:
+    return codec.decode_plain(codec.encode_message(message))
+
+
+def _text_of(timer: Timer) -> str:
+    """The text of the message that a timer sends."""
+    assert timer.entry is not None
+    (message,) = timer.entry.body["messages"]
+    return str(message["parts"][0]["text"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.aio import in_turns
 from perdure.model.session import tag_rows
@@ -22,7 +24,7 @@ from perdure.stores.format.rows import (
     prepare_batch,
     prepare_entries,
 )
-from perdure.stores.jobs import attachments
+from perdure.stores.jobs import attachments, timers
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_by_batch, read_inbox
@@ -67,6 +69,7 @@ class Replacing:
         if self._named is not None:
             yield from _forget_values(sid, self._named)
         yield from _detach(self._detached)
+        yield from self._replace_timers()
         # What a killed run was saying may repeat what is replaced, and nobody can tell.
         yield Delete("sketch", {"sid": sid})
         if self._tags is not None:
@@ -81,6 +84,21 @@ class Replacing:
             yield Update("session", values, {"sid": sid})
         else:
             yield Update("session", {"evt_end": end}, {"sid": sid})
+
+    def _replace_timers(self) -> Job[None]:
+        """Replace what timers would send. They are read under the lock: one that rings is changed by that alone."""
+        sid = self._place.sid
+        for row in (yield Select("timer", timers.COLUMNS, {"sid": sid})):
+            timer = timers.sound_timer(self._session_id, row)
+            if timer is None or timer.entry is None:
+                continue
+            if timer.cron is not None:
+                entry = self._replacement.repeated(timer.entry)
+            else:
+                entry = self._replacement.changed_entries([timer.entry]).get(0, timer.entry)
+            if entry != timer.entry:
+                crc, body = timers.sealed(sid, replace(timer, entry=entry))
+                yield Update("timer", {"crc": crc, "body": body}, {"timer": timer.id, "sid": sid})
 
     def _replace_versions(self) -> Job[bytes]:
         """Replace what heads tell; values that none names any more go too. Return the newest head."""
