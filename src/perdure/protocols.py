@@ -1096,6 +1096,10 @@ class Parked(msgspec.Struct, frozen=True):
     at: str
 
 
+SCHEDULE = "schedule:"
+"""What the name of a timer begins with that is a schedule, and the key of each message that it sends."""
+
+
 class Timer(msgspec.Struct, frozen=True):
     """An item that goes into a session's inbox at a time. One that repeats has a schedule."""
 

@@ -154,7 +154,7 @@ def _is_redacted(world: World, text: str) -> bool:
 async def redacted_text_is_nowhere(world: World) -> AsyncIterator[str]:
     if not world.model.redacted:
         return
-    places = {"the export": await _exported(world)}
+    places = {"the export": await _exported(world), "a timer": str(await world.look.timers())}
     for session in await _all(world):
         places[f"the history of {_kind(session)}"] = str(await world.face.history(session.id))
         places[f"the record of {_kind(session)}"] = await _recorded(world, session)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.pairs.steps import repeat, say
+from tests.pairs.steps import repeat, ring, say
 from tests.pairs.world import LEASE_AND_MORE, Process, World, named, pending_in
 
 from perdure import PerdureError, ResumeSession, RunFailed, SessionStatus
+from perdure.workers import advance
 
 CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
@@ -30,6 +31,7 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     world.clock.advance(LEASE_AND_MORE if has_failed else 0)
     at = await world.process()
     await _recover(world, at)
+    await _work(world, at)
     was_shut = await _is_shut(world)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
@@ -39,6 +41,22 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
     await _end_what_was_queued(world, at)
+    await _work(world, at)
+    await _end_what_was_queued(world, at)
+
+
+async def _work(world: World, at: Process) -> None:
+    """End schedules, let the time of all that was left for later come, and look at each session as a worker does."""
+    for timer in await world.look.timers():
+        if timer.cron is not None:
+            await world.look.drop_timer(timer.session_id, timer.name)
+    await ring(world, at)
+    for session_id in (world.main, *world.model.forks):
+        await world.tolerate("work", _advance(at, session_id))
+
+
+async def _advance(at: Process, session_id: str) -> None:
+    await advance(at.sessions, session_id)
 
 
 async def _end_what_was_queued(world: World, at: Process) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 from tests.pairs.model import words_in
@@ -25,9 +26,12 @@ from perdure import (
 )
 from perdure.loop.compaction.draft import MARK
 from perdure.protocols import Entry
+from perdure.workers import InboxDispatcher, advance
+from perdure.workers.timers import Bell
 
 Step = Callable[[World, Process], Awaitable[None]]
 
+_SOON = timedelta(seconds=5)
 FAULTS = ("hook", "store", "dies")
 """What is no verb of its own: it is armed, and strikes the verb beside it."""
 
@@ -115,6 +119,56 @@ async def inject(world: World, at: Process) -> None:
 
 async def cancel(world: World, at: Process) -> None:
     await at.sessions.cancel(world.main)
+
+
+# Leaving messages to workers
+
+
+async def enqueue(world: World, at: Process) -> None:
+    text = world.new_text()
+    await at.sessions.enqueue(world.main, text, priority=world.chance.randint(0, 2))
+    world.model.note("said", session=world.main, words=sorted(words_in(text)))
+
+
+async def later(world: World, at: Process) -> None:
+    """Leave a message for later. Then take it back, have its time come, or leave it at that."""
+    text = world.new_text()
+    queued = await at.sessions.enqueue(world.main, text, at=world.clock() + _SOON)
+    world.model.note("said", session=world.main, words=sorted(words_in(text)))
+    match world.chance.choice(("drop", "ring", "ring", "leave")):
+        case "drop":
+            world.model.note("in_doubt", what=next(iter(words_in(text))))
+            await queued.drop()
+        case "ring":
+            await ring(world, at)
+
+
+async def schedule(world: World, at: Process) -> None:
+    """Have a message sent every minute, let some minutes pass, and end that most of the time."""
+    await at.sessions.schedule("news", world.new_text(), cron="* * * * *", session_id=world.main)
+    for _ in range(world.chance.randint(0, 2)):
+        await ring(world, at)
+    if world.chance.random() < 0.6:
+        await at.sessions.unschedule("news", world.main)
+
+
+async def pause(world: World, at: Process) -> None:
+    await at.sessions.suspend(world.main, until=world.clock() + _SOON)
+    if world.chance.random() < 0.5:
+        await ring(world, at)
+
+
+async def work(world: World, at: Process) -> None:
+    """Look at the session as a worker does."""
+    await advance(at.sessions, world.main)
+
+
+async def ring(world: World, at: Process) -> None:
+    """Ring what is due within two minutes: the clock stays, or the claims of others would lapse."""
+    bell = Bell(at.wire, InboxDispatcher(at.wire), at.sessions.runtime.execute)  # type: ignore[arg-type]
+    for timer in await at.wire.due((world.clock() + timedelta(minutes=2)).timestamp()):  # type: ignore[attr-defined]
+        if await bell._rung(timer) and timer.entry is not None:
+            world.model.note("said", session=timer.session_id, words=sorted(words_in(str(timer.entry.body))))
 
 
 async def _while_running(world: World, at: Process) -> None:
@@ -283,6 +337,13 @@ async def _with_a_killed_run(world: World, at: Process) -> None:
         await kill_a_run(world, at)
 
 
+async def _with_something_to_do(world: World, at: Process) -> None:
+    if world.chance.random() < 0.4:
+        await kill_a_run(world, at)
+    if world.chance.random() < 0.8:
+        await enqueue(world, at)
+
+
 async def delete(world: World, at: Process) -> None:
     """Erase the session, or hide it."""
     if world.chance.random() < 0.5:
@@ -352,9 +413,10 @@ VERBS: dict[str, Step] = {
     for step in (
         *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
         *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, note, hook, store, dies),
+        *(enqueue, later, schedule, pause, work),
     )
 }
-"""The 26 verbs whose pairs are tried."""
+"""The 31 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
     **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact", "forget"), _with_something_said),
@@ -366,12 +428,13 @@ PREPARED: dict[str, Step] = {
     "adopt": _with_a_fork,
     "uncompact": _with_a_summary,
     "recover": _with_a_killed_run,
+    "work": _with_something_to_do,
 }
 """What is done before a verb, most of the time, so that it finds something to do."""
 
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
-    **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note), 2),
+    **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note, enqueue, later, schedule), 2),
     send: 8,
     undo: 4,
     complete: 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,11 @@ from tests.pairs.model import Model
 from tests.pairs.promises import broken_in
 from tests.pairs.request_form import problems_of
 from tests.pairs.settling import settle
-from tests.pairs.steps import key, kill_a_run, note, say, undo
+from tests.pairs.steps import enqueue, key, kill_a_run, note, ring, say, undo
 from tests.pairs.world import MAIN, World, opened
 
 from perdure import AgentState, Message, ModelConfig, SessionBusy, ToolCall, Usage
-from perdure.protocols import ModelRequest
+from perdure.protocols import Entry, ModelRequest
 
 Play = Callable[[World], Awaitable[None]]
 
@@ -126,6 +127,47 @@ async def test_a_lost_note_is_noticed(tmp_path: Path) -> None:
 
     assert await played(tmp_path, said("ask"), noted) == set()
     assert await played(tmp_path, said("ask"), noted, tampers={"note": deaf}) == {"1"}
+
+
+async def test_a_message_that_a_timer_loses_is_noticed(tmp_path: Path) -> None:
+    """1: a bell that rings, and puts nothing into the inbox; a timer that is not kept; a post that is not."""
+
+    async def left(world: World) -> None:
+        at = await world.process()
+        text = world.new_text("ask")
+        await at.sessions.enqueue(MAIN, text, at=world.clock() + timedelta(seconds=5))
+        world.model.note("said", session=MAIN, words=[text.split()[1]])
+        await ring(world, at)
+        await enqueue(world, at)
+
+    async def dumb(real: Any, timer: Any, **options: Any) -> bool:
+        return bool(await real(replace(timer, entry=None), **{**options, "entry": Entry("cancel", {})}))
+
+    async def lost(real: Any, timer: Any, **options: Any) -> Any:
+        return timer
+
+    async def deaf(real: Any, session_id: str, entry: Any, **options: Any) -> int:
+        return 1
+
+    assert await played(tmp_path, left) == set()
+    for tampers in ({"ring": dumb}, {"set_timer": lost}, {"post": deaf}):
+        assert "1" in await played(tmp_path, left, tampers=tampers)
+
+
+async def test_a_schedule_that_keeps_redacted_text_is_noticed(tmp_path: Path) -> None:
+    """8: a timer that a redaction does not reach."""
+
+    async def scheduled(world: World) -> None:
+        at = await world.process()
+        (first, *_) = await at.sessions.history(MAIN)
+        await at.sessions.schedule("news", first.text, cron="* * * * *", session_id=MAIN)
+
+    async def kept(world: World) -> None:
+        at = await world.process()
+        await at.sessions.schedule("news", " ".join(world.model.redacted), cron="* * * * *", session_id=MAIN)
+
+    assert await played(tmp_path, said("ask"), scheduled, redacted) == set()
+    assert await played(tmp_path, said("ask"), redacted, after=kept) == {"8"}
 
 
 async def test_a_repeated_effect_is_noticed(tmp_path: Path) -> None:

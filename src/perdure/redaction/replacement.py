@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.model.loop_events import KINDS
-from perdure.protocols import Entry
+from perdure.protocols import SCHEDULE, Entry
 from perdure.redaction.traces import ENVELOPE, IN_PART, MARK, Traces, is_replaced
 
 DERIVED = "$derived"
@@ -90,19 +90,20 @@ class Replacement:
                 changed[place] = Entry(entry.kind, body, entry.run)
         return changed
 
-    def repeated(self, entry: Entry) -> Entry:
-        """Return an item that is sent again and again, which is where the messages may have come from.
+    def item(self, item: Entry, *, is_repeated: bool = False) -> Entry:
+        """Return an item of an inbox, or of a timer, without what it tells of the messages.
 
-        What it sends has other ids each time: it is known by what it says.
+        What a schedule sends has other ids each time. It is known by what it says.
         """
-        (body,) = (each.body for each in (self.changed_entries([entry]) or {0: entry}).values())
-        if isinstance(body, Mapping) and isinstance(body.get("messages"), list):
-            sent = [self.message(each) if self._says_the_same(each) else each for each in body["messages"]]
+        body = self._entry(item)
+        if item.kind in _KNOWN and "messages" in body and (is_repeated or str(body.get("key")).startswith(SCHEDULE)):
+            sent = [self.message(each) if self._repeats(each) else each for each in body["messages"]]
             body = {**body, "messages": sent}
-        return Entry(entry.kind, body, entry.run)
+        return Entry(item.kind, body, item.run)
 
-    def _says_the_same(self, plain: Mapping[str, Any]) -> bool:
-        return any(part.get("type") == "text" and part.get("text") in self._traces.said for part in plain["parts"])
+    def _repeats(self, plain: Mapping[str, Any]) -> bool:
+        texts = [part.get("text") for part in plain.get("parts", ()) if part.get("type") == "text"]
+        return any(text in self._traces.said for text in texts)
 
     def _entry(self, entry: Entry) -> Any:
         if entry.kind not in _KNOWN:  # of any form: no error or message, though it may look like one

@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect_text, expect_wait
 from perdure.model.ids import SessionId, new_id, now
 from perdure.paging import all_infos
-from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority, tell_of
+from perdure.protocols import SCHEDULE, Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
 from perdure.sessions.reply import Reply
 from perdure.sessions.talking import SendOptions, Talking
@@ -24,8 +24,6 @@ MOST_WAITING = 100
 MOST_OF_OWNER = 10_000
 """How many may wait in all sessions of an owner."""
 _PAGE = 500
-_SCHEDULE = "schedule:"
-"""What the name of a timer begins with that is a schedule; its own name follows."""
 
 
 class Queued:
@@ -160,7 +158,7 @@ class Queueing(Talking):
         action = await self._sending(message, parts, output, {**options, "when_busy": "queue"})
         due = next_time(cron, timezone, now()).timestamp()
         found = (await self.open(name)).id if session_id is None else (await self.info(session_id)).id  # type: ignore[attr-defined]
-        timer = Timer(found, _SCHEDULE + name, due, Entry(QUEUE, action.item()), priority, cron, timezone)
+        timer = Timer(found, SCHEDULE + name, due, Entry(QUEUE, action.item()), priority, cron, timezone)
         return await self._queue().set_timer(timer, replace=True)
 
     async def schedules(self, session_id: str | None = None) -> Sequence[Timer]:
@@ -170,7 +168,7 @@ class Queueing(Talking):
     async def unschedule(self, name: str, session_id: str | None = None) -> bool:
         """End a schedule. False if there is none of that name in the session."""
         found = (await self.info(name if session_id is None else session_id)).id
-        return await self._queue().drop_timer(found, _SCHEDULE + name)
+        return await self._queue().drop_timer(found, SCHEDULE + name)
 
     async def timers(self, session_id: str | None = None) -> Sequence[Timer]:
         """Return what is to be sent later: schedules, and messages that wait for their time."""

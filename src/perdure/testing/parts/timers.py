@@ -239,6 +239,18 @@ class Timers(Contract):
         assert await store.ring(digest, again=20.0)
 
     @in_store
+    async def test_a_redaction_reaches_what_a_schedule_has_left(self, store: TimingStore) -> None:
+        """What waits to be sent again goes too. What somebody else has left, and says the same, is another message."""
+        said = Message.user("Call 555-0100 and say hello.")
+        await store.save(tell(await store.create(new_session(id="a")), said))
+        for key in ("schedule:digest@2030-01-01", "evt-1", None):
+            again = plain(Message.user(said.text))
+            await store.post("a", Entry("queue", {"id": str(key), "key": key, "messages": [again]}))
+        await store.redact("a", [said.id])
+        left = [each.body["messages"][0]["parts"][0]["text"] for each in await store.read("a", inbox=True)]
+        assert left == ["[redacted]", said.text, said.text]
+
+    @in_store
     async def test_a_redaction_reaches_the_message_itself(self, store: TimingStore) -> None:
         """A timer may have been given a message that is in the history by now."""
         said = Message.user("Call 555-0100.")

@@ -92,10 +92,7 @@ class Replacing:
             timer = timers.sound_timer(self._session_id, row)
             if timer is None or timer.entry is None:
                 continue
-            if timer.cron is not None:
-                entry = self._replacement.repeated(timer.entry)
-            else:
-                entry = self._replacement.changed_entries([timer.entry]).get(0, timer.entry)
+            entry = self._replacement.item(timer.entry, is_repeated=timer.cron is not None)
             if entry != timer.entry:
                 crc, body = timers.sealed(sid, replace(timer, entry=entry))
                 yield Update("timer", {"crc": crc, "body": body}, {"timer": timer.id, "sid": sid})
@@ -139,7 +136,8 @@ class Replacing:
     def _replace_inbox(self) -> Job[None]:
         sid = self._place.sid
         posted = yield from read_inbox(self._session_id, taken_too=True)
-        changed = self._replacement.changed_entries(_plain(posted))
+        items = map(self._replacement.item, _plain(posted))
+        changed = {place: each for place, each in enumerate(items) if each.body != posted[place].body}
         for place, (entry, body) in zip(changed, prepare_entries(changed.values()), strict=True):
             seq = posted[place].seq
             crc = entry_checksum(sid, seq, entry.run, entry.kind, body)
