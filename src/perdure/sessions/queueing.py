@@ -17,7 +17,7 @@ from perdure.protocols import SCHEDULE, Entry, Journal, JournalEntry, Timer, che
 from perdure.sessions.attaching import Sent
 from perdure.sessions.reply import Reply
 from perdure.sessions.talking import SendOptions, Talking
-from perdure.sessions.timing import due_at, next_time
+from perdure.sessions.timing import UNTIL, due_at, next_time
 
 MOST_WAITING = 100
 """How many messages may wait in one session."""
@@ -125,6 +125,9 @@ class Queueing(Talking):
     async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:
         """Have a message sent at a time, unless the same waits for one under its key."""
         assert action.key is not None
+        name = action.key.name
+        if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would take it for theirs
+            raise InvalidData("$.key", f"pauses and schedules have such names: use another key than {name!r}")
         timer = Timer(session_id, action.key.name, due, Entry(QUEUE, action.item()), priority)
         try:
             await self._queue().set_timer(timer)
