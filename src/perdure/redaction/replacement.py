@@ -96,7 +96,7 @@ class Replacement:
         What a schedule sends has other ids each time. It is known by what it says.
         """
         body = self._entry(item)
-        if item.kind in _KNOWN and "messages" in body and (is_repeated or str(body.get("key")).startswith(SCHEDULE)):
+        if item.kind == "queue" and "messages" in body and (is_repeated or str(body.get("key")).startswith(SCHEDULE)):
             sent = [self.message(each) if self._repeats(each) else each for each in body["messages"]]
             body = {**body, "messages": sent}
         return Entry(item.kind, body, item.run)

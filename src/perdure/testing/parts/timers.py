@@ -246,8 +246,10 @@ class Timers(Contract):
         for key in ("schedule:digest@2030-01-01", "evt-1", None):
             again = plain(Message.user(said.text))
             await store.post("a", Entry("queue", {"id": str(key), "key": key, "messages": [again]}))
+        await store.post("a", Entry("cancel"))
         await store.redact("a", [said.id])
-        left = [each.body["messages"][0]["parts"][0]["text"] for each in await store.read("a", inbox=True)]
+        *items, _ = await store.read("a", inbox=True)
+        left = [each.body["messages"][0]["parts"][0]["text"] for each in items]
         assert left == ["[redacted]", said.text, said.text]
 
     @in_store
