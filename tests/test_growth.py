@@ -10,7 +10,7 @@ from tests.counted import CountingStore, Counts
 
 import perdure
 from perdure import MemoryStore, Message, SendParallel, Sessions, Transcript, Undo, WriteMetadata, codec
-from perdure.actions.inbox import OLDER_AT_ONCE, QUEUE, STEER, Inbox
+from perdure.actions.inbox import OLDER_AT_ONCE, QUEUE, STEER, Inbox, item_of
 from perdure.actions.send import waiting_messages
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import new_session, say, show
@@ -54,7 +54,7 @@ async def _drained(queued: int) -> Counts:
         chat = await sessions.open("a")
         inbox = Inbox(store, "a")
         for number in range(queued):
-            await inbox.post(QUEUE, [Message.user(f"say {number}")])
+            await inbox.post(QUEUE, item_of([Message.user(f"say {number}")]))
         waiting = waiting_messages(sessions.runtime, "a", sessions.loops)
         assert waiting is not None
         with store.counted() as counts:
@@ -78,8 +78,8 @@ async def test_a_steering_message_behind_a_long_queue_is_sent_once() -> None:
         chat = await sessions.open("a")
         inbox, queued = Inbox(store, "a"), 2 * OLDER_AT_ONCE + 3
         for number in range(queued):
-            await inbox.post(QUEUE, [Message.user(f"say {number}")])
-        await inbox.post(STEER, [Message.user("look left")])
+            await inbox.post(QUEUE, item_of([Message.user(f"say {number}")]))
+        await inbox.post(STEER, item_of([Message.user("look left")]))
         waiting = waiting_messages(sessions.runtime, "a", sessions.loops)
         assert waiting is not None
         await sessions.runtime.follow(waiting)

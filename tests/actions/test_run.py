@@ -40,9 +40,8 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.actions.run import RunOptions, run_agent
 from perdure.model.record import LoopStatus
-from perdure.protocols import ActionContext
+from perdure.protocols import Terms
 from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
@@ -371,15 +370,10 @@ async def test_a_run_that_loses_its_claim_is_ended(monkeypatch: pytest.MonkeyPat
     """A run that cannot hold its session any longer stops at once, in the middle of a model call."""
     monkeypatch.setattr(LOOK, 0.005)
     store = MemoryStore()
-    runtime = SessionRuntime(store)
+    runtime = SessionRuntime(store, terms=Terms(lease=0.01))
     session = await runtime.create(AGENT)
     driver = HeldDriver(["never"])
-
-    class WithShortLease:
-        async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-            return await run_agent(session, session.state, loops_of(driver), context, RunOptions(lease=0.01))
-
-    task = asyncio.create_task(runtime.execute(session.id, WithShortLease()))
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
     await driver.is_asked.wait()
     monkeypatch.setattr(store, "heartbeat", failing(ClaimLost("s", 1)))
     with pytest.raises(ClaimLost):
@@ -404,7 +398,7 @@ async def test_a_silent_run_keeps_its_claim(monkeypatch: pytest.MonkeyPatch) -> 
     """However long the model thinks, heartbeats keep others out."""
     monkeypatch.setattr(LOOK, 0.005)
     store = MemoryStore()
-    runtime = SessionRuntime(store)
+    runtime = SessionRuntime(store, terms=Terms(lease=0.03))
     session = await runtime.create(AGENT)
     driver = HeldDriver(["Hello."])
     beat, beats = store.heartbeat, asyncio.Semaphore(0)
@@ -414,12 +408,7 @@ async def test_a_silent_run_keeps_its_claim(monkeypatch: pytest.MonkeyPatch) -> 
         beats.release()
 
     monkeypatch.setattr(store, "heartbeat", counted)
-
-    class WithShortLease:
-        async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-            return await run_agent(session, session.state, loops_of(driver), context, RunOptions(lease=0.03))
-
-    task = asyncio.create_task(runtime.execute(session.id, WithShortLease()))
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
     for _ in range(3):
         await beats.acquire()
     driver.may_answer.set()

@@ -107,8 +107,8 @@ def test_it_is_drawn_in_a_terminal(tmp_path: Path) -> None:
         assert terminal.ends() == 0
 
 
-SERVED = {"web_app.py"}
-"""Examples that run until they are stopped, each with a test of its own."""
+SERVED = {"web_app.py", "web_and_worker.py", "dbos_workflow.py", "temporal_workflow.py"}
+"""Examples that run until they are stopped, or need an engine, each with a test of its own."""
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ IT = "<it>"
 LINES: dict[str, list[list[str]]] = {
     "chat": [["-s", IT]],
     "send": [[IT, "hi"], ["mine", "hi", "--key", "bobs-key"]],
+    "queue": [["ls"], ["ls", "--json"], ["retry", IT], ["drop", IT], ["drop", IT, "bobs-key"]],
+    "schedule": [["ls"], ["add", "digest", "hi", "--cron", "0 7 * * MON", "-s", IT], ["remove", IT]],
     "approve": [[IT]],
     "deny": [[IT, "no"]],
     "cancel": [[IT]],
@@ -59,8 +61,8 @@ LINES: dict[str, list[list[str]]] = {
     "gc": [[]],
     "doctor": [[]],
 }
-# These are about no owner's sessions: a first directory, a shell, a whole store.
-OTHERS = {"tour", "init", "completion", "copy"}
+# These are about no one owner's sessions: a first directory, a shell, a whole store, the sessions of all.
+OTHERS = {"tour", "init", "completion", "copy", "worker"}
 
 
 def test_no_command_is_forgotten() -> None:
