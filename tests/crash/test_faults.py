@@ -21,6 +21,7 @@ from perdure import (
     ApproveToolCalls,
     DenyToolCalls,
     ExecutionStatus,
+    InjectMessage,
     LongestAnswer,
     LoopFactory,
     Media,
@@ -323,3 +324,37 @@ def shop_of_a_sub_agent(done: list[str]) -> LoopFactory:
 
     buyer = AgentDefinition("buyer", system_prompt="buyer", tools=("buy",))
     return LoopFactory(tools=[buy], subagents=[buyer], driver=ScriptedDriver(reply))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_a_redaction_beside_a_recovery_is_not_undone(tmp_path: Path, kind: str) -> None:
+    """A recovery that has loaded the session before shows nobody the old text: not the model, not a later load."""
+    async with opened(kind, tmp_path) as store:
+        clock, ledger, seen = FrozenClock(tick=0.0001), Ledger(), list[str]()
+        with use(clock=clock):
+            runtime = SessionRuntime(store)
+            session = await runtime.create(agent_process.AGENT)
+            session = await runtime.execute(session.id, InjectMessage("The code is 4711.", "I see."))
+            await execute_and_crash(store, session.id, _action("send", ledger), 6, after=True)
+            clock.advance(60)
+            script = _script("send")
+
+            def answer(request: ModelRequest) -> Any:
+                seen.extend(message.text for message in request.messages)
+                return script[request.step]
+
+            late = FailingStore(store)
+            claim = store.claim
+
+            async def redacted_first(*args: Any, **options: Any) -> Any:
+                if not await store.redact(session.id, [session.state.messages[0].id]):
+                    raise AssertionError("it was redacted before")
+                return await claim(*args, **options)
+
+            late.claim = redacted_first  # type: ignore[attr-defined]
+            await recover(SessionRuntime(late), ledger.loops(answer))
+            kept = await SessionRuntime(store).get_session(session.id)
+        assert kept.state.messages[0].text == "[redacted]"
+        assert seen
+        assert not any("4711" in text for text in seen)
+        ledger.check_send(kept)

@@ -53,6 +53,7 @@ from perdure.protocols import (
     is_sketchbook,
     said_in,
 )
+from perdure.redaction.traces import MARK as REDACTED
 from perdure.run_journal import JournalRecord, event_of, tells_of_run
 from perdure.runtime.record_reader import last_of_run
 
@@ -88,6 +89,7 @@ class ResumeExecution:
         assert work.record is not None
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await work.record.barrier()
+        session = await _as_redacted(session, context, journal)
         return await self._resumed(session, context, journal, work, work.record)
 
     async def _resumed(
@@ -173,6 +175,18 @@ class ResumeExecution:
             why="The run that was killed was calling {name!r}",
             what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
         )
+
+
+async def _as_redacted(session: AgentSession, context: ActionContext, journal: Journal) -> AgentSession:
+    """Return the session as it is in the store, if something was redacted since its run was killed.
+
+    That moves no version of such a session, so that the claim cannot tell whether it was loaded before.
+    """
+    newest = await last_of_run(journal, session.id)
+    since = () if newest is None else await journal.read(session.id, after=newest.seq)
+    if not any(entry.kind == REDACTED for entry in since):
+        return session
+    return await context.store.load(session.id) or session
 
 
 def _may_end_alone(session: AgentSession) -> bool:
