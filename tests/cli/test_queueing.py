@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import InputRefused, Sessions, TagSession, connect
+from perdure import InputRefused, Sessions, SuspendSession, TagSession, connect
 from perdure.protocols import Entry
 
 from .terminal_session import TerminalSession, clean_environment, command
@@ -39,8 +39,9 @@ def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callab
 
 async def _parked(sessions: Sessions) -> None:
     """Leave b as it is when it is parked."""
-    await sessions.execute("b", TagSession("parked"))
-    await sessions.suspend("b")
+    # Not with the verbs of sessions, which send from here what waits.
+    await sessions.runtime.execute("b", TagSession("parked"))
+    await sessions.runtime.execute("b", SuspendSession())
     facts = {"reason": f"its process has died {HOSTILE}", "tries": 3, "at": datetime.now(UTC).isoformat()}
     await sessions.store.note("b", [Entry("parked", facts)])  # type: ignore[attr-defined]
 

@@ -126,7 +126,7 @@ def calls(home: Path, number: int) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"] if os.environ.get("PERDURE_TORTURE") else ["postgres"])
 async def test_a_run_that_kills_its_worker_takes_nobody_along(tools: Path, engine: str) -> None:
     """It is parked within seconds, takes down the worker that met it first, and its neighbours are answered."""
     store = store_in(tools, engine)

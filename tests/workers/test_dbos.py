@@ -37,7 +37,7 @@ def run(what: str, where: Path, **environment: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("stores", [on_sqlite, on_postgres])
+@pytest.mark.parametrize("stores", [on_sqlite, on_postgres] if os.environ.get("PERDURE_TORTURE") else [on_sqlite])
 def test_a_workflow_whose_process_is_killed_is_continued(stores, tmp_path: Path) -> None:
     """DBOS repeats the step, and perdure continues the run in it: the tool that had completed is not called again."""
     where = stores(tmp_path)
