@@ -1,13 +1,52 @@
-"""Messages that are left for later: which keys they may have."""
+"""Messages that are left to workers: which keys they may have, and who sends them."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from perdure import InvalidData, connect
+from perdure import InvalidData, Sessions, Worker, connect
 from perdure.model.ids import now
+from perdure.testing import ScriptedDriver
+from perdure.workers.inbox import InboxDispatcher
+from perdure.workers.timers import Bell
+
+VERBS: dict[str, Callable[[Sessions], Awaitable[object]]] = {
+    "rename": lambda sessions: sessions.rename("a", "renamed"),
+    "inject": lambda sessions: sessions.inject("a", "By the way."),
+    "send": lambda sessions: sessions.send("a", "And you?"),
+    "compact": lambda sessions: sessions.compact("a", compact_strategy="truncate", keep_last=1),
+    "resume": lambda sessions: _suspended_and_resumed(sessions),
+    "recover": lambda sessions: sessions.recover(),
+}
+
+
+async def _suspended_and_resumed(sessions: Sessions) -> None:
+    await sessions.suspend("a")
+    await sessions.resume("a")
+
+
+async def waiting_in(sessions: Sessions) -> int:
+    """Return how many messages wait, once nothing is under way in this process."""
+    await sessions.runtime.idle()
+    return sum(each.count for each in (await sessions.queue()).waiting)
+
+
+async def answered(sessions: Sessions, texts: int) -> list[str]:
+    """Have a worker answer all that waits. Return what was said by users."""
+    async with Worker(sessions) as worker:
+        running = asyncio.create_task(worker.run())
+        while await waiting_in(sessions):  # noqa: ASYNC110  # nothing tells when nothing waits any more
+            await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+    said = [message.text for message in await sessions.history("a") if message.role == "user"]
+    assert len(said) == texts
+    return said
 
 
 @pytest.mark.parametrize("key", ["until", "schedule:digest"])
@@ -25,3 +64,38 @@ async def test_a_key_that_a_pause_or_a_schedule_would_take_for_its_own_is_refuse
         assert not await sessions.unschedule("digest", "a")
         assert [timer.name for timer in await sessions.timers("a")] == [f"my-{key}"]
         assert await sessions.enqueue("a", "Hello", key=key) is not None
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_no_other_verb_sends_what_is_left_to_workers(tmp_path: Path, verb: str) -> None:
+    """The process that leaves a message may lack the tools for it. It still may rename the session, or talk in it."""
+    model = ScriptedDriver(["yes"] * 9)
+    async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=model, compaction=None) as sessions:
+        await sessions.open("a")
+        await sessions.send("a", "Hello")
+        await sessions.enqueue("a", "Ship it.")
+        await VERBS[verb](sessions)
+        assert await waiting_in(sessions) == 1
+        assert "Ship it." in await answered(sessions, texts=3 if verb in ("inject", "send") else 2)
+
+
+async def test_a_message_that_is_queued_behind_one_for_workers_keeps_its_place(tmp_path: Path) -> None:
+    """Both wait for a worker, who sends them in their order."""
+    async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"] * 9)) as sessions:
+        await sessions.open("a")
+        await sessions.enqueue("a", "first")
+        assert (await sessions.send("a", "second", when_busy="queue")).queued
+        assert await waiting_in(sessions) == 2
+        assert await answered(sessions, texts=2) == ["first", "second"]
+
+
+async def test_what_a_timer_has_put_into_an_inbox_is_for_workers(tmp_path: Path) -> None:
+    """Whoever rings it: a worker that has died since may have."""
+    async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"] * 9)) as sessions:
+        await sessions.open("a")
+        await sessions.enqueue("a", "later", at=now() - timedelta(seconds=1))
+        queue = sessions._queue()
+        await Bell(queue, InboxDispatcher(queue), sessions.runtime.execute).ring()
+        await sessions.rename("a", "renamed")
+        assert await waiting_in(sessions) == 1
+        assert await answered(sessions, texts=1) == ["later"]

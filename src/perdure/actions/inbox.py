@@ -52,6 +52,7 @@ Send = Callable[[JournalEntry], Action]
 
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
 LOOK_EVERY = 0.2
+_WORKERS = "workers"
 _log = logging.getLogger("perdure.actions")
 OLDER_AT_ONCE = 16
 """How many items from before its claim a run looks at at a time."""
@@ -167,6 +168,15 @@ def item_of(
         **({"output": output} if output is not None else {}),
         **({"digest": digest} if digest is not None else {}),
     }
+
+
+def left_to_workers(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item that only a worker sends, in its turn."""
+    return {**item, "for": _WORKERS}
+
+
+def is_left_to_workers(entry: JournalEntry) -> bool:
+    return entry.body.get("for") == _WORKERS
 
 
 async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry | None:
@@ -367,7 +377,8 @@ class Watch:
 class WaitingMessages:
     """Sends what waits in a session's inbox, each item in its turn, once no run holds the session.
 
-    `send` makes the action that sends an item.
+    It stops at the first item that is left to workers: this process may lack their tools. `send` makes the action that
+    sends an item.
     """
 
     def __init__(self, execute: Execute, inbox: Inbox, send: Send) -> None:
@@ -376,7 +387,8 @@ class WaitingMessages:
         self._send = send
 
     async def is_needed(self) -> bool:
-        return await self._inbox.first_waiting() is not None
+        entry = await self._inbox.first_waiting()
+        return entry is not None and not is_left_to_workers(entry)
 
     async def carry_out(self) -> None:
         while await self.is_needed():
@@ -389,18 +401,20 @@ class WaitingMessages:
 
 
 class SendPosted:
-    """Send the first message that waits in a session's inbox; nothing happens if none does.
+    """Send the first message that waits in a session's inbox. Nothing happens if none does.
 
-    It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
+    It is looked up once the session is loaded, and the claim compares the version: two who try send it once. A message
+    that is left to workers is sent only `by_worker`.
     """
 
-    def __init__(self, inbox: Inbox, send: Send) -> None:
+    def __init__(self, inbox: Inbox, send: Send, *, by_worker: bool = False) -> None:
         self._inbox = inbox
         self._send = send
+        self._by_worker = by_worker
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         entry = await self._inbox.first_waiting()
-        if entry is None:
+        if entry is None or (is_left_to_workers(entry) and not self._by_worker):
             return Answer(session)
         terms = DEFAULT_TERMS if context is None else context.terms
         try:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
-from perdure.actions.inbox import QUEUE, Inbox, under_way
+from perdure.actions.inbox import QUEUE, Inbox, left_to_workers, under_way
 from perdure.actions.send import SendMessage, used_for_another
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect_text, expect_wait
 from perdure.model.ids import SessionId, new_id, now
+from perdure.model.session import AgentSessionInfo
 from perdure.paging import all_infos
 from perdure.protocols import SCHEDULE, Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
@@ -91,7 +92,8 @@ class Queueing(Talking):
         due = None if at is None else due_at(at)
         key = options.get("key") or new_id()
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
-        found = (await self.info(session_id)).id
+        info = await self.info(session_id)
+        found = info.id
         item, is_answered = None, False
         if options.get("key"):  # another may have left it
             item = await self._posted_before(found, action)
@@ -100,7 +102,7 @@ class Queueing(Talking):
             if due is not None:
                 await self._set_timer(found, action, due, priority)
             else:
-                item = await self._post(found, action, priority)
+                item = await self._post(info, action, priority)
         return Queued(self, found, key, item, at)
 
     async def _posted_before(self, session_id: SessionId, action: SendMessage) -> JournalEntry | None:
@@ -114,12 +116,14 @@ class Queueing(Talking):
             raise used_for_another(action.key.name)
         return found is not None
 
-    async def _post(self, session_id: SessionId, action: SendMessage, priority: int) -> JournalEntry:
+    async def _post(self, info: AgentSessionInfo, action: SendMessage, priority: int) -> JournalEntry:
         self._queue()  # or it would wait for ever
-        limits = {"priority": priority, "most": MOST_WAITING, "most_of_owner": MOST_OF_OWNER}
-        item = await Inbox(self._journal(), session_id).post(QUEUE, action.item(), **limits)
+        # An owner stays the same. Counting what waits for one costs a transaction in PostgreSQL.
+        of_owner = None if info.owner is None else MOST_OF_OWNER
+        limits = {"priority": priority, "most": MOST_WAITING, "most_of_owner": of_owner}
+        item = await Inbox(self._journal(), info.id).post(QUEUE, left_to_workers(action.item()), **limits)
         if self._connection.dispatcher is not None:
-            await tell_of(self._connection.dispatcher, session_id, priority=priority, owner=self.owner)
+            await tell_of(self._connection.dispatcher, info.id, priority=priority, owner=self.owner)
         return item
 
     async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:
@@ -128,7 +132,7 @@ class Queueing(Talking):
         name = action.key.name
         if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would take it for theirs
             raise InvalidData("$.key", f"pauses and schedules have such names: use another key than {name!r}")
-        timer = Timer(session_id, action.key.name, due, Entry(QUEUE, action.item()), priority)
+        timer = Timer(session_id, action.key.name, due, Entry(QUEUE, left_to_workers(action.item())), priority)
         try:
             await self._queue().set_timer(timer)
         except InvalidData:  # one of this name is there; the same message has another id each time
@@ -161,7 +165,9 @@ class Queueing(Talking):
         action = await self._sending(message, parts, output, {**options, "when_busy": "queue"})
         due = next_time(cron, timezone, now()).timestamp()
         found = (await self.open(name)).id if session_id is None else (await self.info(session_id)).id  # type: ignore[attr-defined]
-        timer = Timer(found, SCHEDULE + name, due, Entry(QUEUE, action.item()), priority, cron, timezone)
+        timer = Timer(
+            found, SCHEDULE + name, due, Entry(QUEUE, left_to_workers(action.item())), priority, cron, timezone
+        )
         return await self._queue().set_timer(timer, replace=True)
 
     async def schedules(self, session_id: str | None = None) -> Sequence[Timer]:

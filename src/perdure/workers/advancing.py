@@ -139,7 +139,7 @@ class Advancing:
         async with self._room.beside():
             if self.is_over:  # by the time that there is room
                 return Outcome.BUSY
-            await self._runtime.execute(session_id, SendPosted(inbox, self._send), on_conflict="retry")
+            await self._runtime.execute(session_id, SendPosted(inbox, self._send, by_worker=True), on_conflict="retry")
             return None
 
     def _send(self, item: JournalEntry) -> Action:
