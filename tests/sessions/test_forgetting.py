@@ -299,3 +299,20 @@ async def test_a_deleted_session_is_restored_as_what_is_left_says() -> None:
         await chat.forget(before=9)
         await chat.restore()
         assert (await chat.session()).status == "active"
+
+
+async def test_adopting_a_fork_brings_back_what_it_has_kept() -> None:
+    """The session has forgotten those messages, and the fork shows them. It continues with them, without the fork."""
+    async with connected() as app:
+        chat = await app.open("s")
+        await chat.send("one")
+        fork = await chat.fork("fork")
+        await chat.reset()
+        await chat.send("two")
+        await chat.forget(before=(await chat.snapshot()).version)
+        assert "About one" not in await said(chat)
+        await app.adopt("s", "fork")
+        await fork.erase()
+        await chat.send("three")
+        assert [m.text for m in (await chat.snapshot()).state.messages] == ["one", "About one", "three", "About three"]
+        assert {"About one", "About three"} <= {*await said(chat)}

@@ -269,14 +269,20 @@ class Keep(Change):
         known = [] if self.known is None else own_named(self.known.session, own)
         return [*without(own_named(draft.session, own), [*known, (own.key, draft.place.msg_end, LAST)])]
 
-    def require_kept(self, draft: Draft) -> Job[None]:
-        """Raise ErasedMeanwhile if a version would show what was forgotten: a view that was loaded before has it."""
-        if doubtful := self.doubtful(draft):
-            yield from require_kept(self.session, draft.place.sid, draft.place.log, doubtful)
+    def regained(self, draft: Draft) -> Job[list[Stretch]]:
+        """Return what a version shows that its session had forgotten: a fork shows it still, and was adopted.
+
+        ErasedMeanwhile if it is not there any more: a view that was loaded before has it.
+        """
+        doubtful = self.doubtful(draft)
+        if not doubtful:
+            return []
+        return (yield from regained(self.session, draft.place.sid, draft.place.log, doubtful))
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
-        yield from self.require_kept(draft)
+        regained = yield from self.regained(draft)
         yield from self._write(draft, facts)
+        yield from write_refs(draft.place.sid, regained, self.since)
         return self.made(draft, facts)
 
     def _new_session(self) -> Job[Place]:
@@ -739,11 +745,15 @@ def _require_there(
                 raise SessionNotFound(parent or f"log {log}")
 
 
-def require_kept(session: AgentSession, sid: int, log: int | str, stretches: Iterable[Stretch]) -> Job[None]:
-    """Raise ErasedMeanwhile if a session does not have some stretches of its own log any more."""
+def regained(session: AgentSession, sid: int, log: int | str, stretches: Iterable[Stretch]) -> Job[list[Stretch]]:
+    """Return the parts of stretches of its own log that a session has forgotten. ErasedMeanwhile if one is gone."""
     kept = yield Select("ref", ("log", "start", "stop"), {"child": sid, "log": log})
-    if kept and any(without(stretches, kept)):
-        raise ErasedMeanwhile(session.id, session.version)
+    forgotten = [*without(stretches, kept)] if kept else []
+    for _, start, stop in forgotten:
+        ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
+        if held != stop - start:
+            raise ErasedMeanwhile(session.id, session.version)
+    return forgotten
 
 
 def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:

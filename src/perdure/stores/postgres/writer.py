@@ -380,7 +380,7 @@ class Writer:
 
 
 def _must_be_noted(order: Order) -> Job[list[Stretch]]:
-    """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased.
+    """Return the stretches that are not noted yet, of others' logs or of its own; SessionNotFound if one is erased.
 
     InvalidData if a message names a file that is not the session's; OwnerBusy if a claim is one too many.
     """
@@ -394,9 +394,9 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
         erasures = yield from count_of_erasures()
         if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
             change.require_unerased(erasures)
-        yield from change.require_kept(order.draft)
+        stretches = yield from change.regained(order.draft)
         shown = order.draft.named
-        stretches = (yield from change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
+        stretches += (yield from change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
     if hashes := borrowed_by(change):
         shown = shown or (yield from noted(change.session_id, order.place.sid))
         yield from require_reachable(change.session_id, order.place.sid, hashes, shown)

@@ -251,6 +251,27 @@ class Forgetting(Contract):
         await _assert_sound(store)
 
     @in_store
+    async def test_what_a_fork_has_kept_can_be_shown_again(self, store: ForgettingStore) -> None:
+        """As by adopting it. The session has those messages again: the fork may go, and others find them there."""
+        session = await store.create(new_session("ancient", "words", id="s"))
+        await store.create(say(fork(session, id="child"), "more"))
+        session = await store.save(say(show(session, session.state.transcript.reset()), "new"))
+        await store.forget("s", before=2)
+        current, child = await _loaded(store, "s"), await _loaded(store, "child")
+        adopted = await store.save(show(current, child.state.transcript))
+        assert texts(adopted) == texts(await store.load("s")) == ["ancient", "words", "more"]
+        await _assert_sound(store)
+        await store.delete("child")
+        assert texts(await store.load("s")) == ["ancient", "words", "more"]
+        assert [hit.session_id for hit in await store.search("ancient")] == ["s"]
+        await _assert_sound(store)
+        again = await store.save(say(show(await _loaded(store, "s"), session.state.transcript), "again"))
+        await store.forget("s", before=again.version)
+        assert texts(await store.load("s")) == ["new", "again"]
+        assert not await store.search("ancient")
+        await _assert_sound(store)
+
+    @in_store
     async def test_a_session_that_runs_is_left_alone(self, store: ForgettingStore) -> None:
         """SessionBusy while its claim stands, RunInterrupted while it waits to be recovered."""
         kept = await _told(store, "s")
