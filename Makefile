@@ -2,7 +2,7 @@
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
 EXTRAS ?= dev,engines,llm,mcp,peers,postgres,serve,workers
-JOBS ?= 3
+JOBS ?= 4
 ARGS ?=
 
 # Tests start hundreds of processes, which would each compile the sources again.

@@ -9,10 +9,12 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,6 +47,27 @@ if not os.environ.get("PERDURE_TORTURE") and "TMPDIR" not in os.environ and _is_
 settings.register_profile("default", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("torture", settings.get_profile("default"), max_examples=1_000)
 settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave repeats to torture: elsewhere, of the cases of a test or a class with `sample(n)`, every nth is run.
+
+    Which one is first differs from test to test, so that each store has some of its tests.
+    """
+    if os.environ.get("PERDURE_TORTURE") or any("[" in argument for argument in config.args):
+        return
+    counts: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is not None:
+            case = item.nodeid.partition("[")[0] if "[" in item.nodeid else item.nodeid.rpartition("::")[0]
+            if (counts[case] + crc32(case.encode())) % mark.args[0]:
+                left_out.append(item)
+            counts[case] += 1
+    config.hook.pytest_deselected(items=left_out)
+    chosen = {*map(id, left_out)}
+    items[:] = [item for item in items if id(item) not in chosen]
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

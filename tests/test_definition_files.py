@@ -306,6 +306,7 @@ def test_a_key_given_twice_is_bad_toml(tmp_path: Path, content: str, line: int) 
     assert message.endswith(f"(at {tmp_path / 'a.toml'}:{line})")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "content", "line", "problem"),
     [

@@ -187,6 +187,7 @@ ROW_DAMAGE = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statement", ROW_DAMAGE)
 async def test_a_damaged_row_is_found(told: Told, tmp_path: Path, statement: str) -> None:
     """Whichever table it is in, and whether it is changed, moved or missing."""
@@ -199,6 +200,7 @@ async def test_a_damaged_row_is_found(told: Told, tmp_path: Path, statement: str
     assert_helpful(report)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_damaged_page_breaks_no_check(told: Told, tmp_path: Path, seed: int) -> None:
     """Bytes overwritten anywhere in the file are reported, or stand where nothing is kept."""
@@ -267,6 +269,7 @@ async def test_what_a_memory_store_lost_is_found() -> None:
             assert_helpful(await fsck(store))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moment", ["load", "dump", "read", "runs", "is_claimed"])
 async def test_a_session_that_is_erased_meanwhile_is_no_damage(

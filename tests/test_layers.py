@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,9 +56,14 @@ def unit_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[Import]:
     """The parts of perdure that a file imports, wherever in it the import stands."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     at_top = set(map(id, tree.body))
     for node in ast.walk(tree):
         for name in imported_names(node, path):
@@ -117,7 +123,7 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", MODEL, ids=name_of)
 def test_the_model_is_pure(path: Path) -> None:
     """Values do no I/O, wait for nothing, and take time and ids from `model/ids.py` alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     assert IMPURE.isdisjoint(external_imports(tree))
     assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
     if path.name != "ids.py":
@@ -217,7 +223,7 @@ def module_of(path: Path) -> str:
 
 def modules_imported(path: Path) -> Iterator[str]:
     """Every module that a file imports, perdure's own by their dotted names."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     yield from (name for name in external_imports(tree) if name != "perdure")
     for node in ast.walk(tree):
         yield from (".".join(("perdure", *parts)) for parts in imported_names(node, path))

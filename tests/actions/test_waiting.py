@@ -105,6 +105,7 @@ async def family(runtime: SessionRuntime) -> dict[str, AgentSession]:
     return {info.agent_name: await runtime.get_session(info.id) for info in found if info.id != FORK}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_verb_that_gives_a_waiting_run_up_ends_it_on_record(verb: str, kind: str, tmp_path: Path) -> None:

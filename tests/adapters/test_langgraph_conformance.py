@@ -51,6 +51,7 @@ for name in ("put", "put_writes", "delete_thread", "delete_for_runs", "copy_thre
     setattr(Bridged, f"a{name}", bridged(name))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [PerdureSaver, Bridged], ids=["async", "sync"])
 @pytest.mark.parametrize("store", STORES)
 async def test_all_of_them_pass(store: str, kind: type[PerdureSaver], tmp_path: Path) -> None:

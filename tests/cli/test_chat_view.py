@@ -71,6 +71,7 @@ def expected(source: str) -> Counter[str]:
     return characters(re.sub(rf"(?m)^( *)```({'|'.join(INFO_STRINGS)})$", "", source))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("width", "size"), [(24, 3), (60, 1), (60, 100_000), (100, 11)])
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_everything_is_on_the_screen_once(name: str, width: int, size: int) -> None:

@@ -103,6 +103,7 @@ def told_by(name: str, line: list[str], it: str) -> str:
     return re.sub(r"[\d.,]+", "#", text)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_says_what_it_says_where_the_other_owner_is_not(
     name: str, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +161,7 @@ def test_no_id_of_anothers_is_offered_to_complete(home: Path) -> None:
             assert len(ids_beginning_with(context, "o")) == found
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [*LINES, "copy"])
 @pytest.mark.parametrize("how", ["behind", "before", "variable", "file"])
 def test_an_empty_owner_is_not_everybody(name: str, how: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: Froz
     return await runtime.get_session(session_id)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("how", ["send", "photo", "parallel"])

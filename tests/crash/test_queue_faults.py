@@ -122,6 +122,7 @@ async def everywhere(kind: str, path: Path, play: Any, *, least: int, **how: boo
         assert (await fsck(store)).problems == ()
 
 
+@pytest.mark.sample(3)
 async def test_leaving_a_message(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
     """Whoever was told of an error leaves it again under the same key, and it is answered once."""
 
@@ -138,6 +139,7 @@ async def test_leaving_a_message(kind: str, after: bool, dies: bool, tmp_path: P
     await everywhere(kind, tmp_path, play, least=3, after=after, dies=dies)
 
 
+@pytest.mark.sample(3)
 async def test_leaving_a_message_for_later(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
     """The same: a timer is there once."""
 
@@ -154,6 +156,7 @@ async def test_leaving_a_message_for_later(kind: str, after: bool, dies: bool, t
     await everywhere(kind, tmp_path, play, least=1, after=after, dies=dies)
 
 
+@pytest.mark.sample(3)
 async def test_ringing(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
     """A message for later and one of a schedule are put in once each, by whoever rings next."""
 
@@ -174,6 +177,7 @@ async def test_ringing(kind: str, after: bool, dies: bool, tmp_path: Path) -> No
     await everywhere(kind, tmp_path, play, least=2, after=after, dies=dies)
 
 
+@pytest.mark.sample(3)
 async def test_a_worker_looks_at_a_session(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
     """A killed worker's run is continued by the next; one that goes on looks again. Nothing is done twice."""
 
@@ -189,6 +193,7 @@ async def test_a_worker_looks_at_a_session(kind: str, after: bool, dies: bool, t
     await everywhere(kind, tmp_path, play, least=15, after=after, dies=dies)
 
 
+@pytest.mark.sample(3)
 async def test_a_pause_ends(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
     """A session that was suspended until a time is opened at that time, by whoever rings next."""
 

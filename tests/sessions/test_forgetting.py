@@ -309,10 +309,11 @@ async def test_adopting_a_fork_brings_back_what_it_has_kept() -> None:
         fork = await chat.fork("fork")
         await chat.reset()
         await chat.send("two")
-        await chat.forget(before=(await chat.snapshot()).version)
+        await chat.forget(before=(await chat.session()).version)
         assert "About one" not in await said(chat)
         await app.adopt("s", "fork")
         await fork.erase()
         await chat.send("three")
-        assert [m.text for m in (await chat.snapshot()).state.messages] == ["one", "About one", "three", "About three"]
+        shown = [message.text for message in (await chat.session()).state.messages]
+        assert shown == ["one", "About one", "three", "About three"]
         assert {"About one", "About three"} <= {*await said(chat)}

@@ -86,6 +86,7 @@ async def called(verb: Callable[..., Any], session_id: str) -> None:
         await made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", verbs())
 async def test_anothers_session_is_not_found_by_any_verb(store: Any, name: str) -> None:
     """The same as if it were not there, and it stays as it was."""

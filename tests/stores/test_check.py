@@ -205,6 +205,7 @@ IN_SQLITE = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("damage", IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_a_damaged_row_of_a_sqlite_file_is_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
@@ -363,6 +364,7 @@ IN_POSTGRES = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("damage", IN_POSTGRES, ids=lambda damage: damage.done[:90])
 async def test_a_damaged_row_of_a_postgres_schema_is_named(
     schema: Schema, originals: Callable[[str], Path], tmp_path: Path, damage: Damage
@@ -447,6 +449,7 @@ IN_FILES = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", IN_FILES, ids=lambda damage: damage.said)
 async def test_lines_of_a_file_that_do_not_add_up_are_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage

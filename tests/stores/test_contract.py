@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests import postgres_server
 
 from perdure.stores.file import FileStore
@@ -80,6 +81,7 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
+@pytest.mark.sample(3)
 class TestSqliteStoreInLoop(TestSqliteStore):
     """The same, with changes committed in the event loop's own thread."""
 

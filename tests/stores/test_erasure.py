@@ -207,6 +207,7 @@ async def _killed_after_compacting(store: Any, session_id: str) -> None:
         await SessionRuntime(failing).execute(session_id, SendMessage("go", loops))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("other", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kind: str, other: str) -> None:
@@ -281,6 +282,7 @@ async def redacted_through(store: Any, name: str, present: Collection[str]) -> N
     assert (await fsck(store)).problems == ()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "order", [*permutations(FAMILY, 2), *permutations(FAMILY, 3), *permutations(FAMILY)], ids="".join
 )

@@ -399,6 +399,7 @@ class PowerCut:
 class TestPowerCut:
     """What was acknowledged is on the disk, and what was not is whole or not there."""
 
+    @pytest.mark.sample(2)
     @needs_proc
     @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete", "delete-many"])
     def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
@@ -423,6 +424,7 @@ def _restored(where: Path, state: dict[str, bytes]) -> Path:
 class TestKilled:
     """A process killed at any step leaves what was before, or what was to be."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "verb", ["create", "save", "save-all", "append", "note", "delete", "delete-child", "delete-many"]
     )

@@ -258,6 +258,7 @@ async def reopening(kind: str, where: Path) -> Any:
         await store.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_deep_blocks_come_off_after_reopening(kind: str, tmp_path: Path) -> None:
     """What is covered many times over is there for an instance that has never read it, and a check is content."""
@@ -268,6 +269,7 @@ async def test_deep_blocks_come_off_after_reopening(kind: str, tmp_path: Path) -
         await assert_comes_off(store(), "deep", views)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str, tmp_path: Path) -> None:
     """Deep blocks over a log that is not its own: neither messages nor values go with the parent."""
@@ -282,6 +284,7 @@ async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str,
         await assert_comes_off(store(), "branch", views)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_covered_a_hundred_times_over_is_redacted(kind: str, tmp_path: Path) -> None:
     """It is found beneath all the blocks, and no byte tells of it."""
@@ -311,6 +314,7 @@ async def test_an_erased_session_leaves_no_block(kind: str, tmp_path: Path) -> N
     assert not any(name in left for name in (*names, SECRET.encode()))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("one", "other"), [("memory", "sqlite"), ("sqlite", "file"), ("file", "postgres"), ("postgres", "memory")]
 )

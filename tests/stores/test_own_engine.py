@@ -21,6 +21,7 @@ own_engine = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(own_engine)
 
 
+@pytest.mark.sample(3)
 class TestOwnEngine(EngineContract):
     shared = True
 

@@ -64,6 +64,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
 PLANS = (["before"], ["after"], ["before", "after"], ["after", "before"], ["after", "after", "before"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS, ids="-".join)
 async def test_a_write_whose_answer_was_lost_is_looked_up(schema: str, breaking: Breaking, plan: list[str]) -> None:
     """Create, save, claim, append and the save that ends a run: each is there once, and its caller is told so."""

@@ -388,6 +388,7 @@ async def _has_answered(sessions: Sessions, session_id: str) -> bool:
     return (await sessions.info(session_id)).version > 1 and await nothing_waits(sessions)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("verb", ["save", "append", "claim", "in_turn", "has_waiting", "lapsed", "due", "read"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_store_that_fails_once(tmp_path: Path, verb: str, after: bool) -> None:

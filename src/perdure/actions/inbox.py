@@ -176,7 +176,7 @@ def left_to_workers(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_left_to_workers(entry: JournalEntry) -> bool:
-    return entry.body.get("for") == _WORKERS
+    return bool(entry.body.get("for") == _WORKERS)
 
 
 async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry | None:

@@ -163,7 +163,7 @@ class DispatcherContract(Contract):
         for per_owner in (None, 1, 2):
             model = Model(thinks=0.02)
             async with self._sessions(where / str(per_owner), model) as sessions:
-                asked = await _left(sessions, {"ann": 40, "ben": 1, "eve": 1})
+                asked = await _left(sessions, {"ann": 20, "ben": 1, "eve": 1})
                 async with self._working(sessions, concurrency=2, per_owner=per_owner):
                     for each in asked:
                         await text_of(each)
