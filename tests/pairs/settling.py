@@ -33,16 +33,26 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     await _recover(world, at)
     await _work(world, at)
     was_shut = await _is_shut(world)
-    for session_id in (world.main, *world.model.forks):
-        await _end(world, at, session_id)
+    await _end_all(world, at)
     await _require_empty_inbox(world, is_excused=has_failed or was_shut)
     await _use(world, at)
     await _repeat_keys(world, at)
-    for session_id in (world.main, *world.model.forks):
-        await _end(world, at, session_id)
-    await _end_what_was_queued(world, at)
-    await _work(world, at)
-    await _end_what_was_queued(world, at)
+    await _end_all(world, at)
+
+
+async def _end_all(world: World, at: Process) -> None:
+    """Decide what waits for a person, and have a worker send what was left behind it, until nothing of either waits."""
+    for _ in range(MOST_QUEUED):
+        for session_id in (world.main, *world.model.forks):
+            await _end(world, at, session_id)
+        await world.idle()
+        session = await world.shown()
+        if session is None or not (pending_in(session) or await world.waiting_in(world.main)):
+            return
+        if session.status is SessionStatus.DELETED:
+            return
+        await _work(world, at)
+    world.model.note("broken", what=f"5: runs of {world.main} still wait after {MOST_QUEUED} were brought to their end")
 
 
 async def _work(world: World, at: Process) -> None:
@@ -57,17 +67,6 @@ async def _work(world: World, at: Process) -> None:
 
 async def _advance(at: Process, session_id: str) -> None:
     await advance(at.sessions, session_id)
-
-
-async def _end_what_was_queued(world: World, at: Process) -> None:
-    """Decide what waits in the runs that a decision lets begin: what was queued behind it is sent in the background."""
-    for _ in range(MOST_QUEUED):
-        await world.idle()
-        session = await world.shown()
-        if session is None or not pending_in(session):
-            return
-        await _end(world, at, world.main)
-    world.model.note("broken", what=f"5: runs of {world.main} still wait after {MOST_QUEUED} were brought to their end")
 
 
 async def _require_no_claim(world: World) -> None:
