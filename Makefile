@@ -2,7 +2,7 @@
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
 EXTRAS ?= dev,engines,llm,mcp,peers,postgres,serve,workers
-JOBS ?= 4
+JOBS ?= 6
 ARGS ?=
 
 # Tests start hundreds of processes, which would each compile the sources again.
@@ -35,7 +35,7 @@ demo: $(STAMP) ## a tour without a key: talk, be killed, recover, fork, compact
 	@$(VENV)/bin/perdure tour
 
 test: $(STAMP) ## run the tests (ARGS="-k name" narrows them)
-	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(PYTHON) -m ruff check .
@@ -66,7 +66,7 @@ $(PEERS_STAMP): tests/peers/requirements.txt pyproject.toml constraints.txt
 	@touch $(PEERS_STAMP)
 
 torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
-	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --timeout=7200 $(ARGS)
+	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --dist worksteal --timeout=7200 $(ARGS)
 
 docs: $(DOCS_STAMP) ## run every Python block in README.md and docs/, and build the site in build/site
 	$(PYTHON) -m pytest tests/test_docs.py -n $(JOBS) $(ARGS)

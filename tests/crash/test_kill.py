@@ -101,6 +101,7 @@ async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, kind: str, seed
         assert (await fsck(store)).problems == ()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS // 2)), ("postgres", 0)])
 async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, kind: str, seed: int) -> None:
     """Branches that had ended stand, the others go on, one is selected, and no branch repeats a charge."""

@@ -49,11 +49,13 @@ async def ended_well(on: Stage, patience: float) -> list[str]:
     return await verdict(on.task)
 
 
+# The chaos plays it whole; here that is left to torture.
+WHOLE = () if IS_TORTURE else pytest.mark.skip("make torture plays it")
+
+
 def breaking(name: str) -> Any:
     """Play a scene as it should be, and with something broken."""
-    # The chaos plays it whole; here that is left to torture.
-    whole = pytest.param([], id="whole", marks=() if IS_TORTURE else pytest.mark.skip("make torture plays it"))
-    return pytest.mark.parametrize("breaks", [whole, pytest.param([name], id=name)])
+    return pytest.mark.parametrize("breaks", [pytest.param([], id="whole", marks=WHOLE), pytest.param([name], id=name)])
 
 
 def patience(breaks: list[str]) -> float:
@@ -147,8 +149,15 @@ async def in_database(task: Task, statement: str) -> None:
         await connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("has_claims", [True, False], ids=["claims", "no claims"])
-@pytest.mark.parametrize("has_lock", [True, False], ids=["lock", "no lock"])
+@pytest.mark.parametrize(
+    ("has_lock", "has_claims"),
+    [
+        pytest.param(True, True, id="whole", marks=WHOLE),
+        pytest.param(True, False, id="no claims", marks=WHOLE),
+        pytest.param(False, True, id="no lock"),
+        pytest.param(False, False, id="neither"),
+    ],
+)
 async def test_a_job_s_lock_and_the_claim(tmp_path: Path, has_lock: bool, has_claims: bool) -> None:
     """The lock keeps workers from looking at one session at once, the claim from running it. One of them is enough."""
     task = task_of("postgres", tmp_path, dispatcher="procrastinate", messages=2, thinks=0.4, works=0.2)

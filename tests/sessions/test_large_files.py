@@ -73,6 +73,7 @@ async def kept(store: Any) -> list[str]:
     return found
 
 
+@pytest.mark.sample(2)
 async def test_it_is_kept_once_sent_when_shown_and_gone_when_erased(
     opened: Callable[[Path], Any], tmp_path: Path
 ) -> None:

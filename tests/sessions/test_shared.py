@@ -439,7 +439,7 @@ async def test_the_interpreters_exit_closes_it(kind: str, tmp_path: Path) -> Non
             assert list(await store.lapsed()) == ["s"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 class TestSharedStore(StoreContract, JournalContract, NamesContract, ChronicleContract, SketchContract):
     """It keeps the promises of the store that it is."""
 

@@ -81,7 +81,7 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 class TestSqliteStoreInLoop(TestSqliteStore):
     """The same, with changes committed in the event loop's own thread."""
 

@@ -284,7 +284,7 @@ async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str,
         await assert_comes_off(store(), "branch", views)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_covered_a_hundred_times_over_is_redacted(kind: str, tmp_path: Path) -> None:
     """It is found beneath all the blocks, and no byte tells of it."""

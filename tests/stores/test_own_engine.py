@@ -21,7 +21,7 @@ own_engine = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(own_engine)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 class TestOwnEngine(EngineContract):
     shared = True
 

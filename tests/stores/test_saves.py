@@ -29,6 +29,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import new_session, run_of, say, seen
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
 async def test_a_save_leaves_nothing_to_the_garbage_collector(kind: str, tmp_path: Path) -> None:
     """What was to be changed goes when the caller has its answer: where many save, cycles would cost a fifth."""
