@@ -37,7 +37,7 @@ from perdure import (
     TransientDriverError,
     tool,
 )
-from perdure.model.ids import use
+from perdure.model.ids import now, use
 from perdure.protocols import Entry, ModelReply, OnDelta, Outcome, Terms
 from perdure.sessions import queueing
 from perdure.sessions.connect import connect
@@ -46,6 +46,8 @@ from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.dispatcher_contract import text_of
 from perdure.workers import Worker, advance
 from perdure.workers.advancing import Advancing
+from perdure.workers.inbox import InboxDispatcher
+from perdure.workers.timers import Bell
 
 AGENT = AgentDefinition("agent", tools=("charge",))
 
@@ -588,3 +590,22 @@ async def test_what_is_dealt_with_without_a_run_is_claimed_for_a_worker_s_own_le
         await until(lambda: store.is_interrupted("a"))
         assert await advance(others, "a") is Outcome.DONE
         assert await nothing_waits(others)
+
+
+async def test_timers_that_come_due_until_the_next_look_ring_in_time(tmp_path: Path) -> None:
+    """Not before their time, and not at all while the clock stands still: the next look finds them again."""
+    async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"])) as sessions:
+        await sessions.open("a")
+        queue = sessions._queue()
+        bell = Bell(queue, InboxDispatcher(queue), sessions.runtime.execute)
+        with use(clock=FrozenClock()):
+            await sessions.enqueue("a", "later", at=now() + timedelta(seconds=0.1))
+            await bell.ring(ahead=0.5)
+            assert (await sessions.queue()).waiting == []
+        due = now() + timedelta(seconds=0.2)
+        await sessions.enqueue("a", "soon", at=due)
+        await bell.ring()
+        assert len(await sessions.timers("a")) == 1  # the other is due for long by this clock
+        await bell.ring(ahead=0.5)
+        assert now() >= due
+        assert [each.count for each in (await sessions.queue()).waiting] == [2]

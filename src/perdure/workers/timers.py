@@ -30,9 +30,9 @@ class Bell:
         self._dispatcher = dispatcher
         self._execute = execute
 
-    async def ring(self) -> None:
-        """Ring all timers that are due."""
-        while timers := await self._queue.due(now().timestamp(), limit=_AT_ONCE):
+    async def ring(self, *, ahead: float = 0.0) -> None:
+        """Ring all timers that are due, and those that come due in the next seconds when they do."""
+        while timers := await self._queue.due(now().timestamp() + ahead, limit=_AT_ONCE):
             by_session: dict[str, list[Timer]] = {}
             for timer in timers:
                 by_session.setdefault(timer.session_id, []).append(timer)
@@ -40,13 +40,15 @@ class Bell:
             failures = [each for each in await asyncio.gather(*ringing, return_exceptions=True) if each is not None]
             if failures:  # after the others have rung
                 raise failures[0]
-            if len(timers) < _AT_ONCE:
+            if len(timers) < _AT_ONCE or timers[-1].due > now().timestamp():
                 return
 
     async def _ring_all(self, timers: Sequence[Timer]) -> None:
         """Ring timers of one session, in the order in which they are due."""
         for timer in timers:
-            if await self._rung(timer):
+            await asyncio.sleep(timer.due - now().timestamp())
+            # The clock may have been set back meanwhile: the next look finds the timer again.
+            if timer.due <= now().timestamp() and await self._rung(timer):
                 await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
 
     async def _rung(self, timer: Timer) -> bool:

@@ -25,8 +25,9 @@ _log = logging.getLogger("perdure.workers")
 _SWEEPS_A_LEASE = 6
 _LONGEST_BETWEEN_SWEEPS = 1.0
 """Seconds. What has lapsed is to be continued soon after, however long a lease is."""
-_TICK = 0.25
-"""Seconds between two looks at the timers. What is due within one is run in one go, and the last of it waits."""
+_TICK = 0.5
+"""Seconds between two looks at the timers. Those that come due until the next look are rung in time, unless they are
+set after the look: such a one is late by this at the most."""
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -112,7 +113,7 @@ class Worker:
 
     async def run(self) -> None:
         """Run sessions until `stop` is called."""
-        beside = [self._every(_TICK, self._bell.ring), self._every(self._sweep_every, self._sweep)]
+        beside = [self._every(_TICK, self._ring), self._every(self._sweep_every, self._sweep)]
         tasks = [asyncio.ensure_future(each) for each in beside]
         try:
             await self.dispatcher.work(self._advance, self.options, self._stopped)
@@ -158,7 +159,9 @@ class Worker:
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something now and then, not in step with other workers. A store that fails may recover."""
+        time = asyncio.get_running_loop().time
         while not self._stopped.is_set():
+            until = time() + seconds * random.uniform(0.8, 1.2)
             try:
                 await work()
             except PerdureError as error:
@@ -166,7 +169,11 @@ class Worker:
             except Exception:  # of a hook: it must not end what all sessions depend on
                 _log.exception("%s failed", work.__qualname__)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), seconds * random.uniform(0.8, 1.2))
+                await asyncio.wait_for(self._stopped.wait(), max(until - time(), seconds / 10))
+
+    async def _ring(self) -> None:
+        """Ring timers: those that are due, and those that come due until the next look."""
+        await self._bell.ring(ahead=_TICK)
 
     async def _sweep(self) -> None:
         """Have sessions looked at whose runs have died, wherever that was."""

@@ -10,14 +10,18 @@ from perdure.workers.procrastinate.presence import LOCK_OF_WORKER
 
 _log = logging.getLogger("perdure.workers")
 _AT_ONCE = 1_000
+_SWEEPS_A_LOOK = 5
+"""Every how many sweeps the planner's knowledge is looked at."""
+# Shows that the worker lives, and asks whether it is its turn: one worker at a time sweeps, and no more often than one
+# alone would. All in one statement, since idle workers ask every second.
 _LIVES = """
-    WITH lives AS (UPDATE procrastinate_workers SET last_heartbeat = now() WHERE id = %(worker)s)
-    SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'
-"""
-# One worker at a time, and no more often than one alone would.
-_TURN = """
-    UPDATE perdure_dispatcher SET swept = clock_timestamp()
-    WHERE swept < clock_timestamp() - make_interval(secs => %s) RETURNING 1
+    WITH lives AS (UPDATE procrastinate_workers SET last_heartbeat = now() WHERE id = %(worker)s),
+    turn AS (
+        UPDATE perdure_dispatcher SET swept = clock_timestamp()
+        WHERE swept < clock_timestamp() - make_interval(secs => %(every)s) RETURNING 1
+    )
+    SELECT ARRAY(SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'),
+        EXISTS (SELECT FROM turn)
 """
 _STALLED = f"""
     SELECT job.id, job.worker_id, job.queueing_lock FROM procrastinate_jobs AS job
@@ -69,22 +73,25 @@ class Sweep:
         self._unknown: set[int] = set()
         """Jobs that were this worker's at the last sweep though it knew nothing of them."""
         self._after = 0
+        self._turns = 0
+        """How often it was this worker's turn to sweep."""
 
     async def __call__(self) -> None:
-        await self._own()
-        if await self._database.rows(_TURN, (self._every * 0.9,)):
-            if await self._database.rows(_OUTDATED):
+        asked = {"worker": self._jobs.worker_id, "every": self._every * 0.9}
+        ((own, is_its_turn),) = await self._database.rows(_LIVES, asked)
+        await self._give_back_unknown({*own})
+        if is_its_turn:
+            if self._turns % _SWEEPS_A_LOOK == 0 and await self._database.rows(_OUTDATED):
                 await self._database.rows(_ANALYZE)
+            self._turns += 1
             await self._stalled()
             await self._forgotten()
 
-    async def _own(self) -> None:
+    async def _give_back_unknown(self, own: set[int]) -> None:
         """Give back what was fetched by a statement whose answer was lost. One whose answer is on its way is not."""
-        worker_id = self._jobs.worker_id
-        rows = await self._database.rows(_LIVES, {"worker": worker_id})
-        unknown = {job_id for (job_id,) in rows} - self._jobs.held
+        unknown = own - self._jobs.held
         for job_id in unknown & self._unknown:
-            await self._jobs.give_back(job_id, worker_id, 0.0)
+            await self._jobs.give_back(job_id, self._jobs.worker_id, 0.0)
         self._unknown = unknown
 
     async def _stalled(self) -> None:
