@@ -609,3 +609,30 @@ async def test_timers_that_come_due_until_the_next_look_ring_in_time(tmp_path: P
         await bell.ring(ahead=0.5)
         assert now() >= due
         assert [each.count for each in (await sessions.queue()).waiting] == [2]
+
+
+async def test_one_that_is_told_to_stop_looks_at_nothing_more(tmp_path: Path) -> None:
+    """However many sessions wait. In files it takes long to find them: those that were begun end meanwhile."""
+    async with connect(f"file://{tmp_path / 'a'}", driver=ScriptedDriver(["yes"])) as sessions:
+        for number in range(30):
+            await sessions.open(f"s{number}")
+            await sessions.enqueue(f"s{number}", "Hello")
+        queue: Any = sessions.store
+        found, looked, stopped = queue.in_turn, [], asyncio.Event()
+
+        async def slowly(*args: Any, **more: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await found(*args, **more)
+
+        async def advance(session_id: str) -> Outcome:
+            looked.append(session_id)
+            if len(looked) <= 3:
+                await asyncio.sleep(0.05 * len(looked))  # so that the last ones end while others are looked for
+            if len(looked) == 3 and looked[-1] == session_id:
+                stopped.set()
+            return Outcome.BUSY  # as a worker says that is about to end
+
+        queue.in_turn = slowly
+        worker = Worker(sessions, concurrency=3)
+        await worker.dispatcher.work(advance, worker.options, stopped)
+        assert len(looked) == 3

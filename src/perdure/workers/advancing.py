@@ -89,6 +89,9 @@ class Advancing:
         self._room = Room()
         self.under_way: set[SessionId] = set()
         """The sessions that are being looked at."""
+        self.idle = asyncio.Event()
+        """Set while none is."""
+        self.idle.set()
         self.handed_over: set[SessionId] = set()
         """Those whose runs were left to others when the runtime was closed."""
         self.is_over = False
@@ -96,10 +99,13 @@ class Advancing:
 
     async def __call__(self, session_id: SessionId) -> Outcome:
         self.under_way.add(session_id)
+        self.idle.clear()
         try:
             return await self._looked_at(session_id)
         finally:
             self.under_way.discard(session_id)
+            if not self.under_way:
+                self.idle.set()
 
     async def _looked_at(self, session_id: SessionId) -> Outcome:
         try:

@@ -54,22 +54,25 @@ class InboxDispatcher:
         try:
             while not stopped.is_set():
                 self._news.clear()
-                await self._begin_some(advance, options)
+                await self._begin_some(advance, options, stopped)
                 await self._pause(ending)
             if self._running:
                 await asyncio.wait(self._running.values(), timeout=options.drain)
         finally:
             ending.cancel()
 
-    async def _begin_some(self, advance: Advance, options: WorkerOptions) -> None:
-        """Begin as many sessions as there is room for."""
+    async def _begin_some(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
+        """Begin as many sessions as there is room for, and none once the worker is told to stop."""
         self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
         for session_id in [each for each in self._woken if self._may_begin(each)]:
             if len(self._running) < options.concurrency:
                 self._begin(session_id, None, advance)
         while len(self._running) < options.concurrency:
             begun = False
-            for each in await self._in_turn(options):
+            found = await self._in_turn(options)
+            if stopped.is_set():  # what would be begun now is left at once, and the next one would be looked for
+                return
+            for each in found:
                 # Owners who have their share by now are left out of what is found next.
                 if self._has_room(each.owner, options) and self._may_begin(each.session_id):
                     self._begin(each.session_id, each.owner, advance)

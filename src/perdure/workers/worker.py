@@ -134,6 +134,7 @@ class Worker:
         """Hand over what is under way. What has not begun by now does not begin."""
         self._advancing.is_over = True
         await self._runtime.close(0.0)
+        await self._advancing.idle.wait()  # or one that reads would find the store closed
 
     @property
     def _sweep_every(self) -> float:
