@@ -634,5 +634,6 @@ async def test_one_that_is_told_to_stop_looks_at_nothing_more(tmp_path: Path) ->
 
         queue.in_turn = slowly
         worker = Worker(sessions, concurrency=3)
-        await worker.dispatcher.work(advance, worker.options, stopped)
+        async with asyncio.timeout(30):
+            await worker.dispatcher.work(advance, worker.options, stopped)
         assert len(looked) == 3
