@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.actions.adopt import AdoptBranch as AdoptBranch
+    from perdure.actions.approval import AnswerToolCalls as AnswerToolCalls
     from perdure.actions.approval import ApproveToolCalls as ApproveToolCalls
     from perdure.actions.approval import DenyToolCalls as DenyToolCalls
     from perdure.actions.clear import ClearSession as ClearSession
@@ -86,6 +87,8 @@ if TYPE_CHECKING:
     from perdure.loop.drivers.pacing import RateLimit as RateLimit
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
+    from perdure.loop.external import ExternalTool as ExternalTool
+    from perdure.loop.external import external_tool as external_tool
     from perdure.loop.factory import LoopFactory as LoopFactory
     from perdure.loop.factory import UseGuards as UseGuards
     from perdure.loop.filters import Rejected as Rejected
@@ -247,7 +250,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "actions.adopt": "AdoptBranch",
-    "actions.approval": "ApproveToolCalls DenyToolCalls",
+    "actions.approval": "AnswerToolCalls ApproveToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
     "actions.compact": "CompactTranscript UncompactTranscript",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
@@ -272,6 +275,7 @@ _HOMES = {
     "loop.drivers.pacing": "RateLimit",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
+    "loop.external": "ExternalTool external_tool",
     "loop.factory": "LoopFactory UseGuards",
     "loop.filters": "Rejected Warned",
     "loop.guards": "BudgetGuard",
@@ -337,13 +341,13 @@ _SHOWN = """
 connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
-AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
-CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
+AdoptBranch AnswerToolCalls ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession
+CompactTranscript CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
 RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-load_definitions mcp schema_of tool
+external_tool load_definitions mcp schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile

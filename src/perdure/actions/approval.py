@@ -1,4 +1,4 @@
-"""What a person decides about the tool calls that a suspended session waits with."""
+"""What settles the tool calls that a suspended session waits with: a person's decision, or an answer from outside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure import codec
 from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
@@ -19,12 +20,13 @@ from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
-from perdure.loop.tool_use import Decisions
+from perdure.loop.tool_use import Answered, Decisions
+from perdure.model.checks import expect, expect_text
 from perdure.model.execution import PendingCall
 from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.usage import Usage
-from perdure.model.value import brief
+from perdure.model.value import EMPTY, brief
 from perdure.protocols import ActionContext, ActionResult, Answer
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class ApproveToolCalls:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
+        shown = _approvable(session, shown, is_named=self._given is not None)
         depth = await depth_of(session, context)
         await require_tools(
             self._loops,
@@ -103,6 +106,42 @@ class DenyToolCalls:
         return await _continued(self, session, context, decisions, depth)
 
 
+class AnswerToolCalls:
+    """Hand in what calls that are made outside have come to, and let the run continue. Other calls wait on.
+
+    `answers` has a result for each call, by its id or digest; a sub-agent's calls are answered in the same way. Calls
+    in `errors` have failed: the model is told why. If a call is not, or no longer, waited for, nothing changes.
+    """
+
+    def __init__(
+        self,
+        loops: LoopFactory,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        model_for: ModelFor | None = None,
+    ) -> None:
+        self._loops = require_loops(loops)
+        self._caller = Caller(context)
+        self._model_for = model_for
+        self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
+        if not self._answers:
+            raise InvalidData("$.answers", "give the answer to one call at least: {call_id: result}")
+        if len(self._answers) < len(answers) + len(errors):
+            raise InvalidData("$.errors", "a call has a result or an error, not both")
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        _pending(session)
+        now = await pending_now(session, context)
+        answers = _placed(session, self._answers, now)
+        self.used_before = session.state.usage
+        decisions = Decisions(answers=answers, waited=_waited(now))
+        return await _continued(self, session, context, decisions, await depth_of(session, context))
+
+
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
 
@@ -116,7 +155,7 @@ class ShowPendingCalls:
 
 
 async def _continued(
-    action: ApproveToolCalls | DenyToolCalls,
+    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls,
     session: AgentSession,
     context: ActionContext | None,
     decisions: Decisions,
@@ -144,6 +183,47 @@ async def _continued(
     then = waiting_messages(context, session.id, loops, depth)
     options = RunOptions(decisions=decisions, depth=depth, model=model, then=then, caller=caller)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
+
+
+def _approvable(session: AgentSession, shown: Sequence[PendingCall], *, is_named: bool) -> list[PendingCall]:
+    """Return the calls that an approval can be about: those that are made outside wait for an answer."""
+    external = [call for call in shown if call.external]
+    if external and (is_named or len(external) == len(shown)):
+        raise InvalidData(
+            "$.call_ids",
+            f"{external[0].name} is called outside, so it cannot be approved: hand its result in with "
+            f"answer({{{external[0].id!r}: …}}), or deny it",
+        )
+    return [call for call in shown if not call.external]
+
+
+def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False) -> dict[str, Answered]:
+    expect(given, Mapping, path)  # type: ignore[type-abstract]
+    answers = {}
+    for call_id, result in given.items():
+        expect(call_id, str, path)
+        if are_errors:
+            expect_text(result, f"{path}.{call_id}", blank=False)
+        plain = codec.decode_plain(codec.encode_json(result, f"{path}.{call_id}"))
+        answers[call_id] = Answered(plain, are_errors)
+    return answers
+
+
+def _placed(session: AgentSession, answers: Mapping[str, Answered], now: Sequence[PendingCall]) -> dict[str, Answered]:
+    """Return answers as a run takes them: to its own calls by their ids, to those of sub-agents by their digests."""
+    placed = {}
+    own = {call.id for call in now}
+    leaves = [leaf for call in now for leaf in call.leaves if leaf.external]
+    for name, answered in answers.items():
+        found = [leaf for leaf in leaves if name in (leaf.id, leaf.digest)]
+        if not found:
+            known = ", ".join(f"{leaf.id} ({leaf.name})" for leaf in leaves) or "none"
+            raise InvalidData("$.answers", f"{name!r} does not wait for an answer in {session.id!r}; these do: {known}")
+        if len(found) > 1:
+            raise InvalidData("$.answers", f"several calls have the id {name!r}; name each by its digest")
+        (leaf,) = found
+        placed[leaf.id if leaf.id in own else leaf.digest] = answered
+    return placed
 
 
 def _checked(given: Shown | None) -> tuple[ToolCall | str, ...] | None:

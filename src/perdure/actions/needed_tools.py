@@ -45,6 +45,7 @@ async def require_tools(
     """Raise ConfigurationError if a call is of a tool that is not here: the model would be told that there is none."""
     await connect_tools(loops, session.definition, context)
     known = {tool.name for tool in loops.all_tools(session.definition, depth)}
+    known |= {tool.name for tool in session.state.execution.external_tools} if session.state.execution else set()
     for call in calls:
         if call.name not in known:
             what = f"{why.format(name=call.name)}, and no tool of that name is here."

@@ -23,7 +23,7 @@ class RetryLastRun:
     with the new answer; log, record and history keep it.
 
     The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had one.
-    Without an `output`, the answer has the form that the run was asked for.
+    Without an `output`, external tools or instructions, it has those of the run.
     """
 
     def __init__(self, loops: LoopFactory, **options: Any) -> None:
@@ -38,7 +38,7 @@ class RetryLastRun:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         asked = await _asked_last(session, journal, context)
-        options = {"output": asked.output, **self._options, "any_role": True}
+        options = {**asked.terms, **self._options, "any_role": True}
         self.sent = SendMessage(asked.messages, self._loops, **options).in_place_of(asked.loop_id, asked.key)
         return await self.sent.execute_on(session, context)
 
@@ -49,7 +49,8 @@ class Asked(msgspec.Struct, frozen=True):
     loop_id: str
     messages: tuple[Message, ...]
     key: Key | None
-    output: Mapping[str, Any] | None
+    terms: Mapping[str, Any]
+    """The form of answer, the tools and the instructions that the run alone had."""
 
 
 async def _asked_last(session: AgentSession, journal: Journal, context: ActionContext | None) -> Asked:
@@ -63,8 +64,10 @@ async def _asked_last(session: AgentSession, journal: Journal, context: ActionCo
     messages = await _inputs(journal, run, await journal.read(session.id, run=run.loop_id))
     if not messages:
         raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
-    key, output = run.first.body.get("key"), run.first.body.get("response_format")
-    return Asked(run.loop_id, tuple(messages), Key(*key) if key else None, output)
+    said = run.first.body
+    terms = {"output": said.get("response_format")}
+    terms |= {name: said.get(name) for name in ("external_tools", "instructions")}
+    return Asked(run.loop_id, tuple(messages), Key(*said["key"]) if said.get("key") else None, terms)
 
 
 async def _inputs(journal: Journal, run: RunOnRecord, entries: Sequence[JournalEntry]) -> list[Message]:

@@ -25,7 +25,7 @@ from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
-from perdure.model.execution import ExecutionStatus
+from perdure.model.execution import ExecutionStatus, ExternalToolSpec
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import KINDS
 from perdure.model.message import Message
@@ -79,6 +79,10 @@ class RunOptions(msgspec.Struct, frozen=True):
     """The session without that loop, as the run finds it."""
     form: Form | None = None
     """The form of answer that a new run alone is asked for; one that is continued has it on record."""
+    external_tools: tuple[ExternalToolSpec, ...] = ()
+    """Tools that a new run alone may call; one that is continued has them on record."""
+    instructions: str | None = None
+    """What a new run alone is told; one that is continued has it on record."""
 
 
 async def run_agent(
@@ -120,6 +124,8 @@ async def run_agent(
         context_data=caller.data,
         lost=options.lost,
         form=options.form,
+        external_tools=options.external_tools,
+        instructions=options.instructions,
     )
     run, titling = loop.start(state, start), titling_of(session, loops)
     try:
@@ -144,11 +150,18 @@ async def ready_to_run(
     model = options.model or loops.model_of(definition, state)
     if not options.give_up:
         await loops.require_known(model)
-    loop = loops.build(definition, state, depth=options.depth, model=model)
+    external = options.external_tools or _external_tools_of(state)
+    loop = loops.build(definition, state, depth=options.depth, model=model, external=external)
     caller = await _caller_of(session, loops, options, options.past or Past())
     if not options.give_up:
         caller.require_for(loop.setup.tools, session.id)
     return loop, caller
+
+
+def _external_tools_of(state: AgentState) -> tuple[ExternalToolSpec, ...]:
+    """Return the tools that a run which is to be continued has brought."""
+    is_continued = state.execution is not None and state.status is ExecutionStatus.IN_PROGRESS
+    return state.execution.external_tools if is_continued and state.execution is not None else ()
 
 
 async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:

@@ -35,9 +35,10 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect_text
-from perdure.model.execution import ExecutionStatus
+from perdure.model.execution import ExecutionStatus, ExternalToolSpec
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
+from perdure.model.value import thawed
 from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel, SessionManager
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.model.state import AgentState
 
 WhenBusy = Literal["raise", "steer", "queue"]
+_SPEC = ("name", "description", "parameters")
 
 
 class SendMessage:
@@ -55,8 +57,10 @@ class SendMessage:
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
     `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
-    `output`, a type or a JSON schema, is the form of this answer alone. `model_for` returns the `ChangeModel` that a
-    session needs first, or None: it is executed once nothing else is in the way of the run.
+    `output`, a type or a JSON schema, is the form of this answer alone. `external_tools` are tools that this run alone
+    may call, and that are called outside. `instructions` are what it alone is told, behind the system prompt.
+    `model_for` returns the `ChangeModel` that a session needs first, or None: it is executed once nothing else is in
+    the way of the run.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
@@ -74,6 +78,8 @@ class SendMessage:
         context: object = None,
         context_data: Mapping[str, Any] | None = None,
         output: object = None,
+        external_tools: object = None,
+        instructions: str | None = None,
         model_for: ModelFor | None = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
@@ -90,7 +96,12 @@ class SendMessage:
         if output is not None and when_busy == STEER:
             problem = "a message that steers another run has no answer of its own; use when_busy='queue'"
             raise InvalidData("$.output", problem)
+        if (external_tools or instructions) and when_busy == STEER:
+            problem = "a message that steers another run has no tools and instructions of its own; use 'queue'"
+            raise InvalidData("$.when_busy", problem)
         self.form = None if output is None else Form.of(output)
+        self._external_tools = _specs_of(external_tools) if external_tools else ()
+        self._instructions = None if instructions is None else expect_text(instructions, "$.instructions") or None
         self._metadata = checked_metadata(metadata)
         self._caller = Caller.of(context, context_data)
         self._loops = require_loops(loops)
@@ -131,6 +142,8 @@ class SendMessage:
         raw = codec.encode([[message.role, message.parts] for message in self.messages])
         if self.form is not None:  # without one it is what earlier releases have stored
             raw += msgspec.json.encode(self.form.schema, order="deterministic")
+        if self._external_tools or self._instructions:
+            raw += msgspec.json.encode([self._external_tools, self._instructions], order="deterministic")
         return hashlib.sha256(raw).hexdigest()
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
@@ -193,7 +206,10 @@ class SendMessage:
         """Return what is to be sent, as it waits in an inbox."""
         key, digest = (None, None) if self._key is None else (self._key.name, self._key.digest)
         output = None if self.form is None else self.form.schema
-        return item_of(self.messages, key, self._metadata, self._caller.data, output, digest)
+        item = item_of(self.messages, key, self._metadata, self._caller.data, output, digest)
+        specs = [{name: thawed(getattr(each, name)) for name in _SPEC} for each in self._external_tools]
+        tools = {"external_tools": specs} if specs else {}
+        return {**item, **tools, **({"instructions": self._instructions} if self._instructions else {})}
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
@@ -204,6 +220,8 @@ class SendMessage:
             then=then,
             caller=self._caller,
             form=self.form,
+            external_tools=self._external_tools,
+            instructions=self._instructions,
         )
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
@@ -223,6 +241,12 @@ class SendMessage:
         if kept is None:
             raise SessionNotFound(session.id, version)
         return kept
+
+
+def _specs_of(tools: object) -> tuple[ExternalToolSpec, ...]:
+    from perdure.loop.external import specs_of  # few messages bring tools
+
+    return specs_of(tools)
 
 
 def used_for_another(key: str) -> InvalidData:
@@ -269,6 +293,7 @@ def waiting_messages(
 
 def posted_message(item: JournalEntry, loops: LoopFactory, depth: int = 0) -> SendMessage:
     """Return what sends an item of an inbox."""
-    facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data", "output")}
+    names = ("key", "metadata", "context_data", "output", "external_tools", "instructions")
+    facts = {name: item.body.get(name) for name in names}
     # Roles were checked when it was posted.
     return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)

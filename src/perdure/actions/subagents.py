@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -29,7 +30,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentState
-from perdure.model.value import ErrorRecord
+from perdure.model.value import EMPTY, ErrorRecord
 from perdure.protocols import Action, ActionContext, ToolContext
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Spawner:
         self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext
     ) -> Action | None:
         """What is left to be done in a child session: everything, what a person has allowed, or nothing."""
-        from perdure.actions.approval import ApproveToolCalls  # these actions spawn children themselves
+        from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls  # these spawn children themselves
         from perdure.actions.send import SendMessage
 
         execution = child.state.execution
@@ -169,16 +170,27 @@ class Spawner:
             return SendMessage(prompt, tool.loops, depth=tool.depth, **given)
         if execution.pending_calls:
             shown = await pending_now(child, self._context)
+            answers, errors = self._answers_to(shown)
+            if answers or errors:
+                return AnswerToolCalls(tool.loops, answers, errors=errors, context=call.context)
             asked = PendingCall(tool.name, {"prompt": prompt}, call.call_id, session_id=child.id, waits_for=shown)
-            if not self._is_approved(asked):
+            approvable = [each for each in shown if not each.external]
+            if not approvable or not self._is_approved(asked):
                 return None
-            return ApproveToolCalls(tool.loops, call_ids=shown, context=call.context)
+            return ApproveToolCalls(tool.loops, call_ids=approvable, context=call.context)
         assert execution.status is not ExecutionStatus.PENDING
         return None
 
     def _is_approved(self, asked: PendingCall) -> bool:
         """Whether a person has approved a call with all that its sub-agent waits for now."""
         return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
+
+    def _answers_to(self, calls: Sequence[PendingCall]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the answers to calls that a child waits with, and those that say why a call failed."""
+        given = EMPTY if self._decisions is None else self._decisions.answers
+        found = {leaf.digest: given[leaf.digest] for call in calls for leaf in call.leaves if leaf.digest in given}
+        results = {digest: each.result for digest, each in found.items() if not each.is_error}
+        return results, {digest: each.result for digest, each in found.items() if each.is_error}
 
 
 def _resumption(loops: LoopFactory, *, give_up: bool = False, context: object = None) -> Action:

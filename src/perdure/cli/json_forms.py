@@ -87,6 +87,7 @@ def of_calls(calls: Iterable[PendingCall]) -> list[dict[str, Any]]:
             "digest": call.digest,
             "session": call.session_id,
             "waits_for": of_calls(call.waits_for),
+            "external": call.external,
         }
         for call in calls
     ]

@@ -27,7 +27,14 @@ from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable,
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
-from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, PendingCall, Spent
+from perdure.model.execution import (
+    ExecutionBudget,
+    ExecutionState,
+    ExecutionStatus,
+    ExternalToolSpec,
+    PendingCall,
+    Spent,
+)
 from perdure.model.ids import new_id, now
 from perdure.model.message import Message, Part, ToolCall
 from perdure.model.state import AgentState
@@ -82,6 +89,10 @@ class RunStart(msgspec.Struct, frozen=True):
     """What the model was saying when the run that is continued was killed."""
     form: Form | None = None
     """The form of answer that this run alone is asked for."""
+    external_tools: tuple[ExternalToolSpec, ...] = ()
+    """Tools that this run alone may call, and whose calls are answered from outside."""
+    instructions: str | None = None
+    """What this run alone is told, behind the system prompt."""
 
 
 BY_ITSELF = RunStart()
@@ -124,6 +135,7 @@ class Run:
         self.start = start
         self._setup = setup
         self._facts = {**start.facts, "approved": decisions.approved, "denied": decisions.denied}
+        self._facts["answered"] = tuple(decisions.answers)
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
         self._timed = [each for each in self._guards if isinstance(each, BudgetGuard) and each.limits_time]
@@ -210,6 +222,9 @@ class Run:
             self.state = self.state.with_execution_started(self.start.execution_id)
             if self.start.form is not None:
                 self.state = self.state.with_execution(self.execution.with_response_format(self.start.form.schema))
+            if self.start.external_tools or self.start.instructions:
+                terms = self.start.external_tools, self.start.instructions
+                self.state = self.state.with_execution(self.execution.with_terms(*terms))
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         if not resumed:
@@ -217,6 +232,9 @@ class Run:
                 await self._narrator.message_ended(message)
         if self.start.lost is not None and self.execution.current_step is None:
             await self._keep_lost_answer(self.start.lost, gives_up=gives_up)
+        if self.start.decisions.answers and self.execution.current_step is not None:
+            # In the commit of the run's start: an answer that was acknowledged is not asked for again after a crash.
+            await self._tools.take_answers(self.execution.current_step)
         await self._narrator.barrier()
         if not self.is_input_accepted:
             await self._filter_inputs()
@@ -436,7 +454,7 @@ class Run:
         return ModelRequest(
             model=self._setup.model,
             messages=self._prompt(),
-            system_prompt=self.state.context.system_prompt,
+            system_prompt=self.state.system_prompt,
             tools=tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._setup.tools),
             response_format=None if form is None else form.schema,
             step=self.state.step_count,

@@ -24,7 +24,7 @@ from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import FunctionTool, ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
-from perdure.model.execution import ExecutionBudget
+from perdure.model.execution import ExecutionBudget, ExternalToolSpec
 from perdure.model.schema import check_schema
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
@@ -146,12 +146,19 @@ class LoopFactory:
         *,
         depth: int = 0,
         model: ModelConfig | None = None,
+        external: Sequence[ExternalToolSpec] = (),
     ) -> AgentLoop:
         """Return a loop for an agent of this definition. Raise ConfigurationError if no model is named for it.
 
         `depth` is how many agents have called each other to get here; `model` is that of a run that is continued.
+        `external` are the tools that one run alone has. InvalidData if one of them has the name of another tool.
         """
-        return AgentLoop(self._setup(definition, model or self.model_of(definition, state), depth))
+        setup = self._setup(definition, model or self.model_of(definition, state), depth)
+        if external:
+            from perdure.loop.external import with_external  # few runs bring tools
+
+            setup = replace(setup, tools=with_external(setup.tools, external))
+        return AgentLoop(setup)
 
     def all_tools(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """Return the tools of a definition, those that its capabilities add among them."""

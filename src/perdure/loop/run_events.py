@@ -151,6 +151,8 @@ class Narrator:
             "config": snapshot(model),
             "resumed": resumed,
             "response_format": state.execution.response_format,
+            "external_tools": state.execution.external_tools,
+            "instructions": state.execution.instructions,
             **facts,
         }
 

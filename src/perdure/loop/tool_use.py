@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ToolError
+from perdure.loop.external import ExternalTool
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.results import Room, as_json, shortened
@@ -42,6 +43,13 @@ def current_session() -> str | None:
     return _session.get()
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """What a call that was made outside has come to."""
+
+    result: JSON = None
+    is_error: bool = False
+
+
 class Decisions(msgspec.Struct, frozen=True):
     """What people have decided about calls: approved ones, by a hash of what was approved, and denials by reason."""
 
@@ -53,6 +61,8 @@ class Decisions(msgspec.Struct, frozen=True):
     """Calls that waited for a person when the run was left: each waits on until it is decided, whatever rules say now.
 
     Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
+    answers: Mapping[str, Answered] = EMPTY
+    """What calls that are made outside have come to: of this run's by their ids, of sub-agents' by their digests."""
 
 
 def call_hash(call: ToolCall) -> str:
@@ -137,6 +147,13 @@ class ToolUse:
         by_id = {call.id: call for call in waiting}
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
+    async def take_answers(self, step: AgentStep) -> None:
+        """Take the answers to calls that were made outside."""
+        for call in step.calls_without_outcome:
+            answered = self._decisions.answers.get(call.id)
+            if answered is not None:
+                await self._complete(_answered(call, answered))
+
     async def end_children(self, step: AgentStep) -> None:
         """End the sub-agents that wait for a person, or were killed, in a run that ends: what they used is charged.
 
@@ -182,6 +199,8 @@ class ToolUse:
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
+        if isinstance(tool, ExternalTool):  # only its answer settles it, whatever was approved
+            return _Waits(PendingCall.of(call, external=True))
         approved = self._is_approved(call)
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
@@ -327,6 +346,14 @@ class ToolUse:
 
 def _as_outcome(value: Any) -> Outcome:
     return replace(value, result=as_json(value.result)) if isinstance(value, Outcome) else Outcome(as_json(value))
+
+
+def _answered(call: ToolCall, answered: Answered) -> ToolExecution:
+    at = now()
+    if not answered.is_error:
+        return ToolExecution(call, at, at, as_json(answered.result))
+    said = answered.result if isinstance(answered.result, str) else msgspec.json.encode(answered.result).decode()
+    return ToolExecution(call, at, at, error=ErrorRecord("ToolError", clean_text(said)))
 
 
 def _refused(call: ToolCall, kind: str, message: str) -> ToolExecution:

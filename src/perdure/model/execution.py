@@ -16,7 +16,7 @@ from perdure.model.message import ToolCall
 from perdure.model.step import AgentStep, AgentStepType, StepExecution
 from perdure.model.stop import ExecutionContinuation, StopReason, StopSignal
 from perdure.model.usage import Usage
-from perdure.model.value import ErrorRecord, Value, brief, freeze
+from perdure.model.value import EMPTY, ErrorRecord, Value, brief, freeze
 
 
 class ExecutionStatus(StrEnum):
@@ -90,20 +90,43 @@ class Spent(Value, frozen=True):
     at: Time = msgspec.field(default_factory=now)
 
 
+class ExternalToolSpec(Value, frozen=True):
+    """A tool that is called outside, by whoever sent the message: its calls wait for their answers."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = EMPTY
+    """The JSON schema of the arguments."""
+
+    def __post_init__(self) -> None:
+        freeze(self, "parameters")
+
+
 class PendingCall(ToolCall, frozen=True):
-    """A tool call that waits for a person. A sub-agent's shows the calls that wait in its session."""
+    """A tool call that waits: for a person's approval, or for an answer from outside.
+
+    A sub-agent's shows the calls that wait in its session.
+    """
 
     session_id: str | None = None
     """The sub-agent's session; None for a call of a plain tool."""
     waits_for: tuple[PendingCall, ...] = ()
     """The calls that the sub-agent wants to make: approving its caller's call approves these."""
+    external: bool = False
+    """Whether it is made outside. It waits for an answer, and not for an approval."""
 
     @classmethod
-    def of(cls, call: ToolCall, session_id: str | None = None, waits_for: tuple[PendingCall, ...] = ()) -> PendingCall:
+    def of(
+        cls,
+        call: ToolCall,
+        session_id: str | None = None,
+        waits_for: tuple[PendingCall, ...] = (),
+        *,
+        external: bool = False,
+    ) -> PendingCall:
         """Return a call as one that waits."""
-        return cls(
-            call.name, call.arguments, call.id, call.provider, call.opaque, session_id, waits_for, unknown=call.unknown
-        )
+        facts = (call.name, call.arguments, call.id, call.provider, call.opaque)
+        return cls(*facts, session_id, waits_for, external, unknown=call.unknown)
 
     @property
     def digest(self) -> str:
@@ -139,6 +162,10 @@ class ExecutionState(Value, frozen=True):
     """Seconds that the run waited for a person, or lay dead after a crash, until it was last resumed."""
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
+    external_tools: tuple[ExternalToolSpec, ...] = ()
+    """Tools that this run alone may call, and whose calls are answered from outside."""
+    instructions: str | None = None
+    """What this run alone is told, behind the system prompt."""
 
     def __post_init__(self) -> None:
         if self.response_format is not None:
@@ -235,6 +262,10 @@ class ExecutionState(Value, frozen=True):
 
     def with_response_format(self, schema: Mapping[str, Any] | None) -> ExecutionState:
         return msgspec.structs.replace(self, response_format=schema)
+
+    def with_terms(self, tools: tuple[ExternalToolSpec, ...], instructions: str | None) -> ExecutionState:
+        """Return the run with tools and instructions of its own."""
+        return msgspec.structs.replace(self, external_tools=tools, instructions=instructions)
 
     def with_idle(self, seconds: float) -> ExecutionState:
         return msgspec.structs.replace(self, idle=self.idle + seconds)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import force_setattr
 
-from perdure.model.execution import ExecutionStatus
+from perdure.model.execution import ExecutionStatus, ExternalToolSpec
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Message, Role, ToolCall
@@ -84,8 +84,14 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """Where in the session's own log stands what all branches of a group answer: it is written once for all."""
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
+    answered: tuple[str, ...] = ()
+    """The calls made outside whose answers the run was continued with, by their ids, or digests if sub-agents'."""
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
+    external_tools: tuple[ExternalToolSpec, ...] = ()
+    """Tools that this run alone may call, and whose calls are answered from outside."""
+    instructions: str | None = None
+    """What this run alone is told, behind the system prompt."""
     takes_back: str | None = None
     """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
 

@@ -80,6 +80,12 @@ class AgentState(Value, frozen=True):
         return self.context.metadata
 
     @property
+    def system_prompt(self) -> str:
+        """What the model is told first: the agent's prompt, and what the last run alone was told behind it."""
+        own = self.execution.instructions if self.execution else None
+        return "\n\n".join(filter(None, (self.context.system_prompt, own)))
+
+    @property
     def response_format(self) -> Mapping[str, Any] | None:
         """The form of answer asked for: the run's own, or else the one that lasts. None leaves it to the definition."""
         own = self.execution.response_format if self.execution else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, Unpack, overload
 
@@ -13,6 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.value import EMPTY
 from perdure.protocols import Forgotten, SearchHit, SessionHead
 from perdure.runtime.bus import Subscriber
 from perdure.sessions.attaching import Sent
@@ -150,6 +151,23 @@ class Chat:
     ) -> AsyncIterator[Chunk]:
         """Keep pending tool calls from being made, and have the text of what follows as it comes."""
         return self._sessions.stream_deny(self._id, reason, call_ids, context=context, detach=detach)
+
+    async def answer(
+        self, answers: Mapping[str, object] = EMPTY, *, errors: Mapping[str, str] = EMPTY, context: object = None
+    ) -> Reply[Any]:
+        """Hand in what calls that are made outside have come to, by their ids, and let the run continue."""
+        return await self._sessions.answer(self._id, answers, errors=errors, context=context)
+
+    def stream_answer(
+        self,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        detach: bool = False,
+    ) -> AsyncIterator[Chunk]:
+        """Hand in answers to calls that are made outside, and have the text of what follows as it comes."""
+        return self._sessions.stream_answer(self._id, answers, errors=errors, context=context, detach=detach)
 
     async def cancel(self) -> bool:
         return await self._sessions.cancel(self._id)

@@ -80,7 +80,8 @@ class Listener:
 
     def _is_its_own(self, event: AgentStart) -> bool:
         # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
-        is_wanted = bool(event.approved or event.denied) if self._continues else not event.resumed
+        is_decided = bool(event.approved or event.denied or event.answered)
+        is_wanted = is_decided if self._continues else not event.resumed
         return event.session_id == self._session_id and is_wanted and _heard_by.get() is self
 
     def _end(self) -> None:

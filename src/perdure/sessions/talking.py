@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
@@ -17,10 +17,11 @@ from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
 from perdure.model.definition import AgentDefinition
-from perdure.model.execution import ExecutionStatus
+from perdure.model.execution import ExecutionStatus, PendingCall
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
+from perdure.model.value import EMPTY
 from perdure.protocols import Action, Entry, JournalEntry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
@@ -32,9 +33,10 @@ from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
-    from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
+    from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls, DenyToolCalls, Shown
     from perdure.actions.definition import ChangeModel
     from perdure.actions.retry import RetryLastRun
+    from perdure.loop.external import ExternalTool
 
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
@@ -51,6 +53,8 @@ class SendOptions(TypedDict, total=False):
     any_role: bool
     context: object
     context_data: Mapping[str, Any] | None
+    external_tools: Iterable[ExternalTool] | None
+    instructions: str | None
 
 
 class Talking(Looking):
@@ -77,7 +81,8 @@ class Talking(Looking):
         `context` is what tools find in `ToolContext.context`; it is never stored. `context_data` is JSON, stored with
         the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
-        the form of this answer, which `reply.value` has: a type or a JSON schema.
+        the form of this answer, which `reply.value` has: a type or a JSON schema. `external_tools` are tools of
+        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told.
         """
         return await self._sent(session_id, await self._sending(message, parts, output, options))
 
@@ -414,10 +419,47 @@ class Talking(Looking):
             async for chunk in chunks:
                 yield chunk
 
+    async def answer(
+        self,
+        session_id: str,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+    ) -> Reply[Any]:
+        """Hand in what calls that are made outside have come to, by their ids, and let the run continue.
+
+        `errors` says of calls why they failed. InvalidData, and nothing changes, if a call does not wait for an answer.
+        """
+        return await self._decide(session_id, self._answering(answers, errors, context))
+
+    async def stream_answer(
+        self,
+        session_id: str,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        detach: bool = False,
+    ) -> AsyncIterator[Chunk]:
+        """Hand in answers to calls that are made outside, as `answer` does, and have the text of what follows."""
+        action = self._answering(answers, errors, context)
+        async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _answering(self, answers: Mapping[str, object], errors: Mapping[str, str], context: object) -> AnswerToolCalls:
+        from perdure.actions.approval import AnswerToolCalls
+
+        given: dict[str, Any] = {"context": context, "model_for": self._connection.model_for}
+        return AnswerToolCalls(self.loops, answers, errors=errors, **given)
+
     async def _approval(self, session_id: str, call_ids: Shown | None, context: object) -> ApproveToolCalls:
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
+        if call_ids is None:  # those that are made outside wait for their answers
+            shown = [call for call in shown if isinstance(call, PendingCall) and not call.external] or shown
         return ApproveToolCalls(self.loops, call_ids=shown, context=context, model_for=self._connection.model_for)
 
     async def _denial(self, session_id: str, reason: str, call_ids: Shown | None, context: object) -> DenyToolCalls:
@@ -428,7 +470,7 @@ class Talking(Looking):
         return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **given)
 
     async def _decided_apart(
-        self, session_id: str, action: ApproveToolCalls | DenyToolCalls, detach: bool
+        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls, detach: bool
     ) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
@@ -455,7 +497,7 @@ class Talking(Looking):
         execution = session.state.execution if session is not None else None
         return execution.pending_calls if execution is not None else ()
 
-    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply[Any]:
+    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls) -> Reply[Any]:
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
 

@@ -1,0 +1,52 @@
+"""Arguments of tools whose schema comes from elsewhere: from an MCP server, or from whoever calls the tool outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from perdure.errors import ToolError
+from perdure.model.value import thawed
+
+
+class SchemaCheck:
+    """Holds the arguments of one tool's calls to a JSON schema. A schema that cannot be applied here lets all pass."""
+
+    def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
+        self._name = name
+        self._schema = schema
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments. Raise ToolError, with what is wrong and where, if they do not fit."""
+        given: dict[str, Any] = thawed(arguments)
+        problem = self._problem(given)
+        if problem is not None:
+            schema = msgspec.json.encode(self._schema).decode()[:2000]
+            where = f"{problem.message[:500]} at {problem.json_path}"
+            raise ToolError(f"The arguments do not fit {self._name}: {where}. Its schema: {schema}")
+        return given
+
+    def _problem(self, arguments: Mapping[str, Any]) -> Any:
+        from referencing.exceptions import Unresolvable
+
+        try:
+            return None if self._validator is None else next(self._validator.iter_errors(arguments), None)
+        except Unresolvable:
+            return None
+
+    @cached_property
+    def _validator(self) -> Any:
+        from jsonschema import Draft202012Validator, SchemaError
+        from jsonschema.validators import validator_for
+        from referencing import Registry
+
+        schema = thawed(self._schema)
+        kind = validator_for(schema, default=Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except SchemaError:
+            return None
+        return kind(schema, registry=Registry())  # empty: a schema must not make us fetch an address
