@@ -45,6 +45,7 @@ AgentStep
 AgentStepType
 AgentStop
 Ancestry
+AnswerToolCalls
 ApproveToolCalls
 AutoCompaction
 Block
@@ -96,6 +97,7 @@ FileRecordStore
 FileStore
 First
 ForkSession
+ExternalTool
 FunctionTool
 IllegalStatusChange
 ImportReport
@@ -244,6 +246,7 @@ connect
 connect_blocking
 current_session
 delete_session
+external_tool
 final_value
 list_session_ids
 load_definition

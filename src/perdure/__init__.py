@@ -341,8 +341,8 @@ _SHOWN = """
 connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
-AdoptBranch AnswerToolCalls ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession
-CompactTranscript CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
+AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
+CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
 RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover

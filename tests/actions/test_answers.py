@@ -121,7 +121,7 @@ async def test_calls_are_settled_one_by_one() -> None:
             await chat.approve()
         assert len(model.requests) == 1
         assert (await chat.answer({"c1": "rain"})).text == "rain sun paid 3 3"
-        assert [step.tool_calls for step in (await chat.session()).state.steps][0] == tuple(model.calls)
+        assert (await chat.session()).state.steps[0].tool_calls == tuple(model.calls)
 
 
 async def test_a_call_that_failed_outside_and_one_that_is_denied() -> None:

@@ -206,6 +206,11 @@ def _media(it: str) -> Media:
     return Media("image/png", hash=it, size=len(IMAGE))
 
 
+def _name(call: Any) -> str:
+    """Return the id of a call, which may be given as it was shown."""
+    return str(getattr(call, "id", call))
+
+
 def _on_id(verb: str, *given: Any, **named: Any) -> tuple[str, Call]:
     return "id", lambda who, mine, it: getattr(who, verb)(it, *given, **named)
 
@@ -290,6 +295,11 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "run": [_nothing("run", "hi")],
     "approve": [_on_id("approve"), ("call", lambda who, mine, it: who.approve(mine, [it]))],
     "deny": [_on_id("deny", "no"), ("call", lambda who, mine, it: who.deny(mine, "no", [it]))],
+    "answer": [_on_id("answer", {"c": 1}), ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1}))],
+    "stream_answer": [
+        _on_id("stream_answer", {"c": 1}),
+        ("call", lambda who, mine, it: who.stream_answer(mine, {_name(it): 1})),
+    ],
     "stream_approve": [_on_id("stream_approve"), ("call", lambda who, mine, it: who.stream_approve(mine, [it]))],
     "stream_deny": [_on_id("stream_deny", "no"), ("call", lambda who, mine, it: who.stream_deny(mine, "no", [it]))],
     "cancel": [_on_id("cancel")],

@@ -431,7 +431,8 @@ class Talking(Looking):
 
         `errors` says of calls why they failed. InvalidData, and nothing changes, if a call does not wait for an answer.
         """
-        return await self._decide(session_id, self._answering(answers, errors, context))
+        key = await self._reach(session_id)
+        return await self._decide(key, self._answering(answers, errors, context))
 
     async def stream_answer(
         self,
@@ -443,8 +444,9 @@ class Talking(Looking):
         detach: bool = False,
     ) -> AsyncIterator[Chunk]:
         """Hand in answers to calls that are made outside, as `answer` does, and have the text of what follows."""
+        key = await self._reach(session_id)
         action = self._answering(answers, errors, context)
-        async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
+        async with self._listening(await self._decided_apart(key, action, detach)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
