@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 from perdure import codec
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.schema_check import SchemaCheck
-from perdure.loop.tools import ToolRegistry, is_tool_name
+from perdure.loop.tools import CalledOutside, ToolRegistry, is_tool_name
 from perdure.model.checks import expect, expect_several
 from perdure.model.execution import ExternalToolSpec
 from perdure.model.value import thawed
@@ -19,7 +19,7 @@ MOST = 128
 """How many tools a message may bring."""
 
 
-class ExternalTool:
+class ExternalTool(CalledOutside):
     """A `Tool` that perdure never calls. `external_tool` makes one."""
 
     timeout: float | None = None

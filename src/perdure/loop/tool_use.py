@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ToolError
-from perdure.loop.external import ExternalTool
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.results import Room, as_json, shortened
 from perdure.loop.run_events import Narrator, Unrecordable
+from perdure.loop.tools import CalledOutside
 from perdure.model.execution import PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
@@ -199,7 +199,7 @@ class ToolUse:
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
-        if isinstance(tool, ExternalTool):  # only its answer settles it, whatever was approved
+        if isinstance(tool, CalledOutside):  # only its answer settles it, whatever was approved
             return _Waits(PendingCall.of(call, external=True))
         approved = self._is_approved(call)
         if call.id in self._decisions.unknown and not approved:

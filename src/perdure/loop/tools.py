@@ -43,6 +43,10 @@ OnUnknown = Literal["error", "rerun", "ask"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
+class CalledOutside:
+    """The kind of tool that perdure never calls: its calls wait for their answers."""
+
+
 class FunctionTool:
     """A Python function as a tool: its schema comes from its type hints, its descriptions from its docstring."""
 
