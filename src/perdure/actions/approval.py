@@ -1,4 +1,4 @@
-"""What settles the tool calls that a suspended session waits with: a person's decision, or an answer from outside."""
+"""Settling the tool calls that a suspended session waits with: by a person's decision, or an answer from outside."""
 
 from __future__ import annotations
 

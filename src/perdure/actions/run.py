@@ -82,7 +82,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     external_tools: tuple[ExternalToolSpec, ...] = ()
     """Tools that a new run alone may call; one that is continued has them on record."""
     instructions: str | None = None
-    """What a new run alone is told; one that is continued has it on record."""
+    """Instructions for a new run alone; one that is continued has them on record."""
 
 
 async def run_agent(

@@ -92,7 +92,7 @@ class RunStart(msgspec.Struct, frozen=True):
     external_tools: tuple[ExternalToolSpec, ...] = ()
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
-    """What this run alone is told, behind the system prompt."""
+    """Instructions for this run alone, sent behind the system prompt."""
 
 
 BY_ITSELF = RunStart()

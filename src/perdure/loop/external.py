@@ -1,4 +1,4 @@
-"""Tools that are called outside: a call ends the run as pending, and whoever called it hands the answer in."""
+"""Tools that are called outside: a call ends the run as pending, and its answer is handed in later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.protocols import ToolContext
 
 _NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 MOST = 128
-"""How many tools a message may bring."""
+"""The most tools that a message may bring."""
 
 
 class ExternalTool(CalledOutside):

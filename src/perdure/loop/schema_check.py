@@ -1,4 +1,4 @@
-"""Arguments of tools whose schema comes from elsewhere: from an MCP server, or from whoever calls the tool outside."""
+"""Arguments of tools whose schema comes from elsewhere: from an MCP server, or from a caller outside."""
 
 from __future__ import annotations
 

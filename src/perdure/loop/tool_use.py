@@ -44,7 +44,7 @@ def current_session() -> str | None:
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What a call that was made outside has come to."""
+    """The result of a call that was made outside, or the reason why it failed."""
 
     result: JSON = None
     is_error: bool = False
@@ -62,7 +62,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
     Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
     answers: Mapping[str, Answered] = EMPTY
-    """What calls that are made outside have come to: of this run's by their ids, of sub-agents' by their digests."""
+    """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
 
 
 def call_hash(call: ToolCall) -> str:

@@ -91,7 +91,7 @@ class Spent(Value, frozen=True):
 
 
 class ExternalToolSpec(Value, frozen=True):
-    """A tool that is called outside, by whoever sent the message: its calls wait for their answers."""
+    """A tool that is called outside, by the sender of the message: its calls wait for their answers."""
 
     name: str
     description: str = ""
@@ -113,7 +113,7 @@ class PendingCall(ToolCall, frozen=True):
     waits_for: tuple[PendingCall, ...] = ()
     """The calls that the sub-agent wants to make: approving its caller's call approves these."""
     external: bool = False
-    """Whether it is made outside. It waits for an answer, and not for an approval."""
+    """True for a call that is made outside: it waits for an answer, not for an approval."""
 
     @classmethod
     def of(
@@ -165,7 +165,7 @@ class ExecutionState(Value, frozen=True):
     external_tools: tuple[ExternalToolSpec, ...] = ()
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
-    """What this run alone is told, behind the system prompt."""
+    """Instructions for this run alone, sent behind the system prompt."""
 
     def __post_init__(self) -> None:
         if self.response_format is not None:

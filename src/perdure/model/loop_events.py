@@ -91,7 +91,7 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     external_tools: tuple[ExternalToolSpec, ...] = ()
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
-    """What this run alone is told, behind the system prompt."""
+    """Instructions for this run alone, sent behind the system prompt."""
     takes_back: str | None = None
     """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
 
