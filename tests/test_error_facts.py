@@ -57,6 +57,8 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: QueueFull("s", 10_000, "ada", 2.5),
     lambda: SessionNotActive("s", "suspended"),
     lambda: SessionNotActive("s", "suspended", ["pay"]),
+    lambda: SessionNotActive("s", "suspended", ["pay"], ["weather"]),
+    lambda: SessionNotActive("s", "suspended", outside=["weather"]),
     lambda: SessionNotActive("s", "deleted"),
     lambda: SessionConflict("s", 1, 1, "It is another's.", "Open another.", agent="clerk"),
     lambda: InvalidSessionId("a b"),

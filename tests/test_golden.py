@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.golden.make import CURRENT, FORGETFUL, HERE, RECORD, STORES, describe, describe_record, timers
+from tests.golden.make import CURRENT, FORGETFUL, HERE, RECORD, STORES, describe, describe_record, timers, tokens
 
 from perdure import MemoryStore, load_session, save_session
 from perdure.archive import import_sessions
@@ -27,6 +27,8 @@ SKETCHED = [(path, name) for path, name in STORED if path.name not in _UNSKETCHE
 """Those that keep the text of an answer while it is being written."""
 QUEUED = [(path, name) for path, name in SKETCHED if "-schema-9" not in path.name]
 """Those that have timers."""
+WITH_TOKENS = [(path, name) for path, name in QUEUED if "-schema-10" not in path.name]
+"""Those that have access tokens."""
 
 
 def expected(directory: Path) -> dict[str, Any]:
@@ -168,6 +170,20 @@ async def test_timers_of_any_format_are_read(directory: Path, name: str, tmp_pat
         assert [replace(each, id=0) for each in kept] == timers(kappa.session_id)[::2]
         assert [each.name for each in await store.due(1_800_000_060.0)] == ["once", "digest"]
         assert await store.ring(kept[0])
+
+
+@pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
+async def test_tokens_of_any_format_are_read(directory: Path, name: str, tmp_path: Path) -> None:
+    """An older store has none, and takes new ones. Those that were dropped are gone."""
+    opened: Callable[[Path], Any] = STORES[name]
+    kept = tokens()[:-1] if (directory, name) in WITH_TOKENS else []
+    async with opened(copied(directory, name, tmp_path)) as store:
+        assert [*await store.tokens()] == kept
+        assert [await store.token(each.digest) for each in kept] == kept
+        await store.add_token(tokens()[-1])
+        assert [*await store.tokens()] == [*kept, tokens()[-1]]
+        assert [await store.drop_token(each.id) for each in kept] == [True] * len(kept)
+        assert [problem for problem in await store.check() if "token" in problem.where] == []
 
 
 @pytest.mark.parametrize("directory", FORMATS, ids=named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -29,7 +30,14 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.indexed import check_asked, marks_of
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.session import (
+    AgentSession,
+    AgentSessionInfo,
+    SessionInfoList,
+    SessionStatus,
+    check_name,
+    check_owner,
+)
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 _LONGEST_LEASE = 10**9
+_SHORTEST_LEASE = 1
 
 
 class SessionStage(StrEnum):
@@ -1159,6 +1168,10 @@ class Queue(Protocol):
         """
         ...
 
+    async def held(self, limit: int = 100) -> Sequence[Waiting]:
+        """Return suspended sessions with items in their inboxes: those that wait behind a pause or a person."""
+        ...
+
     async def in_turn(
         self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
@@ -1197,12 +1210,23 @@ class Queue(Protocol):
         """Return the timers that are to ring at or before a time, the earliest first. A damaged one is left out."""
         ...
 
-    async def ring(self, timer: Timer, *, again: float | None = None, entry: Entry | None = None) -> bool:
+    async def ring(
+        self,
+        timer: Timer,
+        *,
+        again: float | None = None,
+        entry: Entry | None = None,
+        most: int | None = None,
+        later: float | None = None,
+    ) -> bool | None:
         """Put a timer's item into its session's inbox. Return False, and do nothing, if somebody else has rung it.
 
         In the same commit the timer goes or, with `again`, is set to ring at that time. `entry` takes the place of the
         timer's own: an item that repeats needs a key of its own each time. Of several who ring a timer one puts it in,
         since its number and `due` are compared.
+
+        If `most` items wait in the inbox already, the timer is put off instead: to `again`, or else to the time
+        `later`. None is returned then.
         """
         ...
 
@@ -1218,6 +1242,85 @@ class Queue(Protocol):
         with at most 20 at once is `cost=0.1, burst=2.0`.
         """
         ...
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An access token, without its secret: whose sessions it reaches, and what may be done to them.
+
+    A stored token with a field that this release does not know is refused: the field may forbid something.
+    """
+
+    digest: str
+    """The SHA-256 of the secret, in hexadecimal."""
+    owner: str | None
+    """Whose sessions it reaches. None is an operator's token, which reaches everybody's."""
+    may_write: bool
+    """Whether sessions may be changed with it. Without that, they may only be read."""
+    created_at: datetime
+    expires_at: datetime | None = None
+    name: str | None = None
+    """A note that tells people what it is for."""
+
+    def __post_init__(self) -> None:
+        check_digest(self.digest)
+        check_owner(self.owner)
+        expect(self.may_write, bool, "$.may_write")
+        check_moment(self.created_at, "$.created_at")
+        if self.expires_at is not None:
+            check_moment(self.expires_at, "$.expires_at")
+            if self.is_expired(self.created_at):
+                raise InvalidData("$.expires_at", "the time is over already; name one that is to come")
+        if self.name is not None:
+            check_name(expect_text(self.name, "$.name"))
+
+    @property
+    def id(self) -> str:
+        """Return what people list and revoke it by: the beginning of its digest, which tells nobody the secret."""
+        return self.digest[:12]
+
+    def is_expired(self, at: datetime) -> bool:
+        return self.expires_at is not None and self.expires_at <= at
+
+
+def check_digest(digest: object) -> None:
+    """Raise InvalidData unless it is a SHA-256 in hexadecimal. What was given is not repeated: it may be a secret."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise InvalidData("$.digest", "expected a SHA-256, as 64 hexadecimal digits in lower case")
+
+
+def check_moment(time: object, path: str) -> None:
+    """Raise InvalidData unless it is a time with a time zone."""
+    if expect(time, datetime, path).tzinfo is None:
+        raise InvalidData(path, "a time needs a time zone")
+
+
+@runtime_checkable
+class TokenBook(Protocol):
+    """A store that keeps access tokens: their digests and what each may do, never a secret."""
+
+    async def add_token(self, token: Token) -> None:
+        """Keep a token. Raise InvalidData if there is one of its id already."""
+        ...
+
+    async def token(self, digest: str) -> Token | None:
+        """Return the token of a digest, expired or not; None if there is none. Raise CorruptRecord if it is damaged."""
+        ...
+
+    async def tokens(self, owner: str | None = None) -> Sequence[Token]:
+        """Return all tokens, or those of an owner, the oldest first. Expired ones are among them."""
+        ...
+
+    async def drop_token(self, token_id: str) -> bool:
+        """Erase a token by its id, sound or damaged. Return False if there is none."""
+        ...
+
+
+def is_token_book(store: object) -> TypeGuard[TokenBook]:
+    """Tell whether a store is a TokenBook. `isinstance` would walk the protocol's members each time."""
+    return callable(getattr(store, "add_token", None))
 
 
 class Outcome(StrEnum):
@@ -1243,7 +1346,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 16
     """How many sessions it runs at once."""
     lease: float = 20.0
-    """For how many seconds a session is its own without a sign of life."""
+    """For how many seconds a session is its own without a sign of life. At least 1."""
     drain: float = 60.0
     """How many seconds runs have to end when it is told to stop."""
     tries: int = 3
@@ -1256,6 +1359,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
         check_lease(self.lease)
+        if self.lease < _SHORTEST_LEASE:  # it could not be renewed in time, and a run would be taken from a live worker
+            problem = f"a worker's lease lasts at least {_SHORTEST_LEASE} second, not {brief(self.lease)}"
+            raise InvalidData("$.lease", problem)
         expect_number(self.drain, "$.drain")
         expect_count(self.tries, "$.tries", least=1)
         if self.per_owner is not None:

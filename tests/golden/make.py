@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -49,7 +49,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
-from perdure.protocols import Entry, Key, Sketch, Timer
+from perdure.protocols import Entry, Key, Sketch, Timer, Token
 from perdure.recorder import SessionRecorder
 from perdure.records.files import save_session
 from perdure.stores.file import FileStore
@@ -96,6 +96,27 @@ async def furnish(store: Any) -> None:
     await _line(store)
     with ids.use(clock=FrozenClock(datetime(2025, 3, 1, tzinfo=UTC))):  # as above
         await _queue(store)
+    for token in tokens():
+        await store.add_token(token)
+    await store.drop_token(tokens()[-1].id)
+
+
+def tokens() -> list[Token]:
+    """Access tokens, as they were added; the last one was dropped. No secret has these digests."""
+    created = datetime(2025, 4, 1, 12, 30, 15, 250_000, UTC)
+    return [
+        Token(digest="0" * 64, owner=None, may_write=True, created_at=created),
+        Token(digest="1f" * 32, owner="ann", may_write=False, created_at=created + timedelta(days=1)),
+        Token(
+            digest="2e" * 32,
+            owner="o'dd \\ \x00 münchen 😀",
+            may_write=True,
+            created_at=created + timedelta(days=2),
+            expires_at=created + timedelta(days=30),
+            name="the night shift \x00",
+        ),
+        Token(digest="3d" * 32, owner="ann", may_write=True, created_at=created + timedelta(days=3)),
+    ]
 
 
 async def _queue(store: Any) -> None:

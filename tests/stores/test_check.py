@@ -127,6 +127,11 @@ ROWS = (
     Damage("UPDATE timer SET name = 'x' WHERE name = 'wake'", "talk", "timer 'x': its checksum does not match"),
     Damage("UPDATE timer SET sid = 999", None, "timer 999: it belongs to no session"),
     Damage("UPDATE rate SET until = -1", None, "rate 'a key': it is not a time"),
+    # Tokens: none may come to open more than was given.
+    Damage("UPDATE token SET owner = NULL", None, "token 'aaaaaaaaaaaa': its columns do not say what its body says"),
+    Damage("UPDATE token SET id = 'x' WHERE owner = 'ada'", None, "token 'x': its columns do not say what its body"),
+    Damage("UPDATE token SET digest = 'x' WHERE owner = 'ada'", None, "its columns do not say what its body says"),
+    Damage("UPDATE token SET crc = crc + 1 WHERE owner = 'ada'", None, "aaaaaaaa': its checksum does not match"),
     # Rows that belong to nobody.
     Damage(f"UPDATE tag SET sid = 999 WHERE tag = 'late' AND sid = {of('talk')}", None, "tag 999: it belongs to"),
     Damage("UPDATE inbox SET sid = 999", None, "inbox 999: it belongs to no session"),

@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt, Timer
+from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt, Timer, Token
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -140,6 +140,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "most_of_owner": without(None, 5),
     },
     "waiting": {"limit": (*COUNT, 0), "idle_only": FLAG},
+    "held": {"limit": (*COUNT, 0)},
     "in_turn": {
         "limit": (*COUNT, 0),
         "after": (*without(None, "x"), "", HALF),
@@ -155,9 +156,15 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "timer": without(),
         "again": (*without(None, 5, 1.5), True, float("nan")),
         "entry": without(None),
+        "most": (*COUNT[1:], 0),
+        "later": (),
     },
     "drop_timer": {"session_id": ID, "name": TEXT},
     "reserve": {"name": TEXT, "cost": (*NUMBER, HUGE), "burst": (*NUMBER, HUGE), "most": NUMBER[1:]},
+    "add_token": {"token": without()},
+    "token": {"digest": (*ANYTHING, HALF, "F" * 64, "0" * 63)},
+    "tokens": {"owner": (*without(None, "x"), "", HALF)},
+    "drop_token": {"token_id": TEXT},
     "note": {"session_id": ID, "entries": RECORDS},
     "attachments": {"session_id": ID, "hashes": (*without([], {}), {"x": 5}, [HALF], ["0" * 64], ["A" * 64])},
     "dump": {"session_id": ID, "alone": FLAG},
@@ -187,6 +194,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
         await store.create(new_session("b", id="held"))
         claim, _ = await store.claim("held", version=1, owner="ann", entries=[Entry("start", run="r")])
         log, stop = await store.log_of("free")
+        await store.add_token(Token(digest="0" * 64, owner="ann", may_write=True, created_at=free.info.created_at))
         timer = await store.set_timer(Timer(free.id, "t", 5.0, Entry("steer")))
         yield (
             store,
@@ -233,7 +241,7 @@ async def state_of(store: Any) -> Any:
         )
         for each in ("free", "held")
     ]
-    queue = (await store.waiting(idle_only=False), await store.timers())
+    queue = (await store.waiting(idle_only=False), await store.timers(), await store.tokens())
     return per_session, [info.id for info in await store.list()], await store.find_key("free", "k"), queue
 
 

@@ -32,6 +32,7 @@ from perdure.testing import (
     SearchContract,
     SketchContract,
     StoreContract,
+    TokenContract,
     VersionsContract,
 )
 
@@ -54,6 +55,7 @@ class EveryContract(
     SaveAllContract,
     SketchContract,
     QueueContract,
+    TokenContract,
     VersionsContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -113,7 +113,7 @@ def test_a_page_takes_as_many_steps_as_it_shows_sessions(filled: apsw.Connection
     assert dear == {}
 
 
-@pytest.mark.parametrize("filled", [2_000 if os.environ.get("PERDURE_TORTURE") else 600], indirect=True)
+@pytest.mark.parametrize("filled", [2_000 if os.environ.get("PERDURE_TORTURE") else 250], indirect=True)
 def test_pages_are_those_of_a_scan(filled: apsw.Connection) -> None:
     """Whatever the way to them, the sessions found are those that meet every condition."""
     filled.execute("UPDATE session SET updated = 1, recent = 0 WHERE sid = 1403")  # clocks disagree

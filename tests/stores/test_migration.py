@@ -72,7 +72,7 @@ def make_old(path: Path) -> None:
                 crc = entry_checksum(sid, seq, entry.run, entry.kind, raw)
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
-        for table in ("batch", "blob", "attached", "sketch", "timer", "rate"):
+        for table in ("batch", "blob", "attached", "sketch", "timer", "rate", "token"):
             db.execute(f"DROP TABLE {table}").fetchall()
         db.execute(LINES_NOTED)
         newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"

@@ -66,6 +66,9 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "queue": Place("queueing:queue", "Show what waits, runs, is delayed or parked; open or drop it."),
         "schedule": Place("queueing:schedule", "Have a message sent to a session again and again."),
     },
+    "Serve": {
+        "token": Place("tokens:token", "Make, list and revoke the access tokens of a service."),
+    },
     "Keep": {
         "export": Place("keeping:export", "Write sessions into one file."),
         "import": Place("keeping:import_", "Take in the sessions of an exported file."),
@@ -133,6 +136,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure schedule",
         "perdure schedule add digest 'Write the weekly digest.' --cron '0 7 * * MON' --timezone Europe/Oslo",
         "perdure schedule remove digest",
+    ),
+    "token": (
+        "perdure token new ada --expires 30d",
+        "perdure token new --everyone --read-only --name 'the dashboard'",
+        "perdure token ls",
+        "perdure token revoke 5f2b0c9d1e7a",
     ),
     "export": (
         "perdure export -o all.jsonl",

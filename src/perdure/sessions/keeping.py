@@ -20,7 +20,17 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionStatus, check_owner
 from perdure.paging import all_infos, pages
-from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters, Forgets, Forgotten, Journal
+from perdure.protocols import (
+    ArchivingStore,
+    BulkErasure,
+    Entry,
+    Erasure,
+    Filters,
+    Forgets,
+    Forgotten,
+    Journal,
+    is_token_book,
+)
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
 from perdure.sessions.talking import ASSISTANT
@@ -246,6 +256,9 @@ class Keeping(Looking):
     async def erase_owner(self, owner: str | None = None, *, wait: float = 10.0) -> ErasureReceipt:
         """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
 
+        The owner's access tokens go first, so that no service takes them any more. Raise CorruptRecord, and erase
+        nothing, if one of them is damaged.
+
         Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
         the receipt: erase again once they have ended. On sessions of one owner, that owner is erased.
         """
@@ -256,6 +269,9 @@ class Keeping(Looking):
             raise InvalidData("$.owner", "name the owner whose sessions are to be erased")
         if self.owner not in (None, whose):
             raise ConfigurationError(f"These are the sessions of {self.owner!r}, who can erase nobody else's.")
+        if is_token_book(self.store):
+            for token in await self.store.tokens(whose):
+                await self.store.drop_token(token.id)
         erased: list[SessionId] = []
         deadline = time.monotonic() + wait
         while found := await self._all_of(whose):

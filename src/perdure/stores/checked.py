@@ -31,6 +31,8 @@ from perdure.protocols import (
     Sketch,
     StoredAt,
     Timer,
+    Token,
+    check_digest,
     check_lease,
     check_page,
     check_priority,
@@ -196,8 +198,14 @@ def due(at: float, limit: int) -> None:
     expect_count(limit, "$.limit", least=1)
 
 
-def ring(timer: Timer, again: float | None, entry: Entry | None) -> None:
+def ring(
+    timer: Timer, again: float | None, entry: Entry | None, most: int | None = None, later: float | None = None
+) -> None:
     SessionId(expect(timer, Timer, "$.timer").session_id)
+    if most is not None:
+        expect_count(most, "$.most", least=1)
+    if most is not None and again is None:
+        check_time(expect(later, float, "$.later"), "$.later")
     if again is not None:
         check_time(again, "$.again")
     if entry is not None:
@@ -214,6 +222,22 @@ def reserve(name: str, cost: float, burst: float, most: float | None) -> None:
     check_time(burst, "$.burst")
     if most is not None:
         expect_number(most, "$.most")
+
+
+def add_token(token: Token) -> None:
+    expect(token, Token, "$.token")
+
+
+def token(digest: str) -> None:
+    check_digest(digest)
+
+
+def tokens(owner: str | None) -> None:
+    check_owner(owner)
+
+
+def drop_token(token_id: str) -> None:
+    expect_text(token_id, "$.token_id")
 
 
 def note(entries: Sequence[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: eighteen tables, six statements, one class to implement.
+"""The port between sessions and whatever keeps them: nineteen tables, six statements, one class to implement.
 
 What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
 each statement and sends its rows back. It knows tables, and nothing of sessions.
@@ -97,6 +97,8 @@ TABLES: Mapping[str, Table] = {
     "timer": Table(("timer", "sid", "name", "due", "crc", "body"), (("timer",), ("sid", "name")), (), "timer"),
     # Rates that processes share: the time, in microseconds since 1970, up to which their places are taken.
     "rate": Table(("name", "until"), (("name",),)),
+    # Access tokens of a service: never a secret, only its digest. The columns beside `body` say again what that says.
+    "token": Table(("digest", "id", "owner", "crc", "body"), (("digest",), ("id",)), (("owner",),)),
 }
 
 

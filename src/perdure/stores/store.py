@@ -52,6 +52,7 @@ from perdure.protocols import (
     Sketch,
     StoredAt,
     Timer,
+    Token,
     Waiting,
     checked_version,
 )
@@ -566,6 +567,12 @@ class Store:
         checked.waiting(limit, idle_only)
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
 
+    async def held(self, limit: int = 100) -> Sequence[Waiting]:
+        from perdure.stores.jobs import waiting
+
+        checked.waiting(limit, True)
+        return await self._engine.run(partial(waiting.held, limit))
+
     async def in_turn(
         self, limit: int = 100, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
     ) -> Sequence[Waiting]:
@@ -602,12 +609,20 @@ class Store:
         checked.due(at, limit)
         return await self._engine.run(partial(timers.due, float(at), limit))
 
-    async def ring(self, timer: Timer, *, again: float | None = None, entry: Entry | None = None) -> bool:
+    async def ring(
+        self,
+        timer: Timer,
+        *,
+        again: float | None = None,
+        entry: Entry | None = None,
+        most: int | None = None,
+        later: float | None = None,
+    ) -> bool | None:
         from perdure.stores.jobs import timers
 
-        checked.ring(timer, again, entry)
-        next_time = None if again is None else float(again)
-        return await self._engine.run(partial(timers.ring, timer, next_time, entry), "write")
+        checked.ring(timer, again, entry, most, later)
+        times = [None if each is None else float(each) for each in (again, later)]
+        return await self._engine.run(partial(timers.ring, timer, times[0], entry, most, times[1]), "write")
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
         from perdure.stores.jobs import timers
@@ -620,6 +635,30 @@ class Store:
 
         checked.reserve(name, cost, burst, most)
         return await self._engine.run(partial(rates.reserve, name, cost, burst, most), "write")
+
+    async def add_token(self, token: Token) -> None:
+        from perdure.stores.jobs import tokens
+
+        checked.add_token(token)
+        await self._engine.run(partial(tokens.add_token, token), "write")
+
+    async def token(self, digest: str) -> Token | None:
+        from perdure.stores.jobs import tokens
+
+        checked.token(digest)
+        return await self._engine.run(partial(tokens.token, digest), "glance")
+
+    async def tokens(self, owner: str | None = None) -> Sequence[Token]:
+        from perdure.stores.jobs import tokens
+
+        checked.tokens(owner)
+        return await self._engine.run(partial(tokens.tokens, owner))
+
+    async def drop_token(self, token_id: str) -> bool:
+        from perdure.stores.jobs import tokens
+
+        checked.drop_token(token_id)
+        return await self._engine.run(partial(tokens.drop_token, token_id), "erase")
 
     async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
         checked.note(entries)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SearchContract,
         SketchContract,
         StoreContract,
+        TokenContract,
         VersionsContract,
     )
     from perdure.testing.dispatcher_contract import DispatcherContract
@@ -44,7 +45,7 @@ _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
-    "QueueContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
+    "QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract VersionsContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
@@ -77,6 +78,7 @@ __all__ = [
     "SearchContract",
     "SketchContract",
     "StoreContract",
+    "TokenContract",
     "VersionsContract",
 ]
 

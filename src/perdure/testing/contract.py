@@ -9,7 +9,7 @@
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`VersionsContract`, `ForgetContract`, `SaveAllContract`, `BulkErasureContract` and `QueueContract`.
+`VersionsContract`, `ForgetContract`, `SaveAllContract`, `BulkErasureContract`, `QueueContract` and `TokenContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -38,6 +38,7 @@ from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.timers import Timers
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.tokens import Tokens
 from perdure.testing.parts.trees import Trees
 from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
@@ -115,3 +116,7 @@ class BulkErasureContract(Trees):
 
 class QueueContract(Waits, Runners, Timers):
     """The contract of `perdure.protocols.Queue`, for a store with a journal, an archive, a check and an erasure."""
+
+
+class TokenContract(Tokens):
+    """The contract of `perdure.protocols.TokenBook`, for a store with an erasure and a check."""

@@ -32,6 +32,7 @@ from perdure.testing.contract import (
     SearchContract,
     SketchContract,
     StoreContract,
+    TokenContract,
     VersionsContract,
 )
 from perdure.testing.parts.damages import Damages
@@ -60,6 +61,7 @@ class EngineContract(
     SaveAllContract,
     SketchContract,
     QueueContract,
+    TokenContract,
     VersionsContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

@@ -23,7 +23,19 @@ _STORE = (
 _JOURNAL = (
     *("claim", "heartbeat", "release", "append", "post", "note", "sketch", "progress"),
     *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed", "is_interrupted", "attachments"),
-    *("waiting", "in_turn", "has_waiting", "running", "set_timer", "timers", "due", "ring", "drop_timer", "reserve"),
+    *(
+        "waiting",
+        "held",
+        "in_turn",
+        "has_waiting",
+        "running",
+        "set_timer",
+        "timers",
+        "due",
+        "ring",
+        "drop_timer",
+        "reserve",
+    ),
 )
 
 

@@ -6,15 +6,19 @@ Each line on standard input is a command, each line on standard output its answe
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import json
+import os
 import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from perdure.errors import PerdureError
+from perdure.model.ids import now
 from perdure.model.session import AgentSession
+from perdure.protocols import Token
 from perdure.testing.samples import new_session, note
 
 
@@ -66,6 +70,15 @@ class Runner:
     async def reserve(self) -> float:
         """Take a place in a rate of fifty a second, two at once."""
         return float(await self._store.reserve("race", cost=0.02, burst=0.04))
+
+    async def add_token(self) -> str:
+        """Add one more access token of its own."""
+        digest = hashlib.sha256(os.urandom(16)).hexdigest()
+        await self._store.add_token(Token(digest=digest, owner=self._name, may_write=True, created_at=now()))
+        return self._name
+
+    async def count_tokens(self) -> int:
+        return len(await self._store.tokens())
 
     async def ring(self) -> int:
         """Ring all timers of the session; how many of them it was that rang."""

@@ -2,6 +2,7 @@
 
 `{id}.json` is the current session; `{id}.jsonl` its log, the truth for every version; `{id}.lock` keeps writers apart.
 `{id}.sketch` is there while an answer is being written, `.waiting/{id}` and `.timers/{id}` while it has any.
+`.rates` and `.tokens` belong to no session.
 """
 
 from __future__ import annotations

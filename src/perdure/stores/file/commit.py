@@ -44,8 +44,9 @@ def commit(desk: Desk, result: object) -> None:
     needed = {owner_of(each.stem) for each in changes}.union(*(shown_owners(each, desk) for each in changes))
     if not needed <= desk.held:
         raise MoreLocks(needed)
-    if desk.rates.is_changed:
-        desk.rates.write()
+    for table in desk.small.values():
+        if table.is_changed:
+            table.write()
     if desk.blobs.is_changed:
         _commit_with_files(desk, changes, result)
     else:

@@ -18,6 +18,7 @@ from perdure.stores.engine import (
     Count,
     Delete,
     Insert,
+    Kind,
     Later,
     Lock,
     Pledge,
@@ -32,9 +33,9 @@ from perdure.stores.file.directory import Directory, is_stem, owner_of
 from perdure.stores.file.group import members
 from perdure.stores.file.listing import ROW_OF_HEADER, header_rows
 from perdure.stores.file.log import LogKey, SessionLog
-from perdure.stores.file.rates import Rates
 from perdure.stores.file.rows import LogRows
 from perdure.stores.file.sketches import read_sketches
+from perdure.stores.file.small_tables import Rates, SmallTable, Tokens
 from perdure.stores.jobs.loading import Load
 from perdure.stores.tables import Record, Rows, Tables
 
@@ -73,7 +74,10 @@ class Desk:
         """The logs that the job has looked at, by stem."""
         self.pledges: dict[str, bytes] = {}
         self.blobs = directory.blobs
-        self.rates = Rates(directory.folder, directory.lock_timeout)
+        self.small: dict[str, SmallTable] = {
+            kind.name: kind(directory.folder, directory.lock_timeout) for kind in (Rates, Tokens)
+        }
+        """The tables whose rows are in no log, by name."""
         self.held: set[str] = set()
         self.looked_at: set[str] = set()
         self.has_seen_all = False
@@ -84,16 +88,17 @@ class Desk:
         """The logs whose answers under way were read in this job: their file is not the log's, and changes alone."""
         self._without_values: list[LogRows] = []
 
-    def begin(self, locks: ExitStack, ids: Iterable[str], at: float, *, is_strict: bool, is_erasing: bool) -> None:
+    def begin(self, locks: ExitStack, ids: Iterable[str], at: float, kind: Kind, *, is_strict: bool) -> None:
         """Clear the desk for a job, with some sessions locked. `is_strict`: it is to be told of damage at once."""
-        self._locks, self._at, self._is_strict, self._is_erasing = locks, at, is_strict, is_erasing
+        self._locks, self._at, self._is_strict, self._is_erasing = locks, at, is_strict, kind == "erase"
         self.has_seen_all = False
         for noted in (self.seen, self.looked_at, self.pledges, self.held, self._doubtful, self._sketched):
             noted.clear()
         self._without_values.clear()
         self.tables.begin()
         self.blobs.begin()
-        self.rates.begin()
+        for table in self.small.values():
+            table.begin(is_writing=kind in ("write", "erase"))
         self._owner = ""
         self.lock(ids)
         self.tables.answer(Update("meta", {"value": self.directory.erasures()}, {"key": "erasures"}))
@@ -103,7 +108,7 @@ class Desk:
         """Look at logs while some sessions are locked."""
         with ExitStack() as locks:
             locks.callback(self.end)
-            self.begin(locks, ids, 0.0, is_strict=False, is_erasing=False)
+            self.begin(locks, ids, 0.0, "read", is_strict=False)
             yield
 
     def end(self) -> None:
@@ -148,8 +153,8 @@ class Desk:
                 return [(self._at,)]
             case Select("blob") | Count("blob") | Insert("blob") | Delete("blob"):
                 return self.blobs.answer(statement)
-            case Select("rate") | Insert("rate"):
-                return self.rates.answer(statement, self._locks)
+            case Select(table) | Count(table) | Insert(table) | Update(table) | Delete(table) if table in self.small:
+                return self.small[table].answer(statement, self._locks)
             case Select("session", columns, where) if self._is_in_headers(columns, where):
                 return self._select_headers(statement)
             case Insert(table, columns, rows, or_set):
@@ -359,7 +364,7 @@ class Desk:
 
     def stem_of(self, table: str, row: Record) -> str | None:
         """Return the log that a row is kept in; None for those that are in none."""
-        if table in ("value", "meta", "rate"):
+        if table in ("value", "meta"):
             return None
         if table in ("msg", "attached"):
             key = LogKey.parse(row["log"])

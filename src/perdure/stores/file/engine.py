@@ -188,7 +188,7 @@ class _Task:
         is_strict = self._kind != "erase" and self._before is None
         with ExitStack() as locks:
             locks.callback(desk.end)
-            desk.begin(locks, ids, self._at, is_strict=is_strict, is_erasing=self._kind == "erase")
+            desk.begin(locks, ids, self._at, self._kind, is_strict=is_strict)
             if self._before is not None:
                 self._before(desk)
             result = drive(self._job(), desk.answer)

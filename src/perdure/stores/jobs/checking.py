@@ -21,7 +21,7 @@ from perdure.stores.engine import Count, Job, Select, Where
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
-from perdure.stores.jobs import timers
+from perdure.stores.jobs import timers, tokens
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.attachments import name_of, named_in
 from perdure.stores.jobs.claiming import holder_of
@@ -50,6 +50,8 @@ _CLAIM = (
 _KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
 _TIMER = "It will not ring. Set it again with `replace=True`, or drop it by its name."
 _RATE = "Nothing that was said is touched by it. The next place in it may be given too early or too late."
+_TOKEN = "Nobody gets in with it. Revoke it by its id with `perdure token revoke`, and make a new one."
+_TOKENS = "No token is valid until that is mended. Restore the file from a backup, or remove it and make new tokens."
 _SKETCH = "Followers see the answer once it is whole; a recovered run asks for it again. The next answer replaces it."
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
 _USES = "Delete no other session, which might erase it. Copying the store into a new one mends it."
@@ -81,6 +83,8 @@ def check() -> Job[list[Problem]]:
     yield from _check_meta(survey)
     with survey.watching(None, "the rates", _RATE):
         yield from _check_rates(survey)
+    with survey.watching(None, "the tokens", _TOKENS):
+        yield from _check_tokens(survey)
     with survey.watching(None, "the sessions"):
         yield from _check_sessions(survey)
     with survey.watching(None, "the logs of erased sessions"):
@@ -323,6 +327,12 @@ def _check_rates(survey: _Survey) -> Job[None]:
     for name, until in (yield Select("rate", ("name", "until"))):
         if type(until) is not int or until < 0:
             survey.note(None, f"rate {name!r}", "it is not a time", _RATE)
+
+
+def _check_tokens(survey: _Survey) -> Job[None]:
+    for row in (yield Select("token", tokens.COLUMNS)):
+        with survey.watching(None, f"token {row[1]!r}", _TOKEN):
+            tokens.token_of(row)
 
 
 def _check_refs(survey: _Survey, session: _Session) -> Job[None]:

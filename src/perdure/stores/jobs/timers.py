@@ -99,8 +99,13 @@ def _ids_of(rows: Iterable[Row]) -> Job[dict[int, str]]:
     return dict((yield Select("session", ("sid", "id"), {"sid in": sids}))) if sids else {}
 
 
-def ring(timer: Timer, again: float | None, entry: Entry | None) -> Job[bool]:
-    """Put a timer's item into the inbox, unless somebody has rung it: its number and its time tell."""
+def ring(
+    timer: Timer, again: float | None, entry: Entry | None, most: int | None, later: float | None
+) -> Job[bool | None]:
+    """Put a timer's item into the inbox, unless somebody has rung it: its number and its time tell.
+
+    Where `most` items wait already, it is put off instead, and None is returned.
+    """
     yield Lock((timer.session_id,))
     place = yield from record.place_in_inbox(timer.session_id)
     if place is None:
@@ -111,14 +116,17 @@ def ring(timer: Timer, again: float | None, entry: Entry | None) -> Job[bool]:
         return False
     stored = timer_of(timer.session_id, rows[0])
     item = stored.entry if entry is None else entry
-    if item is not None:
+    is_full = item is not None and most is not None and place.end - place.taken >= most
+    if is_full:
+        again = later if again is None else again
+    elif item is not None:
         yield from record.put_into_inbox(timer.session_id, place, record.Post.of(item, stored.priority))
     if again is None:
         yield Delete("timer", {"timer": timer.id, "sid": place.sid})
     else:
         crc, _ = sealed(place.sid, replace(stored, due=again))
         yield Update("timer", {"due": again, "crc": crc}, {"timer": timer.id, "sid": place.sid})
-    return True
+    return None if is_full else True
 
 
 def drop_timer(session_id: SessionId, name: str) -> Job[bool]:

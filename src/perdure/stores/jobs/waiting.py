@@ -18,6 +18,7 @@ COLUMNS = ("id", "owner", "priority", "since", "inbox_end", "taken", "sid")
 WAITS = {"inbox_end > taken": True}
 _ACTIVE: Where = {"status": SessionStatus.ACTIVE.value, **WAITS}
 _FREE: Where = {**_ACTIVE, "claim": None}
+_HELD: Where = {"status": SessionStatus.SUSPENDED.value, **WAITS}
 _ORDER = "-priority since sid"
 
 
@@ -32,6 +33,11 @@ def waiting(limit: int, idle_only: bool) -> Job[list[Waiting]]:
     look = Look()
     lapsed = [row[:-2] for row in claimed if row[-1] <= time or look.finds_gone(holder_of(row[0], row[-2]))]
     return [waiting_of(row) for row in merged(free, lapsed)[:limit]]
+
+
+def held(limit: int) -> Job[list[Waiting]]:
+    """Return the suspended sessions in which something waits, the most urgent first, then the longest waiting."""
+    return [waiting_of(row) for row in (yield Select("session", COLUMNS, _HELD, order=_ORDER, limit=limit))]
 
 
 def merged(free: Iterable[Row], lapsed: Iterable[Row]) -> list[Row]:

@@ -212,6 +212,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     heading.heads: headers.read,
     waiting.waiting: waits.waiting,
     waiting.in_turn: waits.in_turn,
+    waiting.held: waits.held,
 }
 
 

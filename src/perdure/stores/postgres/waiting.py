@@ -34,6 +34,11 @@ _CLAIMED = f"""
     CROSS JOIN LATERAL (SELECT * FROM session AS of WHERE of.sid = claimed.sid OFFSET 0) AS session
     WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND session.claim IS NOT NULL
 """
+_HELD = f"""
+    {_ROWS} FROM waiting JOIN session ON session.sid = waiting.sid
+    WHERE waiting.status = 'suspended' AND session.inbox_end > session.taken
+    ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT {{limit:d}}
+"""
 _HIGHEST = "SELECT priority FROM waiting WHERE status = 'active' {below} ORDER BY priority DESC, since, sid LIMIT 1"
 # In the words of an index, which no other can serve: one by owner alone would read all of an owner's.
 _NEXT_OWNER = """
@@ -78,6 +83,12 @@ async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
         if row[0] not in seen and (row[-1] or look.finds_gone(holder_of(row[0], bytes(row[-2]))))
     ]
     return [waiting_of(_with_text(row)) for row in merged(free, lapsed)[:limit]]
+
+
+async def held(link: Link, limit: int) -> list[Waiting]:
+    """Do what the job of this name does."""
+    rows = await link.rows(_HELD.format(limit=min(limit, _MOST)))
+    return [waiting_of(_with_text(row)) for row in rows]
 
 
 async def in_turn(link: Link, limit: int, after: str, skip: Collection[str], not_of: Collection[str]) -> list[Waiting]:

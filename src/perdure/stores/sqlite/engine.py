@@ -354,6 +354,7 @@ _TEXTS = {
     "meta": {"key"},
     "timer": {"name"},
     "rate": {"name"},
+    "token": {"digest", "id", "owner"},
 }
 
 

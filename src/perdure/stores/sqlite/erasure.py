@@ -19,9 +19,9 @@ from perdure.stores.sqlite.search import UNKNOWN, Changed, Erased
 from perdure.stores.sqlite.wal import pages_in_log
 from perdure.stores.sqlite.worker import require_in_place
 
-# The tables whose rows move when sessions are saved, so that names, or what was being said, may be left in pages that
-# no erasure touches. All others are appended to, and their rows move in erasures only.
-_NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch", "timer"})
+# The tables whose rows move when sessions are saved or tokens added, so that names, or what was being said, may be left
+# in pages that no erasure touches. All others are appended to, and their rows move in erasures only.
+_NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch", "timer", "token"})
 _MOMENT_MS = 5
 
 
@@ -67,7 +67,7 @@ class Erasure:
             (newest,) = first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")
             after = int(meta(db, "erasures"))
         self.touched = None
-        if noting.is_of_sessions and self._left is not None:
+        if noting.is_narrow and self._left is not None:
             # Before the lock is let go: the next to write may begin the log again.
             self.touched = pages_in_log(self._path, db.pragma("page_size")).union(self._left)
         # Where no index has its messages, they were not read.
@@ -129,8 +129,8 @@ class _NotingRows(Rows):
     def __init__(self, db: apsw.Connection, at: float) -> None:
         super().__init__(db, at)
         self.changed: list[Changed] = []
-        self.is_of_sessions = False
-        """Whether sessions were named. If none is, everything that is left of any has to go."""
+        self.is_narrow = False
+        """Whether sessions were named, or tokens erased. If not, everything that is left of any has to go."""
 
     def answer(self, statement: Statement) -> list[Any]:
         match statement:
@@ -141,8 +141,11 @@ class _NotingRows(Rows):
         return self.answer_unindexed(statement)
 
     def answer_unindexed(self, statement: Statement) -> list[Any]:
-        if isinstance(statement, Lock) and statement.session_ids:
-            self.is_of_sessions = True
+        match statement:
+            case Lock(session_ids=ids) if ids:
+                self.is_narrow = True
+            case Delete("token"):
+                self.is_narrow = True
         return super().answer(statement)
 
     def _note(self, where: Where, new: bytes | None) -> None:

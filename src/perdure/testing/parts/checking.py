@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any, Protocol
 
 from perdure.model.message import Media, Message
-from perdure.protocols import Checkable, Entry, Key, Sketch, Timer, is_queue, is_sketchbook
+from perdure.protocols import Checkable, Entry, Key, Sketch, Timer, Token, is_queue, is_sketchbook, is_token_book
 from perdure.testing.parts.journal import JournaledStore, entries, messages
 from perdure.testing.samples import fork, new_session, note, say, show, tell
 from perdure.testing.scene import Contract, in_store
@@ -101,5 +102,9 @@ async def fill(store: Any) -> None:
         for name, at in (("wake", 1.0), ("digest", 2.0)):
             await store.set_timer(Timer(talk.id, name, at, Entry("queue", {"text": "in time"})))
         await store.reserve("a key", cost=1.0, burst=1.0)
+    if is_token_book(store):
+        for owner in ("ada", None):
+            digest = hashlib.sha256(str(owner).encode()).hexdigest()
+            await store.add_token(Token(digest=digest, owner=owner, may_write=True, created_at=talk.info.created_at))
     photo = Media("image/png", data=bytes(range(256)) * 20, name="a.png")
     await store.create(tell(new_session(id="album"), Message.user("See:", photo), Message.user("Again:", photo)))

@@ -125,6 +125,22 @@ class Claims(Contract):
             assert taken.epoch > claim.epoch
 
     @in_store
+    async def test_a_claim_without_a_lease_has_lapsed_when_it_is_there(self, store: JournaledStore) -> None:
+        """Its entries are on record, its run is found and taken over at once, and nobody passes it. Nothing follows."""
+        session = await store.create(new_session("Hello"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann", lease=0.0, entries=entries("start"))
+        assert (await store.is_claimed(session.id), await store.is_interrupted(session.id)) == (False, True)
+        assert await store.lapsed() == [session.id]
+        with refused(RunInterrupted):
+            await store.save(session)
+        taken, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE, take_over=True)
+        await store.release(claim, interrupted=True)
+        assert await store.is_claimed(session.id)
+        await _assert_lost(store, claim)
+        assert await kinds(store, session.id) == ["start"]
+        await store.release(taken)
+
+    @in_store
     async def test_a_lapsed_claim_that_nobody_took_still_holds(self, store: JournaledStore) -> None:
         """A lease decides when others may take over; until one does, a slow runner goes on."""
         clock = FrozenClock()

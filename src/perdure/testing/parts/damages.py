@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perdure.errors import CorruptRecord
 from perdure.protocols import said_in
 from perdure.stores.engine import Delete, Insert, Job, Select, Statement, Update
 from perdure.stores.jobs.checking import check
 from perdure.stores.store import Store
 from perdure.testing.parts.checking import fill
 from perdure.testing.parts.statements import EngineScene, Tried
-from perdure.testing.scene import in_directory
+from perdure.testing.parts.tokens import token
+from perdure.testing.scene import in_directory, refused
 
 
 class Numbers(NamedTuple):
@@ -41,7 +43,7 @@ def _in_row(sid: int, session: str, said: str, values: Mapping[str, Any]) -> Dam
 
 
 def damages(at: Numbers) -> Sequence[Damage]:
-    talk = {"sid": at.talk}
+    talk, ada = {"sid": at.talk}, {"owner": "ada"}
     no_range = "its epoch: it is out of the session's range"
     return (
         _in_row(at.talk, "talk", "its newest version: it is not what", {"version +": 1}),
@@ -90,6 +92,10 @@ def damages(at: Numbers) -> Sequence[Damage]:
         Damage(Delete("attached", {"log": at.album, "pos": 1}), "album", "is not noted where erasures look"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, at.album, 1)]), "album", "and does not"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, 999, 1)]), None, "attached 999: it belongs to"),
+        Damage(Update("token", {"owner": "eve"}, ada), None, "its columns do not say what its body says"),
+        Damage(Update("token", {"owner": None}, ada), None, "its columns do not say what its body says"),
+        Damage(Update("token", {"digest": "f" * 64}, ada), None, "its columns do not say what its body says"),
+        Damage(Update("token", {"body": b"{}"}, ada), None, "its checksum does not match"),
         Damage(Delete("session", talk), None, "it belongs to no session"),
     )  # fmt: skip
 
@@ -128,6 +134,27 @@ class Damages(EngineScene):
                 assert [each.text for each in (await store.progress("killed", after=1)).sketches] == ["a"]
                 await tried.do(Update("sketch", {"crc": crc, "body": body}, {"sid": killed, "start": 1}))
             assert said_in((await store.progress("killed")).sketches) == "abc"
+
+    @in_directory
+    async def test_a_damaged_token_opens_nothing(self, where: Path) -> None:
+        """It is never read as another owner's, or as one that may do more. It can be dropped all the same."""
+        async with self.open_store(where) as store:
+            assert isinstance(store, Store)
+            await store.add_token(token(1, "ada", may_write=False))
+            await store.add_token(token(2, "bob"))
+            tried, key = Tried(store._engine), {"digest": token(1).digest}
+            ((body,),) = await tried.ask(Select("token", ("body",), key))
+            damaged = ({"body": body.replace(b"false", b"true ")}, {"owner": None}, {"owner": "bob"}, {"body": b""})
+            for wrong in damaged:
+                await tried.do(Update("token", wrong, key))
+                for asked in (store.token(token(1).digest), store.tokens()):
+                    with refused(CorruptRecord, of=str(wrong)):
+                        await asked
+                assert await store.token(token(2).digest) == token(2, "bob")
+                await tried.do(Update("token", {"owner": "ada", "body": body}, key))
+            await tried.do(Update("token", damaged[0], key))
+            assert await store.drop_token(token(1).id)
+            assert [*await store.tokens()] == [token(2, "bob")]
 
     @in_directory
     async def test_a_damaged_head_stops_no_other(self, where: Path) -> None:

@@ -120,6 +120,21 @@ class Timers(Contract):
         assert [*await store.timers("a")] == []
 
     @in_store
+    async def test_what_is_due_in_a_full_session_is_put_off(self, store: TimingStore) -> None:
+        """A schedule leaves that time out; a message is tried again later. None goes beyond the limit, none is lost."""
+        await two_sessions(store)
+        await store.post("a", item("first"))
+        once = await store.set_timer(timer("a", "once"))
+        daily = await store.set_timer(timer("a", "daily", cron="0 12 * * *"))
+        assert await store.ring(once, most=1, later=NOON + 30) is None
+        assert await store.ring(daily, again=NOON + 86_400, most=1, later=NOON + 30) is None
+        assert {each.name: each.due for each in await store.timers("a")} == {"once": NOON + 30, "daily": NOON + 86_400}
+        assert len(await store.read("a", inbox=True)) == 1
+        assert not await store.ring(once, most=2, later=NOON + 60)  # somebody has put it off
+        assert await store.ring(replace(once, due=NOON + 30), most=2, later=NOON + 60)
+        assert len(await store.read("a", inbox=True)) == 2
+
+    @in_store
     async def test_a_timer_without_an_item_only_rings(self, store: TimingStore) -> None:
         """Nothing goes into the inbox."""
         await two_sessions(store)

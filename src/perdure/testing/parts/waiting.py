@@ -150,6 +150,26 @@ class Waits(Contract):
         assert [(each.session_id, each.priority, each.count) for each in await store.waiting()] == [("it", 4, 2)]
 
     @in_store
+    async def test_what_waits_in_a_suspended_session_is_held(self, store: QueueingStore) -> None:
+        """It is found apart from what workers can run, in the same order, and is there for them once it is active."""
+        for name in ("a", "b", "c"):
+            made = await store.create(new_session("Hello", id=name, owner=f"of-{name}"))
+            await store.save(made if name == "c" else made.suspended())
+        await store.post("a", item())
+        await store.post("b", item(), priority=3)
+        await store.post("c", item())
+        assert [(each.session_id, each.owner, each.count) for each in await store.held()] == [
+            ("b", "of-b", 1),
+            ("a", "of-a", 1),
+        ]
+        assert [each.session_id for each in await store.held(1)] == ["b"]
+        assert await waits(store) == ["c"]
+        held = await store.load("b")
+        assert held is not None
+        await store.save(held.activated())
+        assert [each.session_id for each in await store.held()] == ["a"]
+
+    @in_store
     async def test_the_last_look_sees_what_was_posted(self, store: QueueingStore) -> None:
         """Whether something waits is told of one session, and nobody is told of one that is not there."""
         session = await store.create(new_session("Hello", id="it"))
