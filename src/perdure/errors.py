@@ -153,15 +153,16 @@ class SessionBusy(PerdureError):
 
 
 class RunInterrupted(SessionBusy):
-    """The session's last run was killed or could not be saved, and waits to be recovered: a change would drop it."""
+    """The session's last run waits to be continued: it was killed, could not be saved, or was left to a worker."""
 
     def __init__(self, session_id: str, reason: str | None = None) -> None:
         super().__init__(
             session_id,
             None,
             reason
-            or f"The last run of session {session_id!r} was killed, or could not be saved. Nothing was changed: a "
-            "change would drop what the run has done. Continue it with recover(), or end it with cancel().",
+            or f"The last run of session {session_id!r} waits to be continued: it was killed, could not be saved, or "
+            "was left to a worker. Nothing was changed: a change would drop what the run has done. Continue it with "
+            "recover(), or end it with cancel().",
         )
 
 
@@ -224,23 +225,46 @@ class SessionLocked(PerdureError):
 
 
 class SessionNotActive(PerdureError):
-    """The session's status does not allow what was asked."""
+    """The session's status does not allow what was asked.
 
-    def __init__(self, session_id: str, status: str, pending: Iterable[str] = ()) -> None:
+    `pending` names the calls that wait for a person to approve or deny them, `outside` those that wait for a result
+    from outside.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        status: str,
+        pending: Iterable[str] = (),
+        outside: Iterable[str] = (),
+        *,
+        is_parked: bool = False,
+    ) -> None:
         self.session_id = session_id
         self.status = status
+        self.is_parked = is_parked
+        """Whether workers have closed it because its runs took their processes down."""
         self.pending = tuple(pending)
+        self.outside = tuple(outside)
         advice = "Execute ResumeSession() on it first."
         if status == "deleted":
             advice = "Call restore() to continue the conversation, or fork it."
-        if self.pending:
-            calls = ", ".join(self.pending)
-            advice = f"It waits for a person to approve or deny what it is about to call: {calls}."
-        super().__init__(f"Session {session_id!r} is {status}, not active.", advice)
+        if self.pending or self.outside:
+            calls, made = ", ".join(self.pending), ", ".join(self.outside)
+            decide = f"It waits for a person to approve or deny what it is about to call: {calls}."
+            answer = f"It waits for results from outside: {made}. Hand them in with answer({{call_id: result}})."
+            advice = " ".join((*([decide] if calls else []), *([answer] if made else [])))
+        if is_parked:
+            advice = "Call unpark() to open it, or look at why first: `perdure queue`."
+        is_what = "parked, since its run took its process down each time" if is_parked else f"{status}, not active"
+        super().__init__(f"Session {session_id!r} is {is_what}.", advice)
 
 
 class IllegalStatusChange(PerdureError):
-    """A session cannot move from its status to the one asked for; `pending` has the calls that it waits with."""
+    """A session cannot move from its status to the one asked for.
+
+    `pending` names the calls that wait for approval, `outside` those that wait for a result from outside.
+    """
 
     def __init__(
         self,
@@ -250,16 +274,20 @@ class IllegalStatusChange(PerdureError):
         allowed: Iterable[str],
         reason: str | None = None,
         pending: Iterable[str] = (),
+        outside: Iterable[str] = (),
     ) -> None:
         self.session_id = session_id
         self.current = current
         self.wanted = wanted
         self.allowed = tuple(sorted(allowed))
         self.pending = tuple(pending)
+        self.outside = tuple(outside)
         why = reason or f"it can become {', '.join(self.allowed) or 'nothing else'}"
-        if self.pending:
-            calls = ", ".join(self.pending)
-            why = f"tool calls wait for approval ({calls}): execute ApproveToolCalls or DenyToolCalls instead"
+        if self.pending or self.outside:
+            calls, made = ", ".join(self.pending), ", ".join(self.outside)
+            decide = f"tool calls wait for approval ({calls}): execute ApproveToolCalls or DenyToolCalls instead"
+            answer = f"tool calls wait for results from outside ({made}): execute AnswerToolCalls instead"
+            why = "; ".join((*([decide] if calls else []), *([answer] if made else [])))
         super().__init__(f"Session {session_id!r} is {current} and cannot become {wanted}; {why}.")
 
 
@@ -321,15 +349,18 @@ class NotLoaded(InvalidData):
 class CorruptRecord(PerdureError):
     """A stored record does not match its checksum, or cannot be decoded."""
 
-    def __init__(self, session_id: str | None, position: str, reason: str) -> None:
+    def __init__(
+        self,
+        session_id: str | None,
+        position: str,
+        reason: str,
+        advice: str = "Restore the store from a backup, or load an earlier version of the session.",
+    ) -> None:
         self.session_id = session_id
         self.position = position
         self.reason = reason
         of = f" of session {session_id!r}" if session_id else ""
-        super().__init__(
-            f"Stored record {position}{of} is damaged: {reason}. Nothing was changed. Restore the store from a "
-            "backup, or load an earlier version of the session."
-        )
+        super().__init__(f"Stored record {position}{of} is damaged: {reason}. Nothing was changed.", advice)
 
 
 class StoreError(PerdureError):

@@ -14,11 +14,11 @@ import msgspec
 
 from perdure.actions.definition import ChangeDefinition
 from perdure.actions.undo_run import TakeBackRun
+from perdure.actions.waiting import not_active
 from perdure.errors import (
     ConfigurationError,
     InvalidData,
     SessionConflict,
-    SessionNotActive,
     SessionNotFound,
     StageFailed,
 )
@@ -202,7 +202,7 @@ class Workflow:
         """A reply that is one. SessionNotActive while its run waits for a person, StageFailed if it came to none."""
         session = reply.session
         if reply.pending_calls:
-            raise SessionNotActive(session.id, session.status.value)
+            raise not_active(session)
         if not _has_answer(session):
             raise StageFailed(session.id, session.version, _why_not(session), self.id, stage.name)
         return reply

@@ -8,24 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import (
     AgentDefinition,
+    AgentSession,
+    AgentState,
+    AgentStop,
+    Blocked,
     ConfigurationError,
+    ExecutionStatus,
     ExternalTool,
+    IllegalStatusChange,
+    Interceptor,
     InvalidData,
     Message,
+    PassThroughSessionController,
+    RunFailed,
     SessionBusy,
     SessionNotActive,
+    SessionStage,
     SessionStatus,
+    StopReason,
     StoreError,
     ToolCall,
+    ToolExecution,
     Worker,
     connect,
     external_tool,
     tool,
 )
-from perdure.testing import FailingStore, ScriptedDriver
+from perdure.testing import Delay, FailingStore, ScriptedDriver
 
 WEATHER = external_tool(
     "weather",
@@ -60,6 +73,19 @@ class Model:
         if request.step == 0 and self.calls:
             return self.calls
         return " ".join(message.text for message in request.messages if message.role == "tool") or "Hello."
+
+
+HELPER = AgentDefinition("helper", system_prompt="helper")
+
+
+class Team(Model):
+    """A model that asks a sub-agent, which asks for the weather."""
+
+    def reply(self, request: Any) -> Any:
+        self.requests.append(request)
+        if request.system_prompt == "helper":
+            return CALL if request.step == 0 else f"helper: {request.messages[-1].text}"
+        return ToolCall("helper", {"prompt": "Help."}, id="h1") if request.step == 0 else request.messages[-1].text
 
 
 async def test_a_run_continues_with_the_answer() -> None:
@@ -166,6 +192,26 @@ async def test_what_cannot_be_an_answer_changes_nothing(answers: Any, errors: An
         assert await chat.session() == before
 
 
+@pytest.mark.parametrize(
+    ("calls", "pending", "outside"),
+    [([CALL], (), ("weather",)), ([CALL, ToolCall("pay", {"amount": 3}, id="c3")], ("pay",), ("weather",))],
+)
+async def test_a_session_says_what_its_calls_wait_for(calls: list[ToolCall], pending: Any, outside: Any) -> None:
+    """A call that is made outside cannot be approved, so nobody is told to approve it."""
+    async with connect("memory://", driver=Model(*calls).driver, tools=[WEATHER, pay]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        with pytest.raises(SessionNotActive) as sent:
+            await chat.send("And now?")
+        with pytest.raises(IllegalStatusChange) as resumed:
+            await chat.resume()
+    for refused in (sent.value, resumed.value):
+        assert (refused.pending, refused.outside) == (pending, outside)
+        assert ("approv" in str(refused)) is bool(pending)
+    assert "answer({call_id: result})" in str(sent.value)
+    assert "AnswerToolCalls" in str(resumed.value)
+
+
 async def test_an_answer_comes_once() -> None:
     """The second one is told that nothing waits any more."""
     async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER]) as sessions:
@@ -182,14 +228,7 @@ async def test_an_answer_comes_once() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_sub_agents_call_is_answered_through_its_caller(by: str, fails: bool) -> None:
     """The caller's run continues with what the sub-agent has made of it."""
-
-    def reply(request: Any) -> Any:
-        if request.system_prompt == "helper":
-            return CALL if request.step == 0 else f"helper: {request.messages[-1].text}"
-        return ToolCall("helper", {"prompt": "Help."}, id="h1") if request.step == 0 else request.messages[-1].text
-
-    helper = AgentDefinition("helper", system_prompt="helper")
-    async with connect("memory://", driver=ScriptedDriver(reply), tools=[WEATHER], subagents=[helper]) as sessions:
+    async with connect("memory://", driver=Team().driver, tools=[WEATHER], subagents=[HELPER]) as sessions:
         chat = await sessions.open("a")
         (call,) = (await chat.send("Go")).pending_calls
         (leaf,) = call.leaves
@@ -264,13 +303,15 @@ async def test_a_message_for_workers_brings_its_tools(tmp_path: Path) -> None:
         assert (await chat.answer({again.id: "sun"})).text == "sun"
 
 
-async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whose", ["its own", "a sub-agent's"])
+async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path, whose: str) -> None:
     """It is in the commit that the run continues with, wherever the process dies after that."""
-    for call in range(1, 60):
-        store: Any = FailingStore(connect(f"sqlite:///{tmp_path / f'{call}.db'}").store)
-        async with connect(store, driver=Model(CALL).driver, grace=0.0) as sessions:
-            chat = await sessions.open("a")
-            await chat.send("Go", external_tools=[WEATHER])
+    for call in range(1, 90):
+        url, model = f"sqlite:///{tmp_path / f'{call}.db'}", Team() if whose == "a sub-agent's" else Model(CALL)
+        store: Any = FailingStore(connect(url).store)
+        async with connect(store, driver=model.driver, tools=[WEATHER], subagents=[HELPER], grace=0.0) as sessions:
+            chat = await sessions.open("a", AgentDefinition("boss"))
+            await chat.send("Go")
             store.crash(call=call, after=True)
             with suppress(StoreError):
                 await chat.answer({"c1": "rain"})
@@ -278,20 +319,22 @@ async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path)
             store.heal()
             entries = await store.read("a")
             has_begun = any(entry.body.get("answered") for entry in entries)
-            assert has_begun is any(entry.kind == "tool_execution_end" for entry in entries), "they are one commit"
-        model = Model()
-        async with connect(f"sqlite:///{tmp_path / f'{call}.db'}", driver=model.driver) as sessions:
+            is_told = any(entry.kind == "tool_execution_end" or entry.body.get("answers") for entry in entries)
+            assert has_begun is is_told, "they are one commit"
+        model = Team() if whose == "a sub-agent's" else Model()
+        async with connect(url, driver=model.driver, tools=[WEATHER], subagents=[HELPER]) as sessions:
             await sessions.recover()
             session = await sessions.session("a")
             waits = bool(session.state.execution and session.state.execution.pending_calls)
             assert waits is not has_begun
             if waits:
-                assert (await sessions.answer("a", {"c1": "rain"})).text == "rain"
+                assert "rain" in (await sessions.answer("a", {"c1": "rain"})).text
             else:
                 assert session.state.final_response is not None
+                assert "rain" in session.state.final_response.text
         if not has_crashed:
             break
-    assert 3 < call < 59
+    assert 3 < call < 89
 
 
 async def test_what_waits_for_an_answer_is_stored_so(tmp_path: Path) -> None:
@@ -312,3 +355,179 @@ async def test_what_waits_for_an_answer_is_stored_so(tmp_path: Path) -> None:
         whole = await elsewhere.loop("a", loop.loop_id)
         assert whole.events[0].external_tools == (WEATHER.spec,)  # type: ignore[union-attr]
         assert (await elsewhere.answer("a", {"c1": Message.user("rain").text})).text == "rain"
+
+
+async def test_a_cancellation_ends_the_run_and_keeps_the_answer() -> None:
+    """A run that waits is not under way, so there is nothing to cancel. One that continues is stopped."""
+    asked = asyncio.Event()
+
+    def reply(request: Any) -> Any:
+        if request.step == 0:
+            return CALL
+        asked.set()
+        return Delay(60, "Never.")
+
+    async with connect("memory://", driver=ScriptedDriver(reply), tools=[WEATHER]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        assert not await chat.cancel()
+        answering = asyncio.create_task(chat.answer({"c1": "rain"}))
+        await asked.wait()
+        assert await chat.cancel()
+        assert (await answering).stop_reason is StopReason.USER_REQUESTED
+        session = await chat.session()
+        assert (session.status, session.state.messages[-1].text) == (SessionStatus.ACTIVE, "rain")
+        with pytest.raises(InvalidData, match="no tool call"):
+            await chat.answer({"c1": "sun"})
+
+
+async def test_what_gives_the_run_up_refuses_a_late_answer() -> None:
+    """An undo ends the run that waits. What comes from outside then is told so, and changes nothing."""
+    async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        await chat.undo()
+        before = await chat.session()
+        with pytest.raises(InvalidData, match="no tool call"):
+            await chat.answer({"c1": "rain"})
+        assert await chat.session() == before
+        assert (before.status, len(before.state.messages)) == (SessionStatus.ACTIVE, 0)
+
+
+@pytest.mark.parametrize("strategy", ["truncate", "observation_mask", "llm"])
+async def test_a_call_that_waits_survives_a_compaction(strategy: str) -> None:
+    """It stays in view, its answer comes behind it, and the model is shown both."""
+    model = Model()
+    async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
+        chat = await sessions.open("a")
+        for text in ("One", "Two", "Three"):
+            await chat.send(text)
+        model.calls.append(CALL)
+        await chat.send("Go")
+        model.calls.clear()
+        await chat.compact(compact_strategy=strategy, keep_last=0)
+        session = await chat.session()
+        assert session.status is SessionStatus.SUSPENDED
+        assert session.state.execution is not None
+        (call,) = session.state.execution.pending_calls
+        assert (await chat.answer({call.id: "rain"})).text == "rain"
+        shown = model.requests[-1].messages
+        assert [part.id for message in shown for part in message.tool_calls] == [call.id]
+        assert [part.call_id for message in shown for part in message.tool_results] == [call.id]
+
+
+async def test_a_fork_does_not_wait_for_the_answer() -> None:
+    """It takes messages at once. The answer goes to the session that has asked, and to no other."""
+    model = Model(CALL)
+    async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go", external_tools=[external_tool("radar")], instructions="Be brief.")
+        fork = await chat.fork("b")
+        with pytest.raises(InvalidData, match="no tool call"):
+            await fork.answer({"c1": "rain"})
+        model.calls.clear()
+        assert (await fork.send("And now?")).text != ""
+        assert model.requests[-1].system_prompt == ""
+        assert [spec.name for spec in model.requests[-1].tools] == ["weather"]
+        assert (await chat.answer({"c1": "rain"})).text == "rain"
+        assert "rain" not in [message.text for message in await fork.history()]
+
+
+class Meddling(Interceptor):
+    """Does to calls and results what it is told to."""
+
+    def __init__(self, before: Any = None, after: Any = None) -> None:
+        self.before, self.after = before, after
+
+    def before_tool_use(self, call: ToolCall, state: AgentState) -> Any:
+        return call if self.before is None else self.before(call)
+
+    def after_tool_use(self, execution: ToolExecution, state: AgentState) -> Any:
+        return execution if self.after is None else self.after(execution)
+
+
+def raising(error: Exception) -> Any:
+    def fail(_: object) -> None:
+        raise error
+
+    return fail
+
+
+async def test_interceptors_see_calls_that_are_made_outside() -> None:
+    """They change what is asked for and what is answered, and may keep a call from being asked for at all."""
+    hook = Meddling(lambda call: replace(call, arguments={"city": "Bergen"}), lambda done: replace(done, result="…"))
+    async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER], interceptors=[hook]) as sessions:
+        chat = await sessions.open("a")
+        (call,) = (await chat.send("Go")).pending_calls
+        assert call.arguments == {"city": "Bergen"}
+        assert (await chat.answer({"c1": "rain"})).text == "…"
+    hook = Meddling(lambda call: Blocked("not today"))
+    async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER], interceptors=[hook]) as sessions:
+        reply = await (await sessions.open("a")).send("Go")
+        assert (reply.pending_calls, "not today" in reply.text) == ((), True)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_an_interceptor_that_raises_on_an_answer_fails_the_run(wait: bool) -> None:
+    """As on the result of any tool. The session takes the next message, and waits for nothing."""
+    hook = Meddling(after=raising(ValueError("no such city")))
+    model = Model(CALL)
+    async with connect("memory://", driver=model.driver, tools=[WEATHER], interceptors=[hook]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        if wait:
+            with pytest.raises(RunFailed, match="no such city"):
+                await chat.answer({"c1": "rain"})
+        else:
+            await chat.answer({"c1": "rain"}, wait=False)
+            await chat.recover()
+        session = await chat.session()
+        assert (session.status, session.state.status) == (SessionStatus.ACTIVE, ExecutionStatus.FAILED)
+        hook.after = None
+        model.calls.clear()
+        assert (await chat.send("And now?")).pending_calls == ()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_an_interceptor_that_stops_the_run_at_an_answer(wait: bool) -> None:
+    """The answer is kept, and the model is not asked again."""
+    hook, model = Meddling(after=raising(AgentStop("enough"))), Model(CALL)
+    async with connect("memory://", driver=model.driver, tools=[WEATHER], interceptors=[hook]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        await chat.answer({"c1": "rain"}, wait=wait)
+        await chat.recover()
+        session = await chat.session()
+        assert (session.state.stop_reason, len(model.requests)) == (StopReason.STOP_REQUESTED, 1)
+        assert session.state.messages[-1].text == "rain"
+
+
+@pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_hook_that_raises_leaves_the_answer_for_recovery(stage: SessionStage, wait: bool) -> None:
+    """What was answered is on record, so that nobody has to answer again. A decision that is left saves nothing."""
+
+    class Failing(PassThroughSessionController):
+        is_armed = False
+
+        def on_stage(self, at: SessionStage, session: AgentSession) -> AgentSession:
+            if self.is_armed and at is stage:
+                raise RuntimeError("the hook has failed")
+            return session
+
+    hook, model = Failing(), Model(CALL)
+    async with connect("memory://", driver=model.driver, tools=[WEATHER], controller=hook) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go")
+        hook.is_armed = True
+        if wait:
+            with pytest.raises(RuntimeError):
+                await chat.answer({"c1": "rain"})
+        else:
+            assert (await chat.answer({"c1": "rain"}, wait=False)).queued
+        hook.is_armed = False
+        assert await chat.recover()
+        session = await chat.session()
+        assert session.state.final_response is not None
+        assert session.state.final_response.text == "rain"
+        assert len(model.requests) == 2

@@ -205,6 +205,27 @@ async def test_what_cannot_be_called_is_not_approved() -> None:
     assert pending(after) == []
 
 
+async def test_a_call_that_is_not_decided_on_waits_for_its_tool_too() -> None:
+    """The model is not told that there is no such tool, neither by a decision nor by a recovery elsewhere."""
+    shop, store = Shop(), FailingStore(MemoryStore())
+    runtime, session = await waiting(shop, store)
+    sell = LoopFactory(driver=ScriptedDriver(["Done."]), tools=shop.tools[2:])
+    for decision in (
+        ApproveToolCalls(sell, call_ids=["3"]),
+        DenyToolCalls(sell, reason="no", call_ids=["3"]),
+    ):
+        with pytest.raises(ConfigurationError, match="a call of 'buy'") as refused:
+            await runtime.execute(session.id, decision)
+        assert (refused.value.missing, refused.value.name) == ("tool", "buy")
+        assert await runtime.get_session(session.id) == session
+    store.fail("append")  # once the approval is on record, and before a call is made
+    with pytest.raises(StoreError):
+        await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    assert len((await recover(runtime, sell)).failed) == 1
+    assert len((await recover(runtime, shop.loops)).resumed) == 1
+    assert results(await runtime.get_session(session.id))["2"] == "bought cup"
+
+
 async def test_there_must_be_something_to_decide() -> None:
     """A session without waiting calls, and a denial without a reason, are refused."""
     runtime = SessionRuntime(MemoryStore())

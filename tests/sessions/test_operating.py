@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure import InputRefused, InvalidData, SessionBusy, TagSession, connect
 from perdure.sessions.sessions import Sessions
 from perdure.testing import ScriptedDriver
+from perdure.workers import advance
 
 LATER = datetime.now(UTC) + timedelta(days=3)
 
 
 def sessions_in(where: Path) -> Sessions:
     return connect(f"sqlite:///{where}/sessions.db", model="offline", driver=ScriptedDriver(lambda request: "yes"))
+
+
+class Hanging(ScriptedDriver):
+    """A model that never answers."""
+
+    def __init__(self, script: Any) -> None:
+        super().__init__(script)
+        self.is_asked = asyncio.Event()
+
+    async def respond(self, request: Any, on_delta: Any) -> Any:
+        self.is_asked.set()
+        await asyncio.sleep(60)
 
 
 async def parked(sessions: Sessions, session_id: str) -> None:
@@ -41,6 +56,39 @@ async def test_what_there_is_to_do(tmp_path: Path) -> None:
         assert [(each.session_id, each.name) for each in found.delayed] == [("c", "k")]
         assert found.parked == []
         await sessions.store.release(claim)  # type: ignore[attr-defined]
+
+
+async def test_what_waits_behind_a_pause_or_a_person_is_held(tmp_path: Path) -> None:
+    """It is not ready for workers, and operators see it. What waits in a parked session is told with that."""
+    async with sessions_in(tmp_path) as sessions:
+        for owner in ("ann", "ben"):
+            await sessions.of(owner).open("a")
+            await sessions.of(owner).enqueue("a", "one")
+            await sessions.of(owner).suspend("a")
+        await parked(sessions, "p")
+        await sessions.enqueue("p", "two")
+        found = await sessions.queue()
+        assert (len(found.held), found.waiting) == (2, [])
+        assert [(each.session_id, each.waiting) for each in found.parked] == [("p", 1)]
+        assert [each.owner for each in (await sessions.of("ann").queue()).held] == ["ann"]
+
+
+async def test_an_interrupted_run_is_told_once(tmp_path: Path) -> None:
+    """Its message does not wait any more; those behind it do. One that was handed over was not killed."""
+    model = Hanging(lambda request: "never")
+    async with connect(f"sqlite:///{tmp_path}/sessions.db", model="offline", driver=model) as sessions:
+        await sessions.open("a")
+        for text in ("one", "two"):
+            await sessions.enqueue("a", text, key=text)
+        work = asyncio.ensure_future(advance(sessions, "a"))
+        await model.is_asked.wait()
+        assert (await sessions.queue()).waiting == []
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        found = await sessions.queue()
+        assert [(each.session_id, each.count) for each in found.waiting] == [("a", 1)]
+        assert [each.lapsed for each in found.running] == [True]
+        assert found.handed_over == {"a"}
 
 
 async def test_an_owner_sees_nobody_elses(tmp_path: Path) -> None:

@@ -14,8 +14,18 @@ import pytest
 from tests.waiting import until
 
 import perdure
-from perdure import InvalidData, MemoryStore, SessionId, SessionNotFound, Sessions, SqliteStore
+from perdure import (
+    CorruptRecord,
+    FileStore,
+    InvalidData,
+    MemoryStore,
+    SessionId,
+    SessionNotFound,
+    Sessions,
+    SqliteStore,
+)
 from perdure.testing import Delay, ScriptedDriver
+from perdure.testing.parts.tokens import token
 
 # What a verb that takes a session's id is given beside it.
 GIVEN: dict[str, dict[str, Any]] = {
@@ -237,6 +247,27 @@ async def test_a_person_is_erased_and_nobody_else(store: Any) -> None:
         assert not list(await ann.search("zanzibar"))
         assert len(await bob.list()) == 1
         assert (await ann.erase_owner()).erased == ()
+
+
+async def test_a_persons_tokens_are_erased_with_them(store: Any) -> None:
+    """Nobody else's are, and an operator's are not."""
+    async with two_owners(store) as (ann, _):
+        given = [token(1, "ann"), token(2, "bob"), token(3, None), token(4, "ann")]
+        for each in given:
+            await store.add_token(each)
+        await ann.erase_owner()
+        assert [*await store.tokens()] == [given[1], given[2]]
+        assert await store.token(given[0].digest) is None
+
+
+async def test_a_damaged_token_stops_an_erasure_before_it_begins(tmp_path: Path) -> None:
+    """Otherwise somebody would believe that nothing of a person is left."""
+    async with two_owners(FileStore(tmp_path)) as (ann, _):
+        await ann.store.add_token(token(1, "ann"))
+        (tmp_path / ".tokens").write_bytes(b"{}")
+        with pytest.raises(CorruptRecord, match="remove it and make new tokens"):
+            await ann.erase_owner()
+        assert len(await ann.list()) == 2
 
 
 async def test_a_persons_runs_are_stopped_before_they_are_erased(store: Any) -> None:

@@ -293,9 +293,20 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "start_retry": [_on_id("start_retry")],
     "stream_retry": [_on_id("stream_retry")],
     "run": [_nothing("run", "hi")],
-    "approve": [_on_id("approve"), ("call", lambda who, mine, it: who.approve(mine, [it]))],
-    "deny": [_on_id("deny", "no"), ("call", lambda who, mine, it: who.deny(mine, "no", [it]))],
-    "answer": [_on_id("answer", {"c": 1}), ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1}))],
+    "approve": [
+        *[_on_id("approve"), _on_id("approve", wait=False)],
+        ("call", lambda who, mine, it: who.approve(mine, [it])),
+        ("call", lambda who, mine, it: who.approve(mine, [it], wait=False)),
+    ],
+    "deny": [
+        *[_on_id("deny", "no"), _on_id("deny", "no", wait=False)],
+        ("call", lambda who, mine, it: who.deny(mine, "no", [it])),
+    ],
+    "answer": [
+        *[_on_id("answer", {"c": 1}), _on_id("answer", {"c": 1}, wait=False)],
+        ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1})),
+        ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1}, wait=False)),
+    ],
     "stream_answer": [
         _on_id("stream_answer", {"c": 1}),
         ("call", lambda who, mine, it: who.stream_answer(mine, {_name(it): 1})),
@@ -350,6 +361,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "purge": [_nothing("purge", status="deleted"), _nothing("purge", status="active")],
     "gc": [_nothing("gc")],
     "of": [("owner", lambda who, mine, it: who.of(it))],
+    "expecting": [("id", lambda who, mine, it: who.expecting(1).rename(it, "mine now"))],
 }
 # What a verb of a handle is given, beside the session that the handle stands for.
 GIVEN: dict[str, Any] = {

@@ -66,6 +66,27 @@ async def test_a_key_that_a_pause_or_a_schedule_would_take_for_its_own_is_refuse
         assert await sessions.enqueue("a", "Hello", key=key) is not None
 
 
+@pytest.mark.parametrize("verb", ["send", "start", "stream", "enqueue"])
+async def test_an_empty_key_is_refused(verb: str) -> None:
+    """It would quietly be no key at all, and the message be sent twice."""
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        begun = getattr(sessions, verb)("a", "Hello", key="")
+        with pytest.raises(InvalidData, match="1 to 500 characters"):
+            await (anext(begun) if verb == "stream" else begun)
+        assert not await sessions.history("a")
+        assert not (await sessions.queue()).waiting
+
+
+@pytest.mark.parametrize("cron", ["*/5 * * * * *", "0 7 * *", "", "@daily", None])
+async def test_a_schedule_has_five_fields(cron: str) -> None:
+    """A sixth would mean seconds, which nobody who writes one for cron means."""
+    async with connect("memory://", model="offline") as sessions:
+        with pytest.raises(InvalidData, match="5 fields"):
+            await sessions.schedule("digest", "Write it.", cron=cron)
+        assert not await sessions.exists("digest")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 async def test_no_other_verb_sends_what_is_left_to_workers(tmp_path: Path, verb: str) -> None:
     """The process that leaves a message may lack the tools for it. It still may rename the session, or talk in it."""

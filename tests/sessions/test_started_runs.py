@@ -157,7 +157,7 @@ async def test_a_key_tells_what_came_of_it(url: str) -> None:
             reply = await chat.result(key)
             assert reply is not None
             assert (reply.queued, reply.running) == (True, is_running)
-            with pytest.raises(InvalidData, match="is being answered" if is_running else "waits until another"):
+            with pytest.raises(InvalidData, match="is being answered" if is_running else "waits for another run"):
                 _ = reply.value
         await run.result()
         reply = await chat.result("k")

@@ -40,7 +40,7 @@ from perdure.testing import ScriptedDriver
 STORES = ("memory", "file", "sqlite", "postgres")
 OTHER = {"memory": "sqlite", "file": "memory", "sqlite": "file", "postgres": "memory"}
 STEPS = 50
-RUNS = 50 if os.environ.get("PERDURE_TORTURE") else 3  # of 50 steps on four stores: 10,000 steps, or 600
+RUNS = 50 if os.environ.get("PERDURE_TORTURE") else 2  # of 50 steps on four stores: 10,000 steps, or 400
 ANY = st.integers(0, 1_000)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import codec
 from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
+from perdure.actions.leaving import left_to_worker
 from perdure.actions.model_change import begun_with, require_changed
 from perdure.actions.needed_model import recorded_config, require_model
 from perdure.actions.needed_tools import require_tools
@@ -20,9 +22,9 @@ from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
-from perdure.loop.tool_use import Answered, Decisions
+from perdure.loop.tool_use import Decisions
 from perdure.model.checks import expect, expect_text
-from perdure.model.execution import PendingCall
+from perdure.model.execution import CallAnswer, PendingCall
 from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.usage import Usage
@@ -41,6 +43,9 @@ class ApproveToolCalls:
 
     What is approved is what was shown: the calls as they are given, or as the session's state has them. If a call, or
     what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
+
+    With `wait=False` nothing is run here, and neither tools nor a model are needed: the decision goes on record, in one
+    commit, and a worker or `recover` continues the run. `DenyToolCalls` and `AnswerToolCalls` have it, too.
     """
 
     def __init__(
@@ -50,10 +55,13 @@ class ApproveToolCalls:
         call_ids: Shown | None = None,
         context: object = None,
         model_for: ModelFor | None = None,
+        wait: bool = True,
     ) -> None:
         self._loops = require_loops(loops)
         self._model_for = model_for
-        self._caller = Caller(context)
+        self._caller = _caller(context, wait)
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
         self._given = _checked(call_ids)
         self.used_before = Usage()
         """What the run had used before this continued it."""
@@ -61,18 +69,19 @@ class ApproveToolCalls:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
         shown = _approvable(session, shown, is_named=self._given is not None)
-        depth = await depth_of(session, context)
-        await require_tools(
-            self._loops,
-            session,
-            context,
-            depth,
-            shown,
-            why="A call of {name!r} is to be approved",
-            what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), or deny it.",
-        )
-        self.used_before = session.state.usage
         decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
+        depth = await depth_of(session, context)
+        if not self.is_left:
+            await require_tools(
+                self._loops,
+                session,
+                context,
+                depth,
+                shown,
+                why="A call of {name!r} is to be approved",
+                what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), leave it to a worker "
+                "(wait=False, or --no-wait), or deny it.",
+            )
         return await _continued(self, session, context, decisions, depth)
 
 
@@ -87,11 +96,14 @@ class DenyToolCalls:
         call_ids: Shown | None = None,
         context: object = None,
         model_for: ModelFor | None = None,
+        wait: bool = True,
     ) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
         self._loops = require_loops(loops)
-        self._caller = Caller(context)
+        self._caller = _caller(context, wait)
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
         self._reason = reason
         self._model_for = model_for
         self._given = _checked(call_ids)
@@ -100,10 +112,8 @@ class DenyToolCalls:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
-        self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
-        depth = await depth_of(session, context)
-        return await _continued(self, session, context, decisions, depth)
+        return await _continued(self, session, context, decisions, await depth_of(session, context))
 
 
 class AnswerToolCalls:
@@ -121,9 +131,12 @@ class AnswerToolCalls:
         errors: Mapping[str, str] = EMPTY,
         context: object = None,
         model_for: ModelFor | None = None,
+        wait: bool = True,
     ) -> None:
         self._loops = require_loops(loops)
-        self._caller = Caller(context)
+        self._caller = _caller(context, wait)
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
         self._model_for = model_for
         self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
         if not self._answers:
@@ -137,7 +150,6 @@ class AnswerToolCalls:
         _pending(session)
         now = await pending_now(session, context)
         answers = _placed(session, self._answers, now)
-        self.used_before = session.state.usage
         decisions = Decisions(answers=answers, waited=_waited(now))
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
@@ -161,6 +173,9 @@ async def _continued(
     decisions: Decisions,
     depth: int,
 ) -> ActionResult:
+    if action.is_left:
+        return await left_to_worker(session, context, decisions)
+    action.used_before = session.state.usage
     loops, caller = action._loops, action._caller
     change = None if action._model_for is None else action._model_for(session)
     if change is not None and context is not None:
@@ -197,7 +212,15 @@ def _approvable(session: AgentSession, shown: Sequence[PendingCall], *, is_named
     return [call for call in shown if not call.external]
 
 
-def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False) -> dict[str, Answered]:
+def _caller(context: object, wait: bool) -> Caller:
+    """Return who decides. Raise InvalidData if a context is given that would not be there when the run continues."""
+    if not expect(wait, bool, "$.wait") and context is not None:
+        problem = "it would not be there when a worker continues the run; have the worker make it: connect(context=…)"
+        raise InvalidData("$.context", problem)
+    return Caller(context)
+
+
+def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False) -> dict[str, CallAnswer]:
     expect(given, Mapping, path)  # type: ignore[type-abstract]
     answers = {}
     for call_id, result in given.items():
@@ -205,11 +228,13 @@ def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False
         if are_errors:
             expect_text(result, f"{path}.{call_id}", blank=False)
         plain = codec.decode_plain(codec.encode_json(result, f"{path}.{call_id}"))
-        answers[call_id] = Answered(plain, are_errors)
+        answers[call_id] = CallAnswer(call_id, plain, are_errors)
     return answers
 
 
-def _placed(session: AgentSession, answers: Mapping[str, Answered], now: Sequence[PendingCall]) -> dict[str, Answered]:
+def _placed(
+    session: AgentSession, answers: Mapping[str, CallAnswer], now: Sequence[PendingCall]
+) -> dict[str, CallAnswer]:
     """Return answers as a run takes them: to its own calls by their ids, to those of sub-agents by their digests."""
     placed = {}
     own = {call.id for call in now}
@@ -222,7 +247,8 @@ def _placed(session: AgentSession, answers: Mapping[str, Answered], now: Sequenc
         if len(found) > 1:
             raise InvalidData("$.answers", f"several calls have the id {name!r}; name each by its digest")
         (leaf,) = found
-        placed[leaf.id if leaf.id in own else leaf.digest] = answered
+        call = leaf.id if leaf.id in own else leaf.digest
+        placed[call] = replace(answered, call=call)
     return placed
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.actions.children import spawned_by
-from perdure.actions.waiting import end_waiting, is_waiting
+from perdure.actions.waiting import end_waiting, is_waiting, names_of_waiting
 from perdure.errors import IllegalStatusChange, SessionBusy
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult, Answer
+from perdure.protocols import PARKED, ActionContext, ActionResult, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,17 @@ class SuspendSession:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSession:
-    """Open a suspended, completed or failed session again."""
+    """Open a suspended, completed or failed session again. One that was parked is parked no more."""
 
     may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        execution = session.state.execution
         if session.status is not SessionStatus.SUSPENDED:  # closed by an older release while its run waited
             return await end_waiting(session, session.activated(), context, "the session was closed")
-        if execution is not None and execution.pending_calls:
-            waiting = [call.name for call in execution.pending_calls]
-            raise IllegalStatusChange(session.id, session.status.value, SessionStatus.ACTIVE.value, (), pending=waiting)
-        return session.activated()
+        if is_waiting(session):
+            wanted, names = SessionStatus.ACTIVE.value, names_of_waiting(session)
+            raise IllegalStatusChange(session.id, session.status.value, wanted, (), None, **names)
+        return session.with_tags(tag for tag in session.info.tags if tag != PARKED).activated()
 
 
 @dataclass(frozen=True, slots=True)

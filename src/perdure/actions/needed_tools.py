@@ -1,4 +1,4 @@
-"""The tools that a run needs: those that have to be connected to, and those of calls that are already decided on."""
+"""The tools that a run needs: those to connect to, and those of calls that it has begun or waited with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from contextlib import nullcontext
 from perdure.aio import is_cancelled
 from perdure.errors import ConfigurationError
 from perdure.loop.factory import LoopFactory
+from perdure.loop.tool_use import Decisions
+from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
 from perdure.protocols import ActionContext
 
 
@@ -50,3 +53,20 @@ async def require_tools(
         if call.name not in known:
             what = f"{why.format(name=call.name)}, and no tool of that name is here."
             raise ConfigurationError(what, what_to_do, missing="tool", name=call.name)
+
+
+def require_tools_of_waiting(
+    session: AgentSession, state: AgentState, decisions: Decisions, known: ToolRegistry
+) -> None:
+    """Raise ConfigurationError if a run is to be continued that has waited with a call of a tool that is not here.
+
+    The call was approved, or waits on. Without its tool the model would be told that there is none, and not call again.
+    """
+    step = state.execution.current_step if state.execution else None
+    unsettled = {call.id for call in step.calls_without_outcome} if step else set()
+    unsettled -= decisions.denied.keys() | decisions.answers.keys()
+    for call in session.state.execution.pending_calls if session.state.execution else ():
+        if call.id in unsettled and call.name not in known:
+            what = f"The run of session {session.id!r} waits with a call of {call.name!r}, and no such tool is here."
+            advice = "Continue it where its tools are: tools=[…], or --tools FILE.py."
+            raise ConfigurationError(what, advice, missing="tool", name=call.name)

@@ -18,9 +18,10 @@ from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.needed_tools import connect_tools
-from perdure.actions.run import checked_metadata, pending_in, reader_of_files, titling_of
+from perdure.actions.run import checked_metadata, reader_of_files, titling_of
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
+from perdure.actions.waiting import not_active
 from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
@@ -29,7 +30,6 @@ from perdure.errors import (
     PerdureError,
     SessionBusy,
     SessionLocked,
-    SessionNotActive,
     StoreError,
 )
 from perdure.loop.agent_loop import AgentLoop, Run, RunStart
@@ -95,7 +95,7 @@ class SendParallel:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:
-            raise SessionNotActive(session.id, session.status.value, pending_in(session))
+            raise not_active(session)
         for config in self._configs:  # each raises if there is none to ask
             model = self._loops.model_of(config, session.state) if isinstance(config, AgentDefinition) else config
             await self._loops.require_known(model)

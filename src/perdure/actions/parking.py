@@ -13,6 +13,7 @@ from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import now
 from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.value import ErrorRecord
 from perdure.protocols import PARKED, ActionContext, ActionResult, Entry, Journal, Next, Parked
 from perdure.run_journal import HANDED_OVER
 from perdure.runtime.record_reader import last_of_run
@@ -56,13 +57,19 @@ class ParkSession:
     reason: str = "its process has died each time it was run"
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        made = await ResumeExecution(self.loops, give_up=True, alone=True).execute_on(session, context)
+        failure = ErrorRecord("RunParked", f"{self.reason} ({_times(self.tries)}), so its session was parked")
+        ended = ResumeExecution(self.loops, give_up=True, failure=failure, alone=True)
+        made = await ended.execute_on(session, context)
         why = Parked(self.reason, self.tries, now().isoformat())
         if not isinstance(made, Next):  # another has recovered it
             return made
         entry = Entry(PARKED, msgspec.to_builtins(why))
         saving = None if made.saving is None else replace(made.saving, entries=(*made.saving.entries, entry))
         return replace(made, session=_closed(made.session), saving=saving)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _closed(session: AgentSession) -> AgentSession:

@@ -41,6 +41,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import SaidByRun
 from perdure.model.transcript import LogRef, every_span
+from perdure.model.value import ErrorRecord
 from perdure.protocols import (
     ActionContext,
     ActionResult,
@@ -61,18 +62,26 @@ from perdure.runtime.record_reader import last_of_run
 class ResumeExecution:
     """Continue the run that was under way when its process was killed; a session without one is left as it is.
 
-    With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled.
+    With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled,
+    or as failed if a `failure` is given.
     What waits in the inbox is sent next, unless the run is to be continued `alone`.
     """
 
     ends_interruption = True
 
     def __init__(
-        self, loops: LoopFactory, *, give_up: bool = False, alone: bool = False, context: object = None
+        self,
+        loops: LoopFactory,
+        *,
+        give_up: bool = False,
+        failure: ErrorRecord | None = None,
+        alone: bool = False,
+        context: object = None,
     ) -> None:
         self._loops = require_loops(loops)
         self._context = context
         self._give_up = give_up
+        self._failure = failure
         self._alone = alone
         self.has_found_one = False
         """Whether there was a run to be continued."""
@@ -121,6 +130,7 @@ class ResumeExecution:
             past=Past(ResumePoint.of(events)) if is_whole else None,
             model=await self._model(session, events),
             give_up=self._give_up,
+            failure=self._failure,
             decisions=_unspent(replay.decisions),
             depth=depth,
             inputs=_unjudged(events),

@@ -9,9 +9,10 @@ import msgspec
 
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import require_loops
-from perdure.actions.run import pending_in, require_journal
+from perdure.actions.run import require_journal
 from perdure.actions.send import SendMessage
-from perdure.errors import InvalidData, SessionNotActive
+from perdure.actions.waiting import not_active
+from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
@@ -36,7 +37,7 @@ class RetryLastRun:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "RetryLastRun")
         if session.status is not SessionStatus.ACTIVE:
-            raise SessionNotActive(session.id, session.status.value, pending_in(session))
+            raise not_active(session)
         asked = await _asked_last(session, journal, context)
         options = {**asked.terms, **self._options, "any_role": True}
         self.sent = SendMessage(asked.messages, self._loops, **options).in_place_of(asked.loop_id, asked.key)

@@ -25,13 +25,13 @@ from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
-from perdure.model.execution import ExecutionStatus, ExternalToolSpec
+from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import KINDS
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.model.value import EMPTY
+from perdure.model.value import EMPTY, ErrorRecord
 from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel, keeps_files
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What follows once the session is free."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
+    failure: ErrorRecord | None = None
+    """The error that a run which is given up is ended with; without one it counts as cancelled."""
     metadata: Mapping[str, Any] = EMPTY
     """What the caller says of the run, for its record."""
     caller: Caller = NOBODY
@@ -114,6 +116,7 @@ async def run_agent(
             "context_data": caller.data,
             "metadata": options.metadata,
             "takes_back": options.takes_back,
+            "answers": () if options.work else _answers_below(state, options.decisions),
             **await continuation_of(options.began_as or session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
@@ -155,7 +158,18 @@ async def ready_to_run(
     caller = await _caller_of(session, loops, options, options.past or Past())
     if not options.give_up:
         caller.require_for(loop.setup.tools, session.id)
+        if session.state.execution is not None and session.state.execution.pending_calls:
+            from perdure.actions.needed_tools import require_tools_of_waiting
+
+            require_tools_of_waiting(session, state, options.decisions, loop.setup.tools)
     return loop, caller
+
+
+def _answers_below(state: AgentState, decisions: Decisions) -> tuple[CallAnswer, ...]:
+    """Return the answers to sub-agents' calls. Those to the run's own go on record as results, in the same commit."""
+    step = state.execution.current_step if state.execution else None
+    own = {call.id for call in step.tool_calls} if step else set()
+    return tuple(answer for call, answer in decisions.answers.items() if call not in own)
 
 
 def _external_tools_of(state: AgentState) -> tuple[ExternalToolSpec, ...]:
@@ -242,7 +256,7 @@ async def _carry_through(
         run.is_interrupted = lambda: context.is_closing
     if options.give_up:
         await work.open_inbox(answers=options.posted)  # the item that it has answered is dealt with
-        await run.give_up()
+        await run.give_up(options.failure)
         return
     await work.open_inbox(run, answers=options.posted)
     await work.carry_out(_all_steps(run, titling))
@@ -272,12 +286,6 @@ def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     refuse_secrets(given, "$.metadata")
     plain: dict[str, Any] = codec.decode_plain(codec.encode_json(dict(given), "$.metadata"))
     return plain
-
-
-def pending_in(session: AgentSession) -> list[str]:
-    """The names of the tools whose calls wait for a person."""
-    execution = session.state.execution
-    return [call.name for call in execution.pending_calls] if execution else []
 
 
 def require_journal(context: ActionContext | None, what: str) -> Journal:

@@ -17,19 +17,18 @@ from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, item_of,
 from perdure.actions.run import (
     RunOptions,
     checked_metadata,
-    pending_in,
     ready_to_run,
     require_journal,
     run_agent,
 )
 from perdure.actions.subagents import Spawner
+from perdure.actions.waiting import not_active
 from perdure.errors import (
     ClaimLost,
     InvalidData,
     RunInterrupted,
     SessionBusy,
     SessionConflict,
-    SessionNotActive,
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
@@ -156,7 +155,7 @@ class SendMessage:
             if kept is not None and kept.state.execution is not None and takes_back is None:
                 takes_back = kept.state.execution.execution_id
         if session.status is not SessionStatus.ACTIVE:
-            raise SessionNotActive(session.id, session.status.value, pending_in(session))
+            raise not_active(session)
         depth = self._depth or await depth_of(session, context)
         spawn = Spawner(session, context, self._loops) if context is not None else None
         # Who executes a posted message looks for the next one.

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from perdure.actions.children import child_session_id
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.run import past_of
 from perdure.aio import finish_despite_cancel
+from perdure.errors import SessionNotActive
 from perdure.loop.run_events import ResumePoint, end_of
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.loop_events import AgentEnd
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
-from perdure.protocols import ActionContext, ActionResult, Answer, Next
+from perdure.protocols import PARKED, ActionContext, ActionResult, Answer, Next
 
 
 def is_waiting(session: AgentSession) -> bool:
     """Whether a session's run waits for a person."""
     execution = session.state.execution
     return execution is not None and bool(execution.pending_calls)
+
+
+class WaitingNames(TypedDict):
+    """The names of calls that wait, as errors take them."""
+
+    pending: list[str]
+    outside: list[str]
+
+
+def names_of_waiting(session: AgentSession) -> WaitingNames:
+    """Name the calls that a session waits with: those to be approved, and those whose results come from outside."""
+    calls = session.state.execution.pending_calls if session.state.execution else ()
+    return {
+        "pending": [call.name for call in calls if not all(leaf.external for leaf in call.leaves)],
+        "outside": [leaf.name for call in calls for leaf in call.leaves if leaf.external],
+    }
+
+
+def not_active(session: AgentSession) -> SessionNotActive:
+    """Explain why a session takes no message: its status, and what its calls wait for."""
+    is_parked = session.status is SessionStatus.SUSPENDED and PARKED in session.info.tags
+    return SessionNotActive(session.id, session.status.value, **names_of_waiting(session), is_parked=is_parked)
 
 
 async def end_waiting(

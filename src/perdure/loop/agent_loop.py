@@ -232,7 +232,7 @@ class Run:
                 await self._narrator.message_ended(message)
         if self.start.lost is not None and self.execution.current_step is None:
             await self._keep_lost_answer(self.start.lost, gives_up=gives_up)
-        if self.start.decisions.answers and self.execution.current_step is not None:
+        if self.start.decisions.answers and self.execution.current_step is not None and not gives_up:
             # In the commit of the run's start: an answer that was acknowledged is not asked for again after a crash.
             await self._tools.take_answers(self.execution.current_step)
         await self._narrator.barrier()
@@ -523,23 +523,29 @@ class Run:
         if not isinstance(ended_by, AgentStop | TimeLimitReached):
             self.state = await self._interceptors.on_error(ended_by, self.state)
 
-    async def give_up(self) -> None:
-        """Take a run up again only to end it where it stands."""
+    async def give_up(self, failure: ErrorRecord | None = None) -> None:
+        """Take a run up again only to end it where it stands: as cancelled, or as failed if a failure is given."""
         with _unwrapped():
             await self._begin(gives_up=True)
-        await self.end_cancelled()
+        await self.end_cancelled(failure)
 
-    async def end_cancelled(self) -> None:
-        """End the run as stopped because somebody asked for it, unless it has ended already or is to be left."""
+    async def end_cancelled(self, failure: ErrorRecord | None = None) -> None:
+        """End the run as stopped because somebody asked for it, unless it has ended already or is to be left.
+
+        With a `failure` it is ended as failed.
+        """
         if self.state.status is not ExecutionStatus.IN_PROGRESS or self.is_settled or self.is_interrupted():
             return
         with _unwrapped():
             with suppress(asyncio.CancelledError):  # it is being cancelled already
                 await self._end_children()
             await self._keep_cut_off_answer()
-            signal = StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
-            self.state = self.state.with_stop_signal(signal)
-            self._close(ExecutionStatus.STOPPED)
+            if failure is None:
+                signal = StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
+                self.state = self.state.with_stop_signal(signal)
+            else:
+                self.state = self.state.with_execution(self.execution.with_error(failure))
+            self._close(ExecutionStatus.STOPPED if failure is None else ExecutionStatus.FAILED)
             self.is_settled = True
             await self._narrator.ended(self.state)
 

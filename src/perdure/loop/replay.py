@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
-from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.execution import CallAnswer, ExecutionState, ExecutionStatus
 from perdure.model.ids import use
 from perdure.model.loop_events import (
     AgentEnd,
@@ -44,13 +44,15 @@ class Replay:
         self._step_id = state.execution.current_step.id if state.execution and state.execution.current_step else None
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
+        self._answers: dict[str, CallAnswer] = {}
         self._refused: set[str] = set()
         self._waited: set[str] = set()
 
     @property
     def decisions(self) -> Decisions:
-        """What people had decided, the calls that were started and have no outcome, and those that had waited."""
-        return Decisions(self._approved, self._denied, frozenset(self._started_calls), frozenset(self._waited))
+        """What people had decided and answered, the calls that were started and have no outcome, those that waited."""
+        unknown, waited = frozenset(self._started_calls), frozenset(self._waited)
+        return Decisions(self._approved, self._denied, unknown, waited, self._answers)
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
         for event in events:
@@ -93,6 +95,7 @@ class Replay:
     def _start(self, event: AgentStart) -> None:
         self._approved |= event.approved
         self._denied |= event.denied
+        self._answers |= {answer.call: answer for answer in event.answers}
         if event.resumed and self.state.status is ExecutionStatus.IN_PROGRESS:
             self._resume(event)
             return

@@ -21,7 +21,7 @@ from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.results import Room, as_json, shortened
 from perdure.loop.run_events import Narrator, Unrecordable
 from perdure.loop.tools import CalledOutside
-from perdure.model.execution import PendingCall
+from perdure.model.execution import CallAnswer, PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message, ToolCall
@@ -43,13 +43,6 @@ def current_session() -> str | None:
     return _session.get()
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """The result of a call that was made outside, or the reason why it failed."""
-
-    result: JSON = None
-    is_error: bool = False
-
-
 class Decisions(msgspec.Struct, frozen=True):
     """What people have decided about calls: approved ones, by a hash of what was approved, and denials by reason."""
 
@@ -61,7 +54,7 @@ class Decisions(msgspec.Struct, frozen=True):
     """Calls that waited for a person when the run was left: each waits on until it is decided, whatever rules say now.
 
     Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
-    answers: Mapping[str, Answered] = EMPTY
+    answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
 
 
@@ -348,7 +341,7 @@ def _as_outcome(value: Any) -> Outcome:
     return replace(value, result=as_json(value.result)) if isinstance(value, Outcome) else Outcome(as_json(value))
 
 
-def _answered(call: ToolCall, answered: Answered) -> ToolExecution:
+def _answered(call: ToolCall, answered: CallAnswer) -> ToolExecution:
     at = now()
     if not answered.is_error:
         return ToolExecution(call, at, at, as_json(answered.result))

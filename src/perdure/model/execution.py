@@ -16,7 +16,7 @@ from perdure.model.message import ToolCall
 from perdure.model.step import AgentStep, AgentStepType, StepExecution
 from perdure.model.stop import ExecutionContinuation, StopReason, StopSignal
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, ErrorRecord, Value, brief, freeze
+from perdure.model.value import EMPTY, JSON, ErrorRecord, Value, brief, freeze, freeze_json
 
 
 class ExecutionStatus(StrEnum):
@@ -139,6 +139,18 @@ class PendingCall(ToolCall, frozen=True):
     def leaves(self) -> tuple[PendingCall, ...]:
         """Return the calls that would be made at last: of a sub-agent those that it waits for, else the call itself."""
         return tuple(leaf for call in self.waits_for for leaf in call.leaves) or (self,)
+
+
+class CallAnswer(Value, frozen=True):
+    """The result of a call that was made outside, or the reason why it failed."""
+
+    call: str
+    """The id of the call; of a sub-agent's call its digest."""
+    result: JSON = None
+    is_error: bool = False
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "result")
 
 
 class ExecutionState(Value, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import force_setattr
 
-from perdure.model.execution import ExecutionStatus, ExternalToolSpec
+from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Message, Role, ToolCall
@@ -86,6 +86,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     denied: Mapping[str, str] = EMPTY
     answered: tuple[str, ...] = ()
     """The calls made outside whose answers the run was continued with, by their ids, or digests if sub-agents'."""
+    answers: tuple[CallAnswer, ...] = ()
+    """Those answers that no result on record tells yet: of sub-agents' calls, and of a run left to a worker."""
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
     external_tools: tuple[ExternalToolSpec, ...] = ()

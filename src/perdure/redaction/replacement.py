@@ -124,6 +124,8 @@ class Replacement:
         if kind == "unknown_event":
             return {**body, **({"body": self.scrubbed(body["body"])} if "body" in body else {})}
         body = self.walked(body, is_touched=is_touched)
+        if kind == "agent_start" and body.get("answers"):
+            return {**body, "answers": [self._answer(each) for each in body["answers"]]}
         if kind == "message_update" and _is_in(body.get("message_id"), self._traces.ids):
             return {**body, "text": self._text}
         if kind == "tool_execution_update" and _is_in(body.get("call_id"), self._traces.calls | self._traces.results):
@@ -190,6 +192,10 @@ class Replacement:
         if isinstance(changed.get("error"), dict):
             changed["error"] = self._error(changed["error"], is_touched=True)
         return changed
+
+    def _answer(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer from outside, without its content if the message that tells the model of it is replaced."""
+        return {**plain, "result": self._text} if _is_in(plain.get("call"), self._traces.results) else plain
 
     def _signal(self, plain: Any, *, is_touched: bool) -> Any:
         """A stop signal. What a filter, a guard or an error says of a message may quote any piece of it."""

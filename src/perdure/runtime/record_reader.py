@@ -24,7 +24,7 @@ from perdure.model.record import LoopFold, LoopRecord, SessionRecord, with_child
 from perdure.model.session import AgentSessionInfo
 from perdure.model.tool_refs import Said
 from perdure.protocols import FORGOTTEN, Journal, JournalEntry, RunOnRecord, Watch, check_page
-from perdure.run_journal import event_of, is_loop, loops_on_record, tells_of_run
+from perdure.run_journal import HANDED_OVER, event_of, is_loop, loops_on_record, tells_of_run
 
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
@@ -108,6 +108,16 @@ async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
             return found
         asked *= 8
     return None
+
+
+async def is_left_to_worker(journal: Journal, session_id: str) -> bool:
+    """Tell whether a run was decided on and handed over, and nobody has got any further with it since."""
+    newest = await last_of_run(journal, session_id)
+    if newest is None or newest.kind != "agent_start":
+        return False
+    if not any(newest.body.get(decided) for decided in ("approved", "denied", "answered")):
+        return False  # a run that was interrupted before it asked the model: its caller was told so, and nobody decided
+    return any(entry.kind == HANDED_OVER for entry in await journal.read(session_id, after=newest.seq))
 
 
 async def next_of_run(journal: Journal, session_id: str, after: int) -> JournalEntry | None:

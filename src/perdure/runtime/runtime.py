@@ -188,31 +188,38 @@ class SessionRuntime:
         finally:
             await held.leave()
 
-    async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
+    async def execute(
+        self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise", expected: int | None = None
+    ) -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
 
         Where somebody else has saved meanwhile: raise; apply the action again if it says that it may be repeated, or
-        has not begun (retry); or keep what the action has made as a fork (fork).
+        has not begun (retry); or keep what the action has made as a fork (fork). If the session does not have the
+        `expected` version, SessionConflict is raised before the action begins.
         """
         if on_conflict not in _ON_CONFLICT:
             raise InvalidData("$.on_conflict", f"expected one of {', '.join(_ON_CONFLICT)}, got {on_conflict!r}")
         _require_action(action)
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
-                return await self._execute(session_id, action, on_conflict)
+                return await self._execute(session_id, action, on_conflict, expected)
             except SessionConflict as conflict:
                 is_unspent = isinstance(conflict, ClaimConflict) and conflict.session_id == session_id
-                again = on_conflict == "retry" and (is_unspent or _may_be_repeated(action))
+                again = on_conflict == "retry" and (is_unspent or _may_be_repeated(action)) and expected is None
                 if not again or attempt == _MOST_ATTEMPTS:
                     raise
                 await asyncio.sleep(random.random() * 0.001 * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
+    async def _execute(
+        self, session_id: str, action: Action, on_conflict: OnConflict, expected: int | None
+    ) -> AgentSession:
         held = _Held()
         under_way = self._under_way.begin()  # first of all: what has only read so far is waited for too
         try:
             before = await self.get_session(session_id)
+            if expected is not None and before.version != expected:
+                raise SessionConflict(before.id, expected, before.version)
             return await self._applied(action, before, held, on_conflict)
         finally:
             try:

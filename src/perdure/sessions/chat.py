@@ -132,13 +132,18 @@ class Chat:
         """Send the last message again, and have the answer's text as it comes."""
         return self._sessions.stream_retry(self._id, output=output, detach=detach, **options)
 
-    async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
-        """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
-        return await self._sessions.approve(self._id, call_ids, context=context)
+    async def approve(self, call_ids: Shown | None = None, *, context: object = None, wait: bool = True) -> Reply[Any]:
+        """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`.
 
-    async def deny(self, reason: str, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
-        """Keep pending tool calls from being made; the model is told why, and continues."""
-        return await self._sessions.deny(self._id, reason, call_ids, context=context)
+        With `wait=False` a worker continues the run: neither tools nor a model are needed here.
+        """
+        return await self._sessions.approve(self._id, call_ids, context=context, wait=wait)
+
+    async def deny(
+        self, reason: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
+    ) -> Reply[Any]:
+        """Keep pending tool calls from being made; the model is told why, and continues, here or at a worker."""
+        return await self._sessions.deny(self._id, reason, call_ids, context=context, wait=wait)
 
     def stream_approve(
         self, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
@@ -153,10 +158,18 @@ class Chat:
         return self._sessions.stream_deny(self._id, reason, call_ids, context=context, detach=detach)
 
     async def answer(
-        self, answers: Mapping[str, object] = EMPTY, *, errors: Mapping[str, str] = EMPTY, context: object = None
+        self,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        wait: bool = True,
     ) -> Reply[Any]:
-        """Hand in what calls that are made outside have come to, by their ids, and let the run continue."""
-        return await self._sessions.answer(self._id, answers, errors=errors, context=context)
+        """Hand in what calls that are made outside have come to, by their ids, and let the run continue.
+
+        With `wait=False` a worker continues it.
+        """
+        return await self._sessions.answer(self._id, answers, errors=errors, context=context, wait=wait)
 
     def stream_answer(
         self,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.actions.inbox import QUEUE, DropWaiting, Inbox, messages_in
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
 from perdure.protocols import PARKED, JournalEntry, Parked, Running, Timer, Waiting
+from perdure.run_journal import HANDED_OVER
 from perdure.sessions.queueing import Queueing
 
 # Parking is imported where it is used: a process that opens a session and sends does not need it.
@@ -36,10 +39,14 @@ class Backlog(msgspec.Struct, frozen=True):
     waiting: Sequence[Waiting]
     """Sessions whose messages wait for a worker, the most urgent first, then the longest waiting."""
     running: Sequence[Running]
-    """Sessions that are being run, and those whose run was killed and waits to be continued."""
+    """Sessions that are being run, and those whose run was interrupted and waits to be continued."""
     delayed: Sequence[Timer]
     """What is to be sent later, the earliest first: messages, schedules, and the ends of pauses."""
     parked: Sequence[ParkedSession]
+    held: Sequence[Waiting] = ()
+    """Sessions that are closed, in which messages wait behind a person's decision or the end of a pause."""
+    handed_over: frozenset[SessionId] = frozenset()
+    """Those whose interrupted run was handed over by a worker that was told to stop: it was not killed."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -64,7 +71,29 @@ class Operating(Queueing):
         if owner is not None:
             waiting = [each for each in waiting if each.owner == owner][:limit]
             running = [each for each in running if each.owner == owner]
-        return Backlog(waiting, running, timers, await self._parked())
+        held = await queue.held(limit if owner is None else _MOST)
+        parked = await self._parked()
+        closed = {each.session_id for each in parked}
+        held = [each for each in held if owner in (None, each.owner) and each.session_id not in closed][:limit]
+        begun, handed_over = await self._interrupted(running)
+        waiting = [each for each in map(partial(_without_begun, begun=begun), waiting) if each.count]
+        return Backlog(waiting, running, timers, parked, held, handed_over)
+
+    async def _interrupted(self, running: Sequence[Running]) -> tuple[set[SessionId], frozenset[SessionId]]:
+        """Return the sessions whose interrupted run answers a message of the inbox, and those that were handed over."""
+        from perdure.runtime.record_reader import last_of_run
+
+        journal = self._journal()
+        begun, handed_over = set(), set()
+        for each in running:
+            newest = await last_of_run(journal, each.session_id) if each.lapsed else None
+            runs = await journal.runs(each.session_id, run=newest.run) if newest and newest.run else ()
+            if runs and runs[0].first.body.get("posted"):
+                begun.add(each.session_id)
+            last = await journal.read(each.session_id, last=1) if each.lapsed else ()
+            if last and last[0].kind == HANDED_OVER:
+                handed_over.add(each.session_id)
+        return begun, frozenset(handed_over)
 
     async def _parked(self) -> list[ParkedSession]:
         filters = {} if self.owner is None else {"owner": self.owner}
@@ -105,6 +134,11 @@ class Operating(Queueing):
     async def drop_timer(self, session_id: str, name: str) -> bool:
         """Take back what is to be sent later, by a message's key or a timer's name. False if there is none."""
         return await self._queue().drop_timer((await self.info(session_id)).id, name)
+
+
+def _without_begun(each: Waiting, begun: Collection[SessionId]) -> Waiting:
+    """Return what waits in a session, less the message that an interrupted run has begun to answer."""
+    return replace(each, count=each.count - 1) if each.session_id in begun else each
 
 
 def _dropped(item: JournalEntry) -> Dropped:

@@ -90,12 +90,13 @@ class Queueing(Talking):
         if options.get("when_busy") not in (None, QUEUE):
             raise InvalidData("$.when_busy", "a message that is left with a session always waits for its turn")
         due = None if at is None else due_at(at)
-        key = options.get("key") or new_id()
+        given = options.get("key")
+        key = new_id() if given is None else given
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         info = await self.info(session_id)
         found = info.id
         item, is_answered = None, False
-        if options.get("key"):  # another may have left it
+        if given is not None:  # another may have left it
             item = await self._posted_before(found, action)
             is_answered = item is None and await self._has_answer_to(found, action)
         if item is None and not is_answered:

@@ -27,6 +27,8 @@ class Reach:
         check_owner(owner)
         self._connection = connection
         self.owner = owner
+        self._expected: int | None = None
+        """The version that a session must have to be changed; None for any."""
 
     @property
     def store(self) -> SessionStore:
@@ -102,7 +104,7 @@ class Reach:
         """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
         key = await self._reach(session_id)
         with self.live.running(key):
-            after = await self.runtime.execute(key, action, on_conflict=on_conflict)
+            after = await self.runtime.execute(key, action, on_conflict=on_conflict, expected=self._expected)
         waiting = waiting_messages(self.runtime, key, self.loops)
         if waiting is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
             await self.runtime.follow(waiting)

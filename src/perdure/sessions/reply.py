@@ -26,7 +26,8 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     session: AgentSession
     queued: bool = False
-    """Whether there is no answer yet: the message waits for another run to end, or is being answered."""
+    """Whether there is no answer yet: the message waits for another run to end, is being answered, or its run was left
+    to a worker."""
     used_before: Usage = Usage()
     """What the run had used before this call continued it."""
     form: Form | None = None
@@ -71,7 +72,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def _state(self) -> str:
-        return "is being answered" if self.running else "waits until another run ends"
+        return "is being answered" if self.running else "waits for another run, or for a worker"
 
     @property
     def pending_calls(self) -> tuple[PendingCall, ...]:

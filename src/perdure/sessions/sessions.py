@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotFound
 from perdure.loop.factory import LoopFactory
-from perdure.model.checks import expect
+from perdure.model.checks import expect, expect_count
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, check_owner
@@ -69,6 +69,18 @@ class Sessions(Operating, Changing, Keeping):
         hers = object.__new__(type(self))
         Talking.__init__(hers, self._connection, owner)
         return hers
+
+    def expecting(self, version: int) -> Sessions:
+        """Return these sessions for a change that is bound to a version: `sessions.expecting(7).trim("a", 4)`.
+
+        If the session has another version by then, SessionConflict is raised and nothing is changed. Verbs that run an
+        agent are not bound: what is sent joins the conversation, however far that has come.
+        """
+        expect_count(version, "$.version")
+        bound = object.__new__(type(self))
+        Talking.__init__(bound, self._connection, self.owner)
+        bound._expected = version
+        return bound
 
     async def __aenter__(self) -> Self:
         await self._connection.open()

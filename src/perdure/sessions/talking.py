@@ -22,7 +22,7 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
-from perdure.protocols import Action, Entry, JournalEntry
+from perdure.protocols import RECOVERY, Action, Entry, JournalEntry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.cursors import Place
@@ -381,19 +381,34 @@ class Talking(Looking):
         require_nothing_pending(reply.pending_calls)
         return reply
 
-    async def approve(self, session_id: str, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
+    async def approve(
+        self, session_id: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
+    ) -> Reply[Any]:
         """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
 
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
         nothing is made, if the session waits for something else by now.
+
+        With `wait=False` the decision goes on record, in one commit, and a worker, or anybody's `recover`, continues
+        the run. Nothing is run here, so neither tools nor a model are needed, and the reply is `queued`. RunInterrupted
+        if the run was decided on before, and nobody has continued it yet.
         """
-        return await self._decide(session_id, await self._approval(session_id, call_ids, context))
+        return await self._decide(session_id, await self._approval(session_id, call_ids, context, wait))
 
     async def deny(
-        self, session_id: str, reason: str, call_ids: Shown | None = None, *, context: object = None
+        self,
+        session_id: str,
+        reason: str,
+        call_ids: Shown | None = None,
+        *,
+        context: object = None,
+        wait: bool = True,
     ) -> Reply[Any]:
-        """Keep pending tool calls from being made; the model is told why, and continues."""
-        return await self._decide(session_id, await self._denial(session_id, reason, call_ids, context))
+        """Keep pending tool calls from being made; the model is told why, and continues.
+
+        With `wait=False` a worker continues the run: see `approve`.
+        """
+        return await self._decide(session_id, await self._denial(session_id, reason, call_ids, context, wait))
 
     async def stream_approve(
         self, session_id: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
@@ -426,13 +441,15 @@ class Talking(Looking):
         *,
         errors: Mapping[str, str] = EMPTY,
         context: object = None,
+        wait: bool = True,
     ) -> Reply[Any]:
         """Hand in what calls that are made outside have come to, by their ids, and let the run continue.
 
         `errors` says of calls why they failed. InvalidData, and nothing changes, if a call does not wait for an answer.
+        With `wait=False` a worker continues the run: see `approve`.
         """
         key = await self._reach(session_id)
-        return await self._decide(key, self._answering(answers, errors, context))
+        return await self._decide(key, self._answering(answers, errors, context, wait))
 
     async def stream_answer(
         self,
@@ -450,26 +467,34 @@ class Talking(Looking):
             async for chunk in chunks:
                 yield chunk
 
-    def _answering(self, answers: Mapping[str, object], errors: Mapping[str, str], context: object) -> AnswerToolCalls:
+    def _answering(
+        self, answers: Mapping[str, object], errors: Mapping[str, str], context: object, wait: bool = True
+    ) -> AnswerToolCalls:
         from perdure.actions.approval import AnswerToolCalls
 
-        given: dict[str, Any] = {"context": context, "model_for": self._connection.model_for}
-        return AnswerToolCalls(self.loops, answers, errors=errors, **given)
+        return AnswerToolCalls(self.loops, answers, errors=errors, **self._deciding(context, wait))
 
-    async def _approval(self, session_id: str, call_ids: Shown | None, context: object) -> ApproveToolCalls:
+    def _deciding(self, context: object, wait: bool) -> dict[str, Any]:
+        """Return the options that all decisions have."""
+        return {"context": context, "model_for": self._connection.model_for, "wait": wait}
+
+    async def _approval(
+        self, session_id: str, call_ids: Shown | None, context: object, wait: bool = True
+    ) -> ApproveToolCalls:
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
         if call_ids is None:  # those that are made outside wait for their answers
             shown = [call for call in shown if isinstance(call, PendingCall) and not call.external] or shown
-        return ApproveToolCalls(self.loops, call_ids=shown, context=context, model_for=self._connection.model_for)
+        return ApproveToolCalls(self.loops, call_ids=shown, **self._deciding(context, wait))
 
-    async def _denial(self, session_id: str, reason: str, call_ids: Shown | None, context: object) -> DenyToolCalls:
+    async def _denial(
+        self, session_id: str, reason: str, call_ids: Shown | None, context: object, wait: bool = True
+    ) -> DenyToolCalls:
         from perdure.actions.approval import DenyToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        given: dict[str, Any] = {"context": context, "model_for": self._connection.model_for}
-        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **given)
+        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **self._deciding(context, wait))
 
     async def _decided_apart(
         self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls, detach: bool
@@ -500,8 +525,21 @@ class Talking(Looking):
         return execution.pending_calls if execution is not None else ()
 
     async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls) -> Reply[Any]:
+        if action.is_left:
+            return await self._left_to_worker(session_id, action)
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
+
+    async def _left_to_worker(
+        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls
+    ) -> Reply[Any]:
+        """Put a decision on record, and have workers told. A run that waits to be continued is not continued here."""
+        key = await self._reach(session_id)
+        with self.live.running(key):
+            session = await self.runtime.execute(key, action, on_conflict="retry")
+        if self._connection.dispatcher is not None:
+            await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
+        return Reply(session, queued=True)
 
     async def _run(self, session_id: str, action: Action) -> Reply[Any]:
         return self._answered(await self._after_run(session_id, action), action)

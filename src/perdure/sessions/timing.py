@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 UNTIL = "until"
 """The name of the timer that opens a session again which was suspended until a time."""
+_FIELDS = 5
+"""How many fields a schedule has."""
 
 
 def due_at(at: object, path: str = "$.at") -> float:
@@ -42,6 +44,10 @@ def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
         zone = ZoneInfo(timezone) if timezone is not None else UTC
     except (ZoneInfoNotFoundError, ValueError):
         raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
+    # CronSim reads a sixth field as seconds, which no worker could keep to.
+    if not isinstance(cron, str) or len(cron.split()) != _FIELDS:
+        problem = f"{cron!r} is not a schedule: it needs 5 fields, which are minute, hour, day, month and weekday"
+        raise InvalidData("$.cron", f"{problem}; write one like '0 7 * * MON'")
     try:
         return CronSim(cron, after.astimezone(zone))
     except CronSimError as error:

@@ -15,10 +15,11 @@ from perdure.model.loop_events import AnyLoopEvent, MessageEnd
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Journal, JournalEntry, RunOnRecord, RunProgress
+from perdure.runtime.record_reader import is_left_to_worker
 from perdure.sessions.following import Follower, is_answer, last_run, progress_of
 from perdure.sessions.reply import Chunk
 
-Activity = Literal["idle", "running", "waiting", "killed"]
+Activity = Literal["idle", "running", "waiting", "killed", "left"]
 
 
 class View(msgspec.Struct, frozen=True):
@@ -32,7 +33,8 @@ class View(msgspec.Struct, frozen=True):
     messages: Sequence[Message]
     """The messages that the session shows, without those of the run under way."""
     activity: Activity
-    """"running"; "waiting" for a person to decide on `pending_calls`; "killed", until it is recovered; or "idle"."""
+    """"running"; "waiting" for a person to decide on `pending_calls`; "left" to a worker, such as by
+    `approve(wait=False)`; "killed"; or "idle". A worker, or `recover`, continues one that was left or killed."""
     asked: tuple[Message, ...] = ()
     """What the run under way was sent."""
     said: tuple[Message, ...] = ()
@@ -83,6 +85,8 @@ async def _seen(journal: Journal, session: AgentSession, progress: RunProgress, 
     is_its_own = onlooker.base_version == session.version and not onlooker.is_over
     is_under_way = is_its_own and (progress.is_claimed or progress.is_interrupted)
     activity = _activity(session, progress, is_under_way=is_under_way)
+    if activity == "killed" and await is_left_to_worker(journal, session.id):
+        activity = "left"
     if not is_under_way and activity != "waiting":
         place = onlooker.place.ended() if onlooker.is_over else onlooker.place
         return View(session, session.state.messages, activity, queued=queued, cursor=place.cursor)

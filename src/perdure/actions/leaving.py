@@ -1,0 +1,75 @@
+"""Decisions that are left to a worker: what was decided goes on record, and nothing is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from perdure.actions.needed_model import recorded_config
+from perdure.actions.run import past_of, require_journal
+from perdure.aio import finish_despite_cancel
+from perdure.errors import ClaimConflict, PerdureError, SessionConflict
+from perdure.loop.run_events import snapshot
+from perdure.loop.tool_use import Decisions
+from perdure.model.ids import now
+from perdure.model.loop_events import AgentStart
+from perdure.model.session import AgentSession
+from perdure.model.value import EMPTY
+from perdure.protocols import ActionContext, Answer, Entry, Journal
+from perdure.run_journal import HANDED_OVER, entry_of, owner_here
+
+_NO_LEASE = 0.0
+"""The claim has lapsed as soon as it is there: nobody has to give it back, so nobody can die before that."""
+
+
+async def left_to_worker(session: AgentSession, context: ActionContext | None, decisions: Decisions) -> Answer:
+    """Put on record that a run continues with these decisions, and leave it to whoever continues killed runs.
+
+    It is one commit, which claims the session as a run does: SessionBusy if it is being run, and RunInterrupted if its
+    run waits to be continued already. The same commit says that the run was handed over, so that it counts as no death.
+    """
+    journal = require_journal(context, "wait=False")
+    start = await _start(session, context, decisions)
+    await finish_despite_cancel(_handed_over(journal, session, [entry_of(start), Entry(HANDED_OVER, EMPTY)]))
+    return Answer(session)
+
+
+async def _handed_over(journal: Journal, session: AgentSession, entries: Sequence[Entry]) -> None:
+    try:
+        claim, _ = await journal.claim(
+            session.id, version=session.version, owner=owner_here(), lease=_NO_LEASE, entries=entries
+        )
+    except SessionConflict as conflict:  # nothing is decided yet, so that all may be looked at again
+        raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
+    with suppress(PerdureError):  # the store need not remember a claim that has lapsed
+        await journal.release(claim, interrupted=True)
+
+
+async def _start(session: AgentSession, context: ActionContext | None, decisions: Decisions) -> AgentStart:
+    """Return the start of the run, as it would be put on record if the run continued here."""
+    execution = session.state.execution
+    assert execution is not None
+    past, at = await past_of(session, session.state, context), now()
+    model = session.state.model_for(session.definition)
+    recorded = await recorded_config(session, context, execution.execution_id)
+    return AgentStart(
+        loop_id=execution.execution_id,
+        session_id=session.id,
+        agent_id=session.state.agent_id,
+        seq=past.told.seq + 1,
+        at=at,
+        config=recorded if model is None else snapshot(model),
+        spawn_ref=session.info.spawn_ref,
+        base_version=session.version,
+        resumed=True,
+        idle=max(0.0, (at - (past.told.at or at)).total_seconds()),
+        key=(past.key.name, past.key.digest) if past.key else None,
+        context_data=past.context_data,
+        approved=decisions.approved,
+        denied=decisions.denied,
+        answered=tuple(decisions.answers),
+        answers=tuple(decisions.answers.values()),
+        response_format=execution.response_format,
+        external_tools=execution.external_tools,
+        instructions=execution.instructions,
+    )
