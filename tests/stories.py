@@ -32,8 +32,8 @@ from perdure import (
     Transcript,
     WriteMetadata,
 )
-from perdure.model.ids import SessionId
-from perdure.protocols import Timer
+from perdure.model.ids import SessionId, now
+from perdure.protocols import Timer, Token
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.samples import new_session, note, say, seen, show
 
@@ -77,6 +77,8 @@ async def _conversation(store: Any) -> None:
     for name, due in (("wake", 1.0), ("digest", 2.0)):
         await store.set_timer(Timer(SessionId("talk"), name, due, Entry("queue", {"text": "in time"})))
     await store.reserve("a key", cost=1.0, burst=1.0)
+    for owner, digest in (("ada", "a" * 64), (None, "0" * 64)):
+        await store.add_token(Token(digest=digest, owner=owner, may_write=owner is None, created_at=now()))
 
 
 async def _forks(store: Any) -> None:

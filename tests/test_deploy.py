@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from click import Context
+from click.testing import CliRunner
 
 from perdure.cli.main import cli
 
@@ -127,9 +128,13 @@ def test_perdure_takes_the_commands_of_the_page(tmp_path: Path, monkeypatch: pyt
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     assert {line[1] for line in lines} >= {"worker", "send", "queue", "schedule", "suspend"}
-    for program, *command in lines:
+    monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{tmp_path}/kept.db")
+    for program, *command in lines:  # in their order, on a store that is not there yet
         assert program == "perdure"
         parsed(command)
+        if command[0] != "worker":
+            result = CliRunner().invoke(cli, command, prog_name="perdure")
+            assert result.exit_code == 0, (command, result.output)
 
 
 @pytest.mark.parametrize("path", [UNIT, CONTAINER, MANIFEST], ids=lambda path: path.name)

@@ -33,7 +33,13 @@ NEIGHBOURS = {
     "parallel": {"actions"},
     "copying": {"archive"},
     "fsck": {"archive"},
-    "cli": {"__init__", "adapters", "workers"},  # which it runs; adapters take in what other libraries have stored
+    "cli": {
+        "__init__",
+        "adapters",
+        "workers",
+        "server",
+    },  # which it runs; adapters take in what other libraries have stored
+    "server": {"__init__"},  # whose version it tells
     "__main__": {"cli"},
     "__init__": {"workers", "workflow"},
 }

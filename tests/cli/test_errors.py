@@ -58,7 +58,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["send", "s", "hello", "--model", "nobody:nothing"], 9, "Unknown provider"),
         (["ls", "--store", "nonsense"], 9, "names no store"),
         (["ls", "--store", "mistyped.db"], 9, "There is no store at"),
-        (["ls", "--since", "yesterdayish"], 2, "is no time"),
+        (["ls", "--since", "yesterdayish"], 2, "is not a time"),
         (["import", "missing.jsonl"], 7, "missing.jsonl"),
         (["purge"], 2, "--older-than"),
         (["purge", "s"], 2, "--yes"),

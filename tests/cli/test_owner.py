@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,16 +16,19 @@ from tests.cli.conftest import Said
 import perdure as library
 from perdure.cli.main import COMMANDS, cli
 from perdure.cli.session_ids import ids_beginning_with
-from perdure.model.ids import mark_of
+from perdure.model.ids import mark_of, now
+from perdure.protocols import Token
 
 STORE = "sqlite:///s.db"
 IT = "<it>"
+BOBS_TOKEN = "b" * 12
 # Each command with a session of another owner's, or without one where it takes none.
 LINES: dict[str, list[list[str]]] = {
     "chat": [["-s", IT]],
     "send": [[IT, "hi"], ["mine", "hi", "--key", "bobs-key"]],
     "queue": [["ls"], ["ls", "--json"], ["retry", IT], ["drop", IT], ["drop", IT, "bobs-key"]],
     "schedule": [["ls"], ["add", "digest", "hi", "--cron", "0 7 * * MON", "-s", IT], ["remove", IT]],
+    "token": [["ls"], ["ls", "--json"], ["new", "bob"], ["new", "--everyone"], ["revoke", BOBS_TOKEN]],
     "approve": [[IT]],
     "deny": [[IT, "no"]],
     "cancel": [[IT]],
@@ -83,6 +87,8 @@ async def _bob_begins() -> list[str]:
         await bob.fork("order-7", "order-8")
         await bob.delete("order-8")
         await bob.export("../bobs.jsonl")
+        token = Token(digest="b" * 64, owner="bob", may_write=True, created_at=now())
+        await app.store.add_token(token)  # type: ignore[attr-defined]
         mark = mark_of("bob")
         return ["order-7", f"{mark}order-7", f"{mark}order-8", f"{mark}order", mark[:6], "@"]
 
@@ -90,7 +96,8 @@ async def _bob_begins() -> list[str]:
 async def _state() -> list[object]:
     async with library.connect(STORE) as app:
         found = [*await app.list(owner="bob"), *await app.list(owner="bob", status="deleted")]
-        return [(info, await app.store.dump(info.id)) for info in found]  # type: ignore[attr-defined]
+        store: Any = app.store
+        return [*[(info, await store.dump(info.id)) for info in found], *await store.tokens()]
 
 
 def told_by(name: str, line: list[str], it: str) -> str:
@@ -142,7 +149,7 @@ def test_an_owner_erases_a_session_of_its_own_and_nobody_else(perdure: Callable[
     refused = perdure("erase", "--of", "bob", *common, code=9)
     assert "nobody else's" in refused.err
     perdure("erase", *common, code=2)
-    assert len(asyncio.run(_state())) == 2
+    assert len(asyncio.run(_state())) == 3  # his token too
     assert perdure("erase", "mine", *common).out == "sessions erased: 1\n"
     assert perdure("erase", "--of", "ann", *common).out == "sessions erased: 0\n"
 

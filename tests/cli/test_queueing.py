@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -82,13 +84,49 @@ def test_a_message_is_sent_at_a_time(said: Callable[..., Any]) -> None:
     assert said("queue", "--json").json["delayed"][0]["due"] == "2126-01-31T17:00:00+00:00"
 
 
+@pytest.fixture
+def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have this machine be in Oslo."""
+    monkeypatch.setenv("TZ", "Europe/Oslo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_time_without_a_zone_is_local(said: Callable[..., Any], in_oslo: None) -> None:
+    """Summer and winter. What is printed has the offset."""
+    told = said("send", "a", "Did it?", "--later", "2120-07-31T18:00", "--key", "k")
+    assert "A worker sends it at 2120-07-31T18:00:00+02:00." in told.err
+    winter = said("send", "a", "Did it?", "--later", "2120-01-31T18:00", "--json").json
+    assert winter["at"] == "2120-01-31T17:00:00+00:00"
+    assert "until 2120-01-31T00:00:00+01:00" in said("suspend", "b", "--resume", "2120-01-31").out
+    assert "+0" in said("send", "a", "Did it?", "--later", "3d").err
+    due = [each["due"] for each in said("queue", "--json").json["delayed"]]
+    assert {"2120-07-31T16:00:00+00:00", "2120-01-30T23:00:00+00:00"} <= set(due)
+
+
+def test_a_time_that_has_passed_means_at_once(said: Callable[..., Any]) -> None:
+    passed = "2020-01-31T18:00:00+00:00, which has passed: it is done at once"
+    assert passed in said("send", "a", "Did it?", "--later", "2020-01-31T18:00:00+00:00").err
+    assert passed in said("suspend", "a", "--resume", "2020-01-31T18:00:00+00:00").out
+
+
 def test_what_cannot_be_left(said: Callable[..., Any]) -> None:
     """Nothing is stored then."""
-    assert "is no time" in said("send", "a", "x", "--later", "soon", code=2).err
+    for later in ("soon", "3"):
+        assert "is not a time" in said("send", "a", "x", "--later", later, code=2).err
+    for later in ("9999999d", "999999999999w"):
+        assert "is too far away" in said("send", "a", "x", "--later", later, code=2).err
     assert "waits for its turn" in said("send", "a", "x", "--no-wait", "--when-busy", "steer", code=2).err
     assert "--no-wait, or --later" in said("send", "a", "x", "--priority", "1", code=2).err
-    assert said("send", "nobody", "x", "--no-wait", code=3).out == ""
-    assert said("queue", "--json").json == {"waiting": [], "running": [], "delayed": [], "parked": []}
+    assert said("send", "nobody", "x", "--no-wait", code=3).err.endswith(
+        "To begin a session of that name, add --new.\n"
+    )
+    for words in (["a", "x"], ["a", "x", "--no-wait"], ["--new", "c", "x", "--later", "3d"]):
+        assert "--key is empty" in said("send", *words, "--key", "", code=2).err
+    assert said("show", "c", code=3).out == ""
+    assert said("queue", "--json").json == {"waiting": [], "held": [], "running": [], "delayed": [], "parked": []}
 
 
 def test_every_field_stands_in_the_page(said: Callable[..., Any]) -> None:
@@ -100,7 +138,7 @@ def test_every_field_stands_in_the_page(said: Callable[..., Any]) -> None:
     promised = set(re.findall(r"`(\w+)`", row.split("|", 2)[2]))
     found = said("queue", "--json").json
     assert set(found) <= promised
-    assert all(part or name == "waiting" for name, part in found.items())  # a waits, and is being run
+    assert all(part or name in ("waiting", "held") for name, part in found.items())  # a waits, and is being run
     assert {field for part in found.values() for each in part for field in each} <= promised
 
 
@@ -143,8 +181,28 @@ def _of(sessions: Sessions, queued: Any) -> Any:
 def test_what_is_to_be_sent_later_can_be_dropped(said: Callable[..., Any]) -> None:
     said("send", "a", "Did it?", "--later", "3d", "--key", "k")
     assert said("queue", "drop", "a", "k").lines == ["dropped\tk"]
-    assert said("queue", "drop", "a", "k", "--json").json == {"session": "a", "name": "k", "dropped": False}
+    assert said("queue", "drop", "a", "k", "--json", code=3).json == {"session": "a", "name": "k", "dropped": False}
+    assert "Nothing is to be sent to session 'a' under 'k'" in said("queue", "drop", "a", "k", code=3).err
     assert said("queue", "--json").json["delayed"] == []
+
+
+def test_what_is_not_to_be_sent_later_is_not_dropped(said: Callable[..., Any]) -> None:
+    """It waits already, or has its answer."""
+    said("send", "a", "Ship it.", "--no-wait", "--key", "evt-1")
+    told = said("queue", "drop", "a", "evt-1", code=5).err
+    assert "The message 'evt-1' waits in session 'a' already" in told
+    assert told.endswith("perdure queue drop a\n")
+    said("queue", "drop", "a")
+    said("queue", "drop", "a", "evt-1", code=3)
+    said("send", "b", "Hello.", "--key", "evt-2")
+    assert "'evt-2' is answered" in said("queue", "drop", "b", "evt-2", code=5).err
+
+
+def test_a_pause_without_its_end_goes_on(said: Callable[..., Any]) -> None:
+    said("suspend", "a", "--resume", "3d")
+    assert said("queue").out.split("\t")[5] == "until: resumes the session"
+    assert "a stays suspended. To open it: perdure resume a" in said("queue", "drop", "a", "until").err
+    assert said("show", "a", "--json").json["status"] == "suspended"
 
 
 def test_nothing_is_dropped_while_the_session_is_run(said: Callable[..., Any]) -> None:
@@ -162,7 +220,7 @@ def test_a_parked_session_is_opened_again(said: Callable[..., Any]) -> None:
     assert (parked["session"], parked["tries"], parked["waiting"]) == ("b", 3, 1)
     assert "perdure queue retry b" in said("queue").err
     assert said("queue", "retry", "b").out == "b is active; for a worker: 1 message\n"
-    assert "is not parked" in said("queue", "retry", "b", code=2).err
+    assert "is not parked" in said("queue", "retry", "b", code=5).err
     found = said("queue", "--json").json
     assert (found["parked"], found["waiting"][0]["count"]) == ([], 1)
 
@@ -195,18 +253,57 @@ def test_a_schedule_is_kept_listed_and_ended(said: Callable[..., Any]) -> None:
     assert said("schedule", "--json").out == ""
 
 
+def test_a_schedule_is_looked_for_where_it_is(said: Callable[..., Any]) -> None:
+    said("schedule", "add", "check", "Look.", "--cron", "*/5 * * * *", "-s", "a")
+    told = said("schedule", "remove", "check", code=3).err
+    assert "The schedule 'check' is in session 'a'. Type: perdure schedule remove check -s a" in told
+    assert "There is no schedule 'nosuch'" in said("schedule", "remove", "nosuch", code=3).err
+    assert "There is no schedule 'nosuch'" in said("schedule", "remove", "nosuch", "-s", "a", code=3).err
+    assert said("schedule", "remove", "b", "--json", code=3).json["dropped"] is False
+
+
+def test_a_schedule_begins_a_session_that_can_answer(
+    said: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs a model, as `send --new` does. --agent and --model are for the session."""
+    monkeypatch.delenv("PERDURE_MODEL", raising=False)
+    (home / "clerk.md").write_text("---\nname: clerk\nmodel: offline\n---\nBe brief.")
+    daily = ("--cron", "0 7 * * *")
+    assert "--model offline" in said("schedule", "add", "digest", "Write it.", *daily, code=9).err
+    said("show", "digest", code=3)
+    said("schedule", "add", "digest", "Write it.", "--cron", "at dawn", "--model", "offline", code=2)
+    said("show", "digest", code=3)
+    said("schedule", "add", "digest", "Write it.", *daily, "--agent", "clerk.md")
+    assert said("show", "digest", "--json").json["agent"] == "clerk"
+    said("schedule", "add", "other", "Write it.", *daily, "--model", "offline")
+    assert said("show", "other", "--json").json["model"] == "offline"
+    said("schedule", "add", "digest", "Write more.", *daily)  # its session has a model
+    said("schedule", "add", "digest", "Write more.", *daily, "--model", "test")
+    assert said("show", "digest", "--json").json["model"] == "test"
+
+
+def test_without_cronsim(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    told = said("schedule", "add", "x", "y", "--cron", "0 7 * * *", code=9).err
+    assert "pip install 'perdure[workers]'" in told
+
+
 def test_a_schedule_that_is_none(said: Callable[..., Any]) -> None:
+    told = said("schedule", "add", "x", "y", "--cron", "at dawn", code=2).err
+    assert "(cron)" not in told
     assert "is not a schedule" in said("schedule", "add", "x", "y", "--cron", "at dawn", code=2).err
+    assert "it needs 5 fields" in said("schedule", "add", "x", "y", "--cron", "*/5 * * * * *", code=2).err
     zone = ("--cron", "0 7 * * *", "--timezone", "Mars/Base")
     assert "no time zone" in said("schedule", "add", "x", "y", *zone, code=2).err
-    for words in (["add", "x", "y"], ["add", "x", "--cron", "0 7 * * *"], ["remove"], ["ls", "x"]):
+    assert "--cron is missing" in said("schedule", "add", "x", "y", code=2).err
+    for words in (["add", "x"], ["add", "x", "--cron", "0 7 * * *"], ["remove"], ["ls", "x"]):
         said("schedule", *words, code=2)
     assert said("schedule", "--json").out == ""
 
 
 def test_a_pause_ends_by_itself(said: Callable[..., Any]) -> None:
     """A worker opens the session again at that time."""
-    assert "a is suspended until 2126-01-31T00:00:00+00:00" in said("suspend", "a", "--resume", "2126-01-31").out
+    assert "a is suspended until 2126-01-31T00:00:00" in said("suspend", "a", "--resume", "2126-01-31").out
     (timer,) = said("queue", "--json").json["delayed"]
     assert (timer["session"], timer["name"], timer["text"]) == ("a", "until", None)
     said("resume", "a")
@@ -223,4 +320,4 @@ def test_in_a_terminal(said: Callable[..., Any], home: Path) -> None:
         lines = [each.split() for each in terminal.text.splitlines() if each.strip()]
     assert lines[0] == ["SESSION", "STATE", "PRIORITY", "MESSAGES", "WHEN", "WHAT"]
     assert lines[1][:4] == ["a", "waiting", "0", "1"]
-    assert lines[2] == ["b", "delayed", "0", "in", "2", "d", "k:", "Did", "it?"]
+    assert lines[2] == ["b", "delayed", "0", "in", "3", "d", "k:", "Did", "it?"]

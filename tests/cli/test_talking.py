@@ -143,7 +143,7 @@ def test_nothing_to_decide(perdure: Callable[..., Any]) -> None:
     """It is said without a name that only Python knows."""
     perdure("send", "--new", "s", "hello")
     for verb in ("approve", "deny"):
-        assert perdure(verb, "s", code=2).err == "perdure: no tool call of session 's' waits for a decision\n"
+        assert perdure(verb, "s", code=5).err == "perdure: No tool call of session 's' waits for a decision.\n"
 
 
 def test_an_approval_without_the_tool(perdure: Callable[..., Any], tools: str, home: Path) -> None:

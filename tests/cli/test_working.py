@@ -23,9 +23,34 @@ from .conftest import COMMAND
 
 PATIENCE = 60.0
 TOOLS = '''
-import asyncio, os, signal
+import asyncio, os, signal, time
 from pathlib import Path
 from perdure import tool
+
+def blocked(a):
+    """Block a thread for long, once."""
+    with Path(f"made-{a}").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if Path(f"hold-{a}").exists():
+        time.sleep(30)
+
+@tool(idempotent=True)
+def wait(a: int) -> str:
+    """Wait in a thread."""
+    blocked(a)
+    return f"waited {a}"
+
+@tool(idempotent=True)
+async def wait_aside(a: int) -> str:
+    """Wait in a thread of the event loop's."""
+    await asyncio.to_thread(blocked, a)
+    return f"waited {a}"
+
+@tool
+def charge(a: int) -> str:
+    """Wait in a thread, and not be repeatable."""
+    blocked(a)
+    return f"charged {a}"
 
 @tool(idempotent=True)
 async def add(a: int, b: int) -> int:
@@ -183,7 +208,8 @@ async def test_what_was_left_is_answered_until_the_worker_is_told_to_stop(tools:
             assert await worker.end() == 0
     first, second, third = worker.said.splitlines()
     assert first == f"started ({worker.process.pid}): {store}, at most 3 sessions at once"
-    assert (second, third) == ("stopping", "stopped; nothing was left to hand over")
+    assert second.startswith("stopping")  # it may still be looking whether more has come
+    assert third == "stopped; nothing was left to hand over"
 
 
 async def test_runs_have_time_to_end(tools: Path) -> None:
@@ -257,6 +283,59 @@ async def test_a_process_apart_hands_over_with_its_worker(tools: Path) -> None:
             assert "process of its own" not in other.said  # it was handed over, and has not died
 
 
+@pytest.mark.parametrize(
+    ("said", "signals", "answers"),
+    [
+        ("wait(a=2)", [signal.SIGTERM] * 2, "waited 2"),
+        ("wait_aside(a=2)", [signal.SIGINT] * 3, "waited 2"),
+        ("charge(a=2)", [signal.SIGTERM], "its outcome is unknown"),
+    ],
+)
+async def test_a_tool_in_a_thread_does_not_keep_the_process(
+    tools: Path, said: str, signals: list[int], answers: str
+) -> None:
+    """It ends with what it runs once it has handed over. The tool is repeated only if it may be."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        (asked,) = await left(sessions, {"a": said})
+        drain = "0.2s" if len(signals) == 1 else "10min"
+        async with working(tools, "--drain", drain, PERDURE_STORE=store) as (worker,):
+            first = await begun(tools, 2)
+            began = time.monotonic()
+            assert await worker.end(*signals) == 0
+            assert time.monotonic() - began < 10
+            assert worker.said.splitlines()[-1] == "stopped; handed over: a"
+            assert "Traceback" not in worker.said
+        (tools / "hold-2").unlink()
+        async with working(tools, PERDURE_STORE=store) as (other,):
+            text = await answer(asked)
+            assert await other.end() == 0
+        assert answers in text
+    repeated = [] if said.startswith("charge") else [str(other.process.pid)]
+    assert calls(tools, 2) == [str(first), *repeated]
+
+
+async def test_a_process_apart_ends_with_a_tool_in_a_thread(tools: Path) -> None:
+    """Ctrl-C reaches the worker alone, which tells it. It is not waited for until it is killed."""
+    store = store_in(tools, "sqlite")
+    (tools / "hold-2").touch()
+    async with connect(store, model="offline") as sessions:
+        await left(sessions, {"a": "wait(a=2)"})
+        await killed_while_it_runs(tools, store)
+        async with working(tools, "--drain", "0.2s", PERDURE_STORE=store) as (worker,):
+            apart = await begun(tools, 2, times=2)
+            began = time.monotonic()
+            assert await worker.end(signal.SIGINT) == 0
+            assert time.monotonic() - began < 5
+            assert not is_running(apart)
+        assert worker.said.splitlines()[-3:] == [
+            "stopping: 1 session may still take 0.2 s; a second signal hands over at once",
+            "handing over at once: 1 session",  # which the process apart says
+            "stopped; handed over: a",
+        ]
+
+
 async def test_a_process_apart_does_not_outlive_its_worker(tools: Path) -> None:
     """It hands over when its worker is killed."""
     store = store_in(tools, "sqlite")
@@ -318,9 +397,16 @@ async def test_a_worker_for_what_is_urgent(tools: Path, engine: str) -> None:
 def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
     """An owner, a store that is not there, and what is not a number."""
     assert "Leave --owner" in perdure("worker", "--owner", "ann", code=2).err
-    assert "There is no store" in perdure("worker", "--store", "none.db", code=9).err
+    assert "--owner" not in perdure("worker", "--help").out
+    told = perdure("worker", "--store", "none.db", code=9).err
+    assert "There is no store" in told
+    assert "perdure send --new TEXT --no-wait --store none.db" in told
+    assert "belongs to one process" in perdure("worker", "--store", "memory://", code=2).err
+    assert perdure("worker", "--rate", "often", code=2).err.endswith("is neither\n")
     assert "high, default, or a number" in perdure("worker", "--queue", "low", code=2).err
-    assert "is no time span" in perdure("worker", "--lease", "soon", code=2).err
+    for lease in ("soon", "5", ""):
+        assert "30s, 10min, 2h, 3d or 4w" in perdure("worker", "--lease", lease, code=2).err
+    assert "at least 1 second" in perdure("worker", "--lease", "0s", code=2).err
     assert "--tries" in perdure("worker", "--tries", "0", code=2).err
 
 

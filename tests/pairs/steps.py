@@ -195,19 +195,24 @@ async def _with_something_said(world: World, at: Process) -> None:
 # Deciding
 
 
-async def approve(world: World, at: Process) -> None:
+async def approve(world: World, at: Process, *, wait: bool = True) -> None:
     """Approve what is seen: all of it, or one call. What is seen in a closed session can be approved by nobody."""
     session = await world.shown()
     calls = pending_in(session) if session else []
     if session is not None and session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED):
         calls = await world.approve_as_seen(world.main)
-    await at.sessions.approve(world.main, _chosen(world, calls) or ["nothing"])
+    await at.sessions.approve(world.main, _chosen(world, calls) or ["nothing"], wait=wait)
 
 
-async def deny(world: World, at: Process) -> None:
+async def deny(world: World, at: Process, *, wait: bool = True) -> None:
     session = await world.shown()
     calls = _chosen(world, pending_in(session) if session else [])
-    await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls or None)
+    await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls or None, wait=wait)
+
+
+async def decide(world: World, at: Process) -> None:
+    """Decide, and leave the run to whoever continues it."""
+    await (approve if world.chance.random() < 0.7 else deny)(world, at, wait=False)
 
 
 def _chosen(world: World, calls: list[ToolCall]) -> list[Any]:
@@ -413,10 +418,10 @@ VERBS: dict[str, Step] = {
     for step in (
         *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
         *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, note, hook, store, dies),
-        *(enqueue, later, schedule, pause, work),
+        *(enqueue, later, schedule, pause, work, decide),
     )
 }
-"""The 31 verbs whose pairs are tried."""
+"""The 32 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
     **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact", "forget"), _with_something_said),
@@ -425,6 +430,7 @@ PREPARED: dict[str, Step] = {
     "cancel": _while_running,
     "approve": _with_something_to_decide,
     "deny": _with_something_to_decide,
+    "decide": _with_something_to_decide,
     "adopt": _with_a_fork,
     "uncompact": _with_a_summary,
     "recover": _with_a_killed_run,
@@ -435,6 +441,7 @@ PREPARED: dict[str, Step] = {
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
     **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note, enqueue, later, schedule), 2),
+    decide: 1,
     send: 8,
     undo: 4,
     complete: 1,

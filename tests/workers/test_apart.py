@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Queued, SessionId, Sessions, Worker, connect
+from perdure import Queued, RunFailed, SessionId, SessionNotActive, Sessions, Worker, connect
 from perdure.actions.parking import deaths
 from perdure.protocols import Entry
 from perdure.testing import ScriptedDriver
@@ -136,6 +136,12 @@ async def test_without_a_place_apart_the_last_try_is_made_alone(tmp_path: Path) 
             codes.append(await asyncio.wait_for(child.wait(), PATIENCE))
             assert len(codes) < 5
         assert [str(each.session_id) for each in (await sessions.queue()).parked] == ["poison"]
+        with pytest.raises(RunFailed, match=r"RunParked: .* died each time it was run \(3 times\)"):
+            await asked[-1].reply(PATIENCE)
+        with pytest.raises(SessionNotActive, match=r"parked.*unpark"):
+            await sessions.send("poison", "hello")
+        await sessions.resume("poison")
+        assert (await sessions.info("poison")).tags == ()
         for number, each in enumerate(asked[:-1]):
             reply = await each.reply(PATIENCE)
             assert reply is not None
@@ -151,7 +157,7 @@ async def test_what_is_tried_apart_is_handed_over_when_the_worker_stops(tmp_path
         await sessions.open("a")
         await sessions.store.claim("a", version=1, owner="gone", lease=0.01, entries=entries("agent_start"))  # type: ignore[attr-defined]
         apart = ProcessApart(shell(script))
-        async with Worker(sessions, lease=0.6, drain=0.1, apart=apart) as worker:
+        async with Worker(sessions, lease=1.0, drain=0.1, apart=apart) as worker:
             running = asyncio.create_task(worker.run())
             async with asyncio.timeout(PATIENCE):
                 while not await asyncio.to_thread((tmp_path / "began").exists):  # noqa: ASYNC110  # a file

@@ -11,7 +11,7 @@ import click
 from perdure.cli.hints import command
 from perdure.cli.options import later_option, session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
-from perdure.cli.terminal import counted, line, note, print_json, print_length, say
+from perdure.cli.terminal import at_time, counted, line, note, print_json, print_length, say
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession
@@ -151,11 +151,15 @@ def reset(ctx: click.Context, session: str, as_json: bool) -> None:
 
 @store_command()
 @session_argument()
-@later_option("--resume", "until", help="Have a worker open it again: in 10min, 2h, 3d, or at a time.")
+@later_option(
+    "--resume",
+    "until",
+    help="Have a worker open it again: in 30s, 10min, 2h, 3d, 4w, or at 2026-01-31T18:00 local time.",
+)
 def suspend(ctx: click.Context, session: str, until: datetime | None) -> None:
     """Close SESSION to messages until it is resumed."""
     session_id, _ = on_session(ctx, session, lambda sessions, session_id: sessions.suspend(session_id, until=until))
-    say(f"{session_id} is suspended" + (f" until {until.isoformat(timespec='seconds')}" if until else ""))
+    say(f"{session_id} is suspended" + (f" until {at_time(until)}" if until else ""))
 
 
 @store_command()

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import click
 
-_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(s|min|m|h|d|w)", re.ASCII)
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 _SPANS = "30s, 10min, 2h, 3d or 4w"
-_DATES = "2026-01-31 or 2026-01-31T18:00:00+01:00"
+_DATES = "2026-01-31 or 2026-01-31T18:00 in this machine's time zone, or 2026-01-31T18:00:00+01:00"
 
 
 def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """The callback of an option: so long ago, or a date with or without a time, in UTC unless it says otherwise."""
+    """Return the time that an option names: how long ago, or a date with or without a time.
+
+    One without a time zone is in that of this machine, as a person means it.
+    """
     return _found(ctx, param, value, -1)
 
 
 def moment_to_come(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """The callback of an option: so long from now, or a date as `moment` takes it."""
+    """Return the time that an option names: how long from now, or a date as `moment` takes it."""
     return _found(ctx, param, value, 1)
 
 
 def span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """The callback of an option: how long, in seconds. A number alone is one of seconds."""
+    """Return how many seconds an option names."""
     if value is None:
         return None
-    length = _length(value if value[-1:].isalpha() else f"{value}s")
+    length = _length(value)
     if length is None:
-        raise click.BadParameter(f"{value!r} is no time span. Use {_SPANS}.", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a time span. Use a number and a unit: {_SPANS}.", ctx, param)
     return length
 
 
@@ -40,11 +43,16 @@ def _found(ctx: click.Context, param: click.Parameter, value: str | None, direct
 
     if value is None:
         return None
+    length = _length(value)
     try:
-        length = _length(value)
-        return _at(value) if length is None else now() + direction * timedelta(seconds=length)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is no time. Use {_SPANS}, {_DATES}.", ctx, param) from None
+        if length is not None:
+            return (now() + direction * timedelta(seconds=length)).astimezone()
+        return _at(value)
+    except OverflowError:
+        raise click.BadParameter(f"{value!r} is too far away. Name a nearer time.", ctx, param) from None
+    except ValueError:
+        problem = f"{value!r} is not a time. Use a number and a unit ({_SPANS}), or a date: {_DATES}."
+        raise click.BadParameter(problem, ctx, param) from None
 
 
 def _length(value: str) -> float | None:
@@ -54,4 +62,4 @@ def _length(value: str) -> float | None:
 
 def _at(value: str) -> datetime:
     at = datetime.fromisoformat(value)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return at if at.tzinfo else at.astimezone()

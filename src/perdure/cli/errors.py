@@ -69,6 +69,9 @@ _AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with 
 _NOT_SET_UP = "ConfigurationError"
 _PARAMETERS = ("block_id", "call_ids", "message_ids", "reason", "session_id")
 """Where the library means a parameter of Python's, which is none of a command's."""
+_OPTIONS = ("at", "cron", "drain", "key", "lease", "name", "priority", "rate", "timezone", "tries", "until")
+"""Where it means one that a command has as an option, and its words say which."""
+_INSTALL = "pip install "
 
 
 class Failure(Exception):
@@ -151,13 +154,16 @@ def advised(error: Exception) -> str:
         case InvalidSessionId():
             return f"{error.what} {_AN_ID}"
         case SessionNotFound():
-            return f"{error.what} Type: {command('ls')}"
+            return f"{error.what} Type: {command('ls')}{_or_begin()}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
-            where = "" if where in _PARAMETERS else where
+            where = "" if where in (*_PARAMETERS, *_OPTIONS) else where
             return f"{error.problem} ({where})" if where else error.problem
         case SessionNotActive(status="deleted"):
             return f"{error.what} Type: {command('restore', error.session_id)}"
+        case SessionNotActive(is_parked=True):
+            why = "its run took its process down each time. To see more: " + command("queue")
+            return f"Session {error.session_id!r} is parked: {why}. Type: {command('queue', 'retry', error.session_id)}"
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
         case SessionConflict(agent=str()):
@@ -176,11 +182,20 @@ def advised(error: Exception) -> str:
     return str(error)
 
 
+def _or_begin() -> str:
+    """Return what to add to a command that could begin the session that it did not find."""
+    ctx = click.get_current_context(silent=True)
+    is_send = ctx is not None and "send" in (ctx.info_name, ctx.invoked_subcommand)
+    return ". To begin a session of that name, add --new." if is_send else ""
+
+
 def _of_setup(error: ConfigurationError) -> str:
     if error.missing == "model":
         return f"{error.what}\n{NAME_A_MODEL}"
     if error.missing == "context":
         return f"{error.what}\n{to_make_context(error)}"
+    if error.advice.startswith(_INSTALL):
+        return f"{error.what}\nType: {error.advice}"
     there = subagents_there(click.get_current_context(silent=True)) if missed_tool(error) else set()
     return "\n".join(filter(None, (error.what, to_name_tool(error, there))))
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from perdure.cli.interrupted import KILLED, killed_in
-from perdure.cli.json_forms import of_usage
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
+from perdure.sessions.json_forms import of_usage
 
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord

@@ -12,7 +12,6 @@ import click
 
 from perdure.cli.hints import command
 from perdure.cli.interrupted import KILLED, killed_in, needs_tools
-from perdure.cli.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -45,6 +44,7 @@ from perdure.cli.terminal import (
     written,
 )
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession, SessionInfoList

@@ -48,6 +48,7 @@ STORE_OPTIONS = (
     _shared("--debug", is_flag=True, help="Show the traceback of an error."),
 )
 """Which sessions a command works on, and how much it says when something goes wrong."""
+_HIDDEN_OWNER = _shared("--owner", metavar="NAME", help="Refused: all owners' sessions are meant.", hidden=True)
 AGENT_OPTIONS = (
     _shared(
         "--agent",
@@ -64,14 +65,16 @@ _JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSO
 
 
 def store_command(
-    name: str | None = None, *, json: bool = False, agent: bool = False
+    name: str | None = None, *, json: bool = False, agent: bool = False, owner: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command of a function, which is given click's context first. The options that it shares with others
-    stand behind its own, in the same order everywhere: --json, those of an agent, those of a store."""
+    stand behind its own, in the same order everywhere: --json, those of an agent, those of a store. Without `owner` the
+    help has no --owner, which the command refuses."""
 
     def made(function: Callable[..., None]) -> click.Command:
         command = click.command(name)(click.pass_context(function))
-        command.params += [*([_JSON_OPTION] if json else []), *(AGENT_OPTIONS if agent else ()), *STORE_OPTIONS]
+        command.params += [*([_JSON_OPTION] if json else []), *(AGENT_OPTIONS if agent else ())]
+        command.params += [each if owner or each.name != "owner" else _HIDDEN_OWNER for each in STORE_OPTIONS]
         return command
 
     return made
@@ -116,7 +119,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> An
 
 def since_option(name: str, what: str) -> Callable[[F], F]:
     """What happened since a time, as a person says it."""
-    help_ = f"Only {what} since: 2h, 3d, or a date."
+    help_ = f"Only {what} since: 2h, 3d, or a date, local unless it says otherwise."
     return click.option("--since", name, callback=_moment, metavar="TIME", help=help_)
 
 
@@ -139,12 +142,13 @@ def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
 
 def span_option(name: str, *, default: str, help: str) -> Callable[[F], F]:
     """Return an option for how long something may take, as a person says it."""
-    return click.option(name, callback=_span, default=default, show_default=True, metavar="SPAN", help=help)
+    help_ = f"{help} Units: s, min, h, d, w."
+    return click.option(name, callback=_span, default=default, show_default=True, metavar="SPAN", help=help_)
 
 
 def older_option(name: str) -> Callable[[F], F]:
     """Sessions that have rested for long, as a person says it."""
-    help_ = "Only sessions that were not changed for so long, or since: 12h, 30d, or a date."
+    help_ = "Only sessions that were not changed for so long, or since: 12h, 30d, or a date (local)."
     return click.option("--older-than", "--until", name, callback=_moment, metavar="TIME", help=help_)
 
 

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure.cli.errors import NOT_ALLOWED, NOT_FOUND, Failure
 from perdure.cli.hints import command
-from perdure.cli.json_forms import moment_of, of_backlog, of_timer
-from perdure.cli.options import limit_option, session_argument, store_command
+from perdure.cli.options import limit_option, session_argument, settings_of, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import on_sessions
+from perdure.cli.setup import begun, continued, on_sessions, use_model
 from perdure.cli.short_ids import learn, shown
-from perdure.cli.terminal import age, counted, is_terminal, line, note, print_json, print_table, say
+from perdure.cli.terminal import age, counted, is_terminal, line, note, print_json, print_table, say, to_come
+from perdure.errors import InvalidData, RunFailed
+from perdure.model.ids import now
+from perdure.protocols import SCHEDULE
+from perdure.sessions.json_forms import moment_of, of_backlog, of_timer
+from perdure.sessions.timing import UNTIL, next_time
 
 if TYPE_CHECKING:
     from perdure.protocols import Timer
@@ -39,7 +44,9 @@ def queue(ctx: click.Context, verb: str, session: str | None, name: str | None, 
     sent later under that name.
     """
     if (verb == "ls") != (session is None) or (name is not None and verb != "drop"):
-        raise click.UsageError("Type: perdure queue, or perdure queue retry SESSION, or perdure queue drop SESSION.")
+        raise click.UsageError(
+            "Type: perdure queue, or perdure queue retry SESSION, or perdure queue drop SESSION [NAME]."
+        )
     if session is None:
         _show(ctx, limit, as_json)
     elif verb == "retry":
@@ -54,7 +61,7 @@ def _show(ctx: click.Context, limit: int, as_json: bool) -> None:
     async def work(sessions: Sessions) -> Backlog:
         found = await sessions.queue(limit=limit)
         if not as_json:
-            parts = (found.waiting, found.running, found.delayed, found.parked)
+            parts = (found.waiting, found.held, found.running, found.delayed, found.parked)
             await learn(sessions, [each.session_id for part in parts for each in part])
         return found
 
@@ -76,12 +83,17 @@ def _show(ctx: click.Context, limit: int, as_json: bool) -> None:
 def _rows(found: Backlog) -> Iterator[Row]:
     for run in found.running:
         since = "" if run.since is None else age(moment_of(run.since))
-        yield shown(run.session_id), "killed" if run.lapsed else "running", "", "", since, run.holder, run.owner or ""
+        state = "running" if not run.lapsed else "handed over" if run.session_id in found.handed_over else "killed"
+        yield shown(run.session_id), state, "", "", since, run.holder, run.owner or ""
     for each in found.waiting:
         since = age(moment_of(each.since))
         yield shown(each.session_id), "waiting", each.priority, each.count, since, "", each.owner or ""
+    for each in found.held:
+        since, why = age(moment_of(each.since)), "behind a decision or a pause"
+        yield shown(each.session_id), "held", each.priority, each.count, since, why, each.owner or ""
     for timer in found.delayed:
-        yield shown(timer.session_id), "delayed", timer.priority, "", _to_come(timer.due), _described(timer), ""
+        when = to_come(moment_of(timer.due))
+        yield shown(timer.session_id), "delayed", timer.priority, "", when, _described(timer), ""
     for one in found.parked:
         since = "" if one.why is None else age(datetime.fromisoformat(one.why.at))
         why = "" if one.why is None else f"{one.why.reason} ({counted(one.why.tries, 'death')})"
@@ -91,28 +103,16 @@ def _rows(found: Backlog) -> Iterator[Row]:
 def _described(timer: Timer) -> str:
     """Return the name of a timer, when it repeats, and what it says."""
     again = "" if timer.cron is None else f" ({' '.join(filter(None, (timer.cron, timer.timezone)))})"
-    said = of_timer(timer)["text"]
+    said = "resumes the session" if timer.name == UNTIL else of_timer(timer)["text"]
     return f"{timer.name}{again}: {said}" if said else f"{timer.name}{again}"
-
-
-def _to_come(due: float) -> str:
-    """Return how soon, in a terminal; the time itself in a pipe."""
-    from perdure.model.ids import now
-
-    if not is_terminal():
-        return moment_of(due).isoformat(timespec="seconds")
-    seconds = int(due - now().timestamp())
-    if seconds <= 0:
-        return "due"
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"in {seconds // length} {unit}"
-    return f"in {seconds} s"
 
 
 def _open(ctx: click.Context, session: str, as_json: bool) -> None:
     async def verb(sessions: Sessions, session_id: str) -> int:
-        await sessions.unpark(session_id)
+        try:
+            await sessions.unpark(session_id)
+        except InvalidData:
+            raise Failure(f"Session {session_id!r} is not parked. Type: {command('queue')}", NOT_ALLOWED) from None
         found = (await sessions.queue(limit=10_000)).waiting
         return next((each.count for each in found if each.session_id == session_id), 0)
 
@@ -136,21 +136,47 @@ def _drop(ctx: click.Context, session: str, as_json: bool) -> None:
 
 
 def _drop_timer(ctx: click.Context, session: str, name: str, as_json: bool) -> None:
-    session_id, is_gone = on_session(ctx, session, lambda sessions, session_id: sessions.drop_timer(session_id, name))
-    _tell_of_dropped(session_id, name, is_gone, as_json)
+    async def verb(sessions: Sessions, session_id: str) -> Failure | None:
+        is_gone = await sessions.drop_timer(session_id, name)
+        return None if is_gone else await _why_not_dropped(sessions, session_id, name)
+
+    session_id, why_not = on_session(ctx, session, verb)
+    _tell_of_dropped(session_id, name, why_not, as_json)
+    if name == UNTIL and not as_json:
+        note(f"{session_id} stays suspended. To open it: {command('resume', session_id)}")
 
 
-def _tell_of_dropped(session_id: str, name: str, is_gone: bool, as_json: bool) -> None:
+async def _why_not_dropped(sessions: Sessions, session_id: str, name: str) -> Failure:
+    """Explain why nothing is to be sent later under a name."""
+    try:
+        found = await sessions.result(session_id, name)
+    except RunFailed:
+        return Failure(f"The message {name!r} was sent and its run failed, so it cannot be taken back.", NOT_ALLOWED)
+    if found is None:
+        unknown = f"Nothing is to be sent to session {session_id!r} under {name!r}."
+        return Failure(f"{unknown} Type: {command('queue')}", NOT_FOUND)
+    if found.queued and not found.running:
+        waits = f"The message {name!r} waits in session {session_id!r} already."
+        return Failure(
+            f"{waits} To take back all that waits there: {command('queue', 'drop', session_id)}", NOT_ALLOWED
+        )
+    done = "is being answered" if found.queued else "is answered"
+    return Failure(f"The message {name!r} {done}, so it cannot be taken back.", NOT_ALLOWED)
+
+
+def _tell_of_dropped(session_id: str, name: str, why_not: Failure | None, as_json: bool) -> None:
     if as_json:
-        print_json({"session": session_id, "name": name, "dropped": is_gone})
-    else:
-        say(f"dropped\t{line(name)}" if is_gone else f"nothing is to be sent to {session_id} under {name!r}")
+        print_json({"session": session_id, "name": name, "dropped": why_not is None})
+    elif why_not is None:
+        say(f"dropped\t{line(name)}")
+    if why_not is not None:
+        raise why_not
 
 
 _VERBS = "Type: perdure schedule, or perdure schedule add NAME TEXT --cron '0 7 * * MON', or … remove NAME."
 
 
-@store_command(json=True)
+@store_command(json=True, agent=True)
 @click.argument("verb", type=click.Choice(["ls", "add", "remove"]), default="ls", metavar="[ls|add|remove]")
 @click.argument("name", required=False)
 @click.argument("text", required=False)
@@ -163,8 +189,11 @@ def schedule(
 ) -> None:
     """Have a message sent to a session again and again, by a worker. Without a verb, list what is scheduled.
 
-    `add NAME TEXT` replaces the schedule of that name in the session; `remove NAME` ends it.
+    `add NAME TEXT` replaces the schedule of that name in the session; `remove NAME` ends it. A session that is begun
+    for it needs a model, and has the --agent.
     """
+    if verb == "add" and given["text"] is not None and given["cron"] is None:
+        raise click.UsageError("--cron is missing: when is it to be sent? Such as --cron '0 7 * * MON'.")
     is_said = given["text"] is not None and given["cron"] is not None
     if (name is None) != (verb == "ls") or is_said != (verb == "add"):
         raise click.UsageError(_VERBS)
@@ -178,18 +207,33 @@ def schedule(
 
 def _schedule(ctx: click.Context, name: str, session: str | None, *, text: str, **when: Any) -> Timer:
     async def work(sessions: Sessions) -> Timer:
-        target = None if session is None else await named(sessions, session)
+        next_time(when["cron"], when["timezone"], now())  # what is wrong with it begins no session
+        if session is None and not await sessions.exists(name):
+            target = (await begun(ctx, sessions, name)).id
+        else:
+            target = await named(sessions, session) if session is not None else (await sessions.info(name)).id
+            await continued(ctx, sessions, target)
+            if settings_of(ctx).model is not None:
+                await use_model(ctx, sessions, target)  # the worker that sends it knows nothing of --model
         return await sessions.schedule(name, text, session_id=target, **when)
 
-    return on_sessions(ctx, work, must_exist=session is not None)
+    return on_sessions(ctx, work, must_exist=session is not None, begins=session is None)
 
 
 def _unschedule(ctx: click.Context, name: str, session: str | None, as_json: bool) -> None:
-    async def verb(sessions: Sessions, session_id: str) -> bool:
-        return await sessions.unschedule(name, session_id)
+    async def work(sessions: Sessions) -> tuple[str, Failure | None]:
+        target = name if session is None else await named(sessions, session)
+        if await sessions.exists(target) and await sessions.unschedule(name, target):
+            return (await sessions.info(target)).id, None
+        others = [each.session_id for each in await sessions.schedules() if each.name == SCHEDULE + name]
+        if not others:
+            return target, Failure(f"There is no schedule {name!r}. Type: {command('schedule')}", NOT_FOUND)
+        there = f"The schedule {name!r} is in session {others[0]!r}."
+        remove = command("schedule", "remove", name, "-s", others[0])
+        return target, Failure(f"{there} Type: {remove}", NOT_FOUND)
 
-    session_id, is_gone = on_session(ctx, name if session is None else session, verb)
-    _tell_of_dropped(session_id, f"schedule:{name}", is_gone, as_json)
+    session_id, why_not = on_sessions(ctx, work)
+    _tell_of_dropped(session_id, SCHEDULE + name, why_not, as_json)
 
 
 def _show_schedules(timers: Sequence[Timer], as_json: bool) -> None:
@@ -197,7 +241,7 @@ def _show_schedules(timers: Sequence[Timer], as_json: bool) -> None:
         for each in timers:
             print_json(of_timer(each))
     elif timers:
-        rows = [(each.session_id, _to_come(each.due), _described(each)) for each in timers]
+        rows = [(each.session_id, to_come(moment_of(each.due)), _described(each)) for each in timers]
         print_table(("SESSION", "NEXT", "WHAT"), rows, flexible=("WHAT",))
     elif is_terminal():
         note("Nothing is scheduled.")

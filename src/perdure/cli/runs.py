@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.json_forms import of_usage
 from perdure.cli.options import agent_name_option, last_option, session_argument, since_option, store_command
 from perdure.cli.session_ids import on_session
 from perdure.cli.setup import on_sessions
@@ -28,6 +27,7 @@ from perdure.cli.terminal import (
 )
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
+from perdure.sessions.json_forms import of_usage
 
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
+_OF_OPERATORS = ("worker", "queue", "schedule")
+"""The commands of those who run workers, and may never have talked to an agent."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -231,6 +233,10 @@ def require_store(ctx: click.Context) -> None:
     chosen = store_url(ctx)
     path = path_of(chosen.value)
     if path is not None and chosen.by != "default" and not path.exists():
+        if ctx.info_name in _OF_OPERATORS:
+            leave = command("send", "--new", "TEXT", "--no-wait")
+            begin = f"Check --store and PERDURE_STORE. The first process that connects to it makes it: {leave}"
+            raise ConfigurationError(f"There is no store at {path}. {begin}")
         begin = f"Check its name, or begin one there: {command('chat', begins=True)}"
         raise ConfigurationError(f"There is no store at {path}. {begin}")
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_make_context, to_name_tool
+from perdure.cli.errors import FAILED, NOT_ALLOWED, WAITS, Failure, to_decide, to_make_context, to_name_tool
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, subagents_of
-from perdure.cli.json_forms import of_reply
 from perdure.cli.options import later_option, session_argument, settings_of, store_command
 from perdure.cli.session_ids import named, named_with_words, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model, use_model_in_run
 from perdure.cli.short_ids import learn, shown
-from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
+from perdure.cli.terminal import at_time, is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
+from perdure.sessions.json_forms import of_reply
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     help="An image or a file that goes with the message: a path or an https:// address; may be repeated.",
 )
 @click.option("--no-wait", is_flag=True, help="Leave the message for a worker to send, and print its key.")
-@later_option("--later", help="The same, but at a time: in 10min, 2h, 3d, or at a time such as 2026-01-31T18:00.")
+@later_option("--later", help="The same, but later: in 30s, 10min, 2h, 3d, 4w, or at 2026-01-31T18:00 local time.")
 @click.option("--priority", type=int, default=0, metavar="N", show_default=True, help="How urgent it is.")
 def send(
     ctx: click.Context,
@@ -66,6 +66,8 @@ def send(
     as_json: bool,
 ) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
+    if key == "":  # a variable that a script forgot to set
+        raise click.UsageError("--key is empty. Name one, or leave it out.")
     target, text = _addressed(words, new)
     text = _said(text)
     parts = [_attached(each) for each in files]
@@ -105,11 +107,12 @@ def _leave(
 
     left = on_sessions(ctx, work, must_exist=not new, begins=new)
     if as_json:
-        print_json({"session": left.session_id, "key": left.key, "at": left.at})
+        at = None if left.at is None else left.at.astimezone(UTC)
+        print_json({"session": left.session_id, "key": left.key, "at": at})
         return
     say(left.key)
-    when = "A worker sends it" if left.at is None else f"A worker sends it at {left.at.isoformat(timespec='seconds')}"
-    note(f"{when}. To see what waits: {command('queue')}")
+    when = "" if left.at is None else f" at {at_time(left.at)}"
+    note(f"A worker sends it{when}. To see what waits: {command('queue')}")
     if left.at is not None:
         note(f"To take it back: {command('queue', 'drop', left.session_id, left.key)}")
 
@@ -236,7 +239,13 @@ def _decide(
 
     async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
         use_model_in_run(ctx, sessions)
-        return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
+        chosen = await _chosen_calls(sessions, session_id, calls, title)
+        try:
+            return await verb(sessions, session_id, chosen)
+        except InvalidData as error:
+            if chosen is not None or error.path != "$.call_ids":  # something is wrong with what was typed
+                raise
+            raise Failure(f"{error.problem[0].upper()}{error.problem[1:]}.", NOT_ALLOWED) from None
 
     _answer(ctx, on_session(ctx, session, work)[1], as_json)
 

@@ -215,6 +215,29 @@ def age(moment: datetime) -> str:
     return f"{seconds} s ago"
 
 
+def to_come(moment: datetime) -> str:
+    """Return how soon, in a terminal; the time itself in a pipe."""
+    if not is_terminal():
+        return moment.isoformat(timespec="seconds")
+    from perdure.model.ids import now
+
+    seconds = round((moment - now()).total_seconds())
+    if seconds <= 0:
+        return "due"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:  # less of it would be rounded by too much
+            return f"in {round(seconds / length)} {unit}"
+    return f"in {seconds} s"
+
+
+def at_time(moment: datetime) -> str:
+    """Return a time with its offset. One that has passed is taken to mean at once, and says so."""
+    from perdure.model.ids import now
+
+    passed = ", which has passed: it is done at once" if moment <= now() else ""
+    return moment.isoformat(timespec="seconds") + passed
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Gives a function to be told how much is done, and of how much; 0 where that is not known."""

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ _MCP = "PERDURE_WORKER_MCP"
 _QUEUES = {"high": 1, "default": 0}
 _NAMED = 10
 """How many sessions that were handed over are told one by one."""
+_TO_END = 0.25
+"""Seconds that threads have to end once all is closed. Idle ones need a few milliseconds, busy ones do not end."""
 
 
 class _Queue(click.ParamType[int]):
@@ -45,7 +49,7 @@ class _Queue(click.ParamType[int]):
             self.fail(f"{value!r} is neither a priority nor the name of one. Use high, default, or a number.")
 
 
-@store_command(json=True, agent=True)
+@store_command(json=True, agent=True, owner=False)
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
@@ -54,7 +58,7 @@ class _Queue(click.ParamType[int]):
     metavar="N",
     help="How many sessions it runs at once.",
 )
-@span_option("--lease", default="20s", help="How long a session is its own without a sign of life.")
+@span_option("--lease", default="20s", help="How long a session is its own without a sign of life; 1s or more.")
 @span_option("--drain", default="60s", help="How long runs may still take when it is told to stop.")
 @click.option(
     "--tries",
@@ -93,6 +97,9 @@ def worker(ctx: click.Context, /, as_json: bool, only: str | None, is_apart: boo
     """
     if owner_of(ctx) is not None:
         raise click.UsageError("A worker runs the sessions of every owner. Leave --owner and PERDURE_OWNER out.", ctx)
+    if store_url(ctx).value.startswith("memory:"):
+        alone = "A store in memory belongs to one process, so nobody could leave a message for this worker."
+        raise click.UsageError(f"{alone} Name another: --store sqlite:///sessions.db", ctx)
     if is_apart:
         settings_of(ctx).mcp = tuple(json.loads(os.environ.get(_MCP, "[]")))
     with log_lines(as_json):
@@ -115,7 +122,8 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
         with _stopped_by_signals(made):
             _tell_of_start(ctx, made)
             await made.run()
-        _tell_of_end(made)
+    _tell_of_end(made)
+    _end_despite_threads(0)
 
 
 async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_apart: bool) -> int:
@@ -129,7 +137,26 @@ async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_a
             if is_apart:
                 hold_leash(lambda: made.stop(at_once=True))
             outcome: Outcome = await made.only(await named(sessions, only))
-        return EXIT_CODES[outcome]
+    _end_despite_threads(EXIT_CODES[outcome])
+    return EXIT_CODES[outcome]
+
+
+def _end_despite_threads(code: int) -> None:
+    """Have this process end now that all is closed, even if a tool still runs in a thread.
+
+    Python would wait for that thread. Meanwhile another worker repeats the tool, which must not run twice at once.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it is ending already: Ctrl-C would only print a traceback
+
+    def watch() -> None:
+        threading.Event().wait(_TO_END)
+        if any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    threading.Thread(target=watch, name="perdure end", daemon=True).start()
 
 
 def _command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool) -> tuple[list[str], dict[str, str]]:
@@ -141,7 +168,7 @@ def _command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: boo
         *(("--tools", file) for file in given.tools),
         *(("--agent", file) for file in given.agent),
         ("--model", given.model),
-        ("--lease", settings["lease"]),
+        ("--lease", f"{settings['lease']:f}s"),
         ("--tries", settings["tries"]),
         ("--per-owner", settings["per_owner"]),
         ("--rate", settings["rate"]),
@@ -162,8 +189,9 @@ def _stopped_by_signals(made: Worker, *, then: float | None = None) -> Iterator[
     def stop() -> None:
         nonlocal told
         told += 1
-        made.stop(at_once=told > 1)
-        _tell_of_stop(made, at_once=told > 1)
+        at_once = told > 1 or not made.options.drain
+        made.stop(at_once=at_once)
+        _tell_of_stop(made, at_once=at_once)
         if told == 1 and then is not None:
             loop.call_later(then, lambda: made.stop(at_once=True))
 
@@ -186,7 +214,7 @@ def _tell_of_start(ctx: click.Context, made: Worker) -> None:
 def _tell_of_stop(made: Worker, *, at_once: bool) -> None:
     count = len(made.under_way)
     facts = {"event": "stopping", "under_way": count, "at_once": at_once}
-    if at_once:
+    if at_once and count:
         _log.info("handing over at once: %s", counted(count, "session"), extra={"facts": facts})
         return
     left = f": {counted(count, 'session')} may still take {made.options.drain:g} s; a second signal hands over at once"

@@ -173,9 +173,8 @@ class Advancing:
         if died >= self._tries:
             await self._runtime.execute(session_id, ParkSession(self._loops, died), on_conflict="retry")
             facts = {"session": session_id, "tries": died}
-            _log.warning(
-                "session %s is parked: its process has died %d times", session_id, died, extra={"facts": facts}
-            )
+            often = f"{died} time" if died == 1 else f"{died} times"
+            _log.warning("session %s is parked: its process has died %s", session_id, often, extra={"facts": facts})
             return Outcome.PARKED
         if died and self._apart is not None:
             return await self._tried_apart(self._apart, session_id, died)

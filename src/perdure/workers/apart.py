@@ -27,7 +27,7 @@ EXIT_CODES = {
 """How `perdure worker --only ID` says what has come of the session. They mean the same as those of other commands."""
 AT_ONCE = 8
 _TOLD = {code: outcome for outcome, code in EXIT_CODES.items() if outcome is not Outcome.FAILED}
-_PATIENCE = 10.0
+_PATIENCE = 5.0
 """How many seconds a process has to hand its run over when it is told to. Then it is killed."""
 _log = logging.getLogger("perdure.workers")
 

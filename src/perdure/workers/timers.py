@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ from msgspec.structs import replace
 
 from perdure.actions.inbox import Execute
 from perdure.actions.waiting import is_waiting
-from perdure.errors import SessionNotFound
+from perdure.errors import SessionConflict, SessionNotFound
 from perdure.model.ids import new_id, now
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import PARKED, ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer, tell_of
+from perdure.sessions.queueing import MOST_WAITING
 from perdure.sessions.timing import UNTIL, next_time
 
 _AT_ONCE = 100
+_FULL = 30.0
+"""Seconds after which a message is tried again whose session is full."""
+_log = logging.getLogger("perdure.workers")
 
 
 class Bell:
@@ -29,6 +34,8 @@ class Bell:
         self._queue = queue
         self._dispatcher = dispatcher
         self._execute = execute
+        self._full: set[str] = set()
+        """The sessions that were told of as full: they are met again and again."""
 
     async def ring(self, *, ahead: float = 0.0) -> None:
         """Ring all timers that are due, and those that come due in the next seconds when they do."""
@@ -54,10 +61,19 @@ class Bell:
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again
             # One that is claimed is busy for a moment only: its timer is met again, and must not ring in vain.
-            with suppress(SessionNotFound):
+            # Of two workers that meet it, one opens the session; the other has nothing left to do.
+            with suppress(SessionNotFound, SessionConflict):
                 await self._execute(timer.session_id, _EndPause())
         again = None if timer.cron is None else next_time(timer.cron, timer.timezone, now()).timestamp()
-        return await self._queue.ring(timer, again=again, entry=_item_of(timer))
+        later = now().timestamp() + _FULL
+        rung = await self._queue.ring(timer, again=again, entry=_item_of(timer), most=MOST_WAITING, later=later)
+        if rung is not None:
+            self._full.discard(timer.session_id)
+        elif timer.session_id not in self._full:
+            self._full.add(timer.session_id)
+            what = "is left out until there is room" if timer.cron else "is tried again"
+            _log.warning("session %s is full: what is due there (%s) %s", timer.session_id, timer.name, what)
+        return bool(rung)
 
 
 @dataclass(frozen=True, slots=True)
