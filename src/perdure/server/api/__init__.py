@@ -1,0 +1,1 @@
+"""The HTTP API under /api: sessions, what is said in them, what ran, and what waits."""

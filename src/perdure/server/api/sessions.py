@@ -1,0 +1,222 @@
+"""Sessions: list, create, look at, hide, erase."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from perdure.errors import InvalidData, SessionConflict
+from perdure.model.definition import AgentDefinition
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import Filters
+from perdure.server.call import Answer, Call
+from perdure.sessions.json_forms import (
+    CallForm,
+    HeadForm,
+    HitForm,
+    InfoForm,
+    ListedForm,
+    UsageForm,
+    of_calls,
+    of_head,
+    of_hit,
+    of_info,
+    of_listed,
+    of_usage,
+)
+
+Limit = int
+
+
+class ListQuery(msgspec.Struct, kw_only=True):
+    """Which sessions a list shows."""
+
+    agent: str | None = None
+    status: Literal["active", "suspended", "completed", "failed", "deleted"] | None = None
+    owner: str | None = None
+    tag: str | None = None
+    parent: str | None = None
+    top_level: bool = False
+    order: Literal["created", "updated"] = "created"
+    q: str | None = None
+    """Words to find in all that was said, covered and trimmed parts too."""
+    limit: int = 50
+    after: str | None = None
+
+
+class FoundForm(ListedForm):
+    hits: list[HitForm]
+    """Where words were found, if words were asked for."""
+
+
+class ListForm(TypedDict):
+    sessions: list[FoundForm]
+    next: str | None
+
+
+class NewSession(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A session to be created."""
+
+    agent: str | None = None
+    """The name of an agent that is served; the first one's without."""
+    tags: list[str] = []
+    name: str | None = None
+
+
+class DetailForm(InfoForm):
+    title: str | None
+    model: str | None
+    system_prompt: str
+    task: str | None
+    metadata: dict[str, Any]
+    pending_calls: list[CallForm]
+    message_count: int
+    usage: UsageForm | None
+
+
+class VersionQuery(msgspec.Struct, kw_only=True):
+    version: int | None = None
+
+
+class VersionsQuery(msgspec.Struct, kw_only=True):
+    limit: int = 50
+    before: int | None = None
+
+
+class VersionsForm(TypedDict):
+    versions: list[HeadForm]
+    next: int | None
+
+
+class DeleteQuery(msgspec.Struct, kw_only=True):
+    erase: bool = False
+
+
+class ErasedForm(TypedDict):
+    erased: list[str]
+
+
+def page_limit(call: Call, given: int) -> int:
+    """Return how long a page is to be. InvalidData if it is longer than the service gives."""
+    most = call.service.settings.limits.page
+    if not 1 <= given <= most:
+        raise InvalidData("$.limit", f"expected 1 to {most}, got {given}")
+    return given
+
+
+def tagged(version: int) -> dict[str, str]:
+    """Return the header that names a version of a session."""
+    return {"ETag": f'"{version}"'}
+
+
+async def list_sessions(call: Call) -> ListForm:
+    asked: ListQuery = call.query
+    limit = page_limit(call, asked.limit)
+    if asked.q is not None:
+        return await _found(call, asked, limit)
+    filters = _filters(asked)
+    if asked.after is not None:
+        filters["after"] = asked.after
+    filters["limit"] = limit
+    page = await call.sessions.list(**filters)
+    return {"sessions": [{**of_listed(each), "hits": []} for each in page], "next": page.next}
+
+
+def _filters(asked: ListQuery) -> Filters:
+    names = ("agent", "owner", "tag", "parent")
+    given: Any = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    filters: Filters = given
+    filters["top_level"], filters["order"] = asked.top_level, asked.order
+    if asked.status is not None:
+        filters["status"] = SessionStatus(asked.status)
+    return filters
+
+
+async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
+    """Return the sessions in which words were said, the best first, each with where."""
+    hits: dict[str, list[HitForm]] = {}
+    for hit in await call.sessions.search(asked.q or "", limit=limit):
+        hits.setdefault(hit.session_id, []).append(of_hit(hit))
+    found: list[FoundForm] = []
+    for session_id in hits:
+        filters = _filters(asked)
+        filters["id"], filters["limit"] = session_id, 1
+        page = await call.sessions.list(**filters)
+        found += [{**of_listed(each), "hits": hits[session_id]} for each in page]
+    return {"sessions": found, "next": None}
+
+
+async def create_session(call: Call) -> Answer:
+    """Create a session. With an `Idempotency-Key`, the same request again returns the one that it made."""
+    key = call.key
+    session_id = None if key is None else "r-" + blake2b(key.encode(), digest_size=16).hexdigest()
+    return await _created(call, session_id, may_be_there=key is not None)
+
+
+async def put_session(call: Call) -> Answer:
+    """Create a session under an id that the client chose; one that is there already is left as it is."""
+    return await _created(call, call.session_id, may_be_there=True)
+
+
+async def _created(call: Call, session_id: str | None, *, may_be_there: bool) -> Answer:
+    wanted: NewSession = call.body
+    agent, sessions = _agent(call, wanted.agent), call.sessions
+    is_there = session_id is not None and await sessions.exists(session_id)
+    if is_there and not may_be_there:
+        raise SessionConflict(str(session_id), 0, None)
+    chat = await sessions.open(session_id, agent, tags=wanted.tags, on_change="keep")
+    if wanted.name is not None and not is_there:
+        await sessions.rename(chat.id, wanted.name)
+    info = await sessions.info(chat.id)
+    headers = {**tagged(info.version), "Location": f"/api/sessions/{info.id}"}
+    return Answer(of_info(info), 200 if is_there else 201, headers)
+
+
+def _agent(call: Call, name: str | None) -> AgentDefinition:
+    agents = call.service.agents
+    if name is None:
+        return next(iter(agents.values()))
+    if name not in agents:
+        raise InvalidData("$.agent", f"no agent of that name is served; there are: {', '.join(agents)}")
+    return agents[name]
+
+
+async def get_session(call: Call) -> Answer:
+    """Return a session's header, its agent's facts, and its counts, now or as of a version."""
+    session = await call.sessions.session(call.session_id, call.query.version)
+    return Answer(detail_of(session), headers=tagged(session.version))
+
+
+def detail_of(session: AgentSession) -> DetailForm:
+    """Return what there is to say about a session besides its messages."""
+    state = session.state
+    model = state.model_for(session.definition)
+    used = session.info.usage
+    return {
+        **of_info(session.info),
+        "title": session.info.name,
+        "model": model.name if model is not None else None,
+        "system_prompt": state.context.system_prompt,
+        "task": state.task,
+        "metadata": dict(state.metadata),
+        "pending_calls": of_calls(state.execution.pending_calls if state.execution else ()),
+        "message_count": len(state.transcript),
+        "usage": None if used is None else of_usage(used),
+    }
+
+
+async def delete_session(call: Call) -> ErasedForm | None:
+    """Hide a session from lists, or erase it for good."""
+    if not call.query.erase:
+        await call.sessions.delete(call.session_id)
+        return None
+    return {"erased": [str(each) for each in await call.sessions.erase(call.session_id)]}
+
+
+async def list_versions(call: Call) -> VersionsForm:
+    limit = page_limit(call, call.query.limit)
+    heads = await call.sessions.versions(call.session_id, before=call.query.before, limit=limit)
+    following = heads[-1].info.version if len(heads) == limit and heads[-1].info.version > 1 else None
+    return {"versions": [of_head(each) for each in heads], "next": following}

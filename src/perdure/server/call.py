@@ -1,0 +1,154 @@
+"""One request, read: who asks, of which sessions, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+
+from perdure.codec import check_json
+from perdure.errors import InvalidData
+from perdure.model.value import brief
+from perdure.server.problems import Problem
+
+if TYPE_CHECKING:
+    from perdure.server.gate import Caller
+    from perdure.server.routes import Route
+    from perdure.server.service import Service
+    from perdure.sessions.sessions import Sessions
+
+_MOST_IN_KEY = 200
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON. Ids are texts, though msgspec does not take a subclass for one."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a handler gives back, if it is more than the JSON of a 200."""
+
+    body: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class Call:
+    """A request to a handler."""
+
+    def __init__(self, service: Service, request: Request, caller: Caller | None, query: Any, body: Any) -> None:
+        self.service = service
+        self.request = request
+        self._caller = caller
+        self.query = query
+        """The query's parameters, as the struct that the route names."""
+        self.body = body
+        """The body, as the struct that the route names."""
+
+    @property
+    def caller(self) -> Caller:
+        assert self._caller is not None  # the guard lets nobody else through to what needs one
+        return self._caller
+
+    @property
+    def is_signed_in(self) -> bool:
+        return self._caller is not None
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions that the caller reaches, on condition of the version that `If-Match` names."""
+        sessions, expected = self.service.sessions_of(self.caller), self.expected
+        return sessions if expected is None else sessions.expecting(expected)
+
+    @property
+    def session_id(self) -> str:
+        return self.path("session")
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        found: str = self.request.path_params[name]
+        return found
+
+    @property
+    def expected(self) -> int | None:
+        """The version that the session must have, by `If-Match`; None if the request does not say."""
+        given = self.request.headers.get("if-match")
+        if given is None or given == "*":
+            return None
+        number = given.strip().removeprefix("W/").strip('"')
+        if not number.isdecimal() or len(number) > 18:
+            raise InvalidData("If-Match", f'expected one version, such as "7", got {brief(given)}')
+        return int(number)
+
+    @property
+    def key(self) -> str | None:
+        """The key by which a repeated request is known, by `Idempotency-Key`."""
+        given = self.request.headers.get("idempotency-key")
+        if given is None:
+            return None
+        if not 0 < len(given) <= _MOST_IN_KEY or not given.isprintable():
+            raise InvalidData("Idempotency-Key", f"expected 1 to {_MOST_IN_KEY} characters that can be printed")
+        return given
+
+    @property
+    def wants_stream(self) -> bool:
+        return "text/event-stream" in self.request.headers.get("accept", "")
+
+
+async def read_call(service: Service, route: Route, request: Request) -> Call:
+    """Read a request as its route describes it. InvalidData says what is wrong with it, and where."""
+    caller = getattr(request.state, "caller", None)
+    query = None if route.query is None else _converted(_flat(request), route.query)
+    return Call(service, request, caller, query, await _body_of(route, request))
+
+
+async def _body_of(route: Route, request: Request) -> Any:
+    if route.body is None:
+        return None
+    if route.face == "page":
+        form = await request.form()
+        return _converted({name: str(value) for name, value in form.items()}, route.body, may_have_more=True)
+    raw = await request.body()
+    return decoded(raw or b"{}", route.body)
+
+
+def decoded(raw: bytes, kind: Any) -> Any:
+    """Return JSON as a type. InvalidData if it is not JSON, nested too deep, or of another form."""
+    try:
+        plain = msgspec.json.decode(raw)
+        check_json(plain)
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Problem(400, "NotJson", "The body is not JSON.") from None
+    except RecursionError:
+        raise InvalidData("$", "nested too deep") from None
+
+
+def _flat(request: Request) -> dict[str, Any]:
+    """Return the query's parameters. One that is given twice is not guessed at."""
+    given = request.query_params.multi_items()
+    flat = dict(given)
+    if len(flat) < len(given):
+        raise InvalidData("$", "a parameter is given twice")
+    return flat
+
+
+def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = False) -> Any:
+    known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    for name in () if may_have_more else given:
+        if name not in known:
+            raise InvalidData(f"$.{brief(name)}", f"there is no such parameter; there are: {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+
+
+def invalid(error: msgspec.ValidationError) -> InvalidData:
+    """Return what msgspec says as an error of perdure's own."""
+    problem, at, path = str(error).partition(" - at `")
+    return InvalidData(path.rstrip("`") if at else "$", problem)

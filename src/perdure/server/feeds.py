@@ -1,0 +1,240 @@
+"""What happens in sessions, for streams: each session is watched once, however many listen to it.
+
+The record is the truth. A listener reads what it has missed from there, then hears what comes. Pieces of an answer that
+is not whole yet come too, without a place on the record: the whole message follows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import msgspec
+
+from perdure.errors import ConfigurationError, PerdureError
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import AnyLoopEvent
+from perdure.protocols import FORGOTTEN, Ear, Journal, RunProgress, Sketch, said_in
+from perdure.runtime.record_reader import PAGE, Story
+from perdure.sessions.following import progress_of
+from perdure.sessions.sessions import Sessions
+
+_MOST_UNREAD = 1_000
+"""How many items may wait for a listener. One that is further behind is sent away, and reads on from the record."""
+_SOONEST, _LATEST = 0.05, 1.0
+"""Seconds between two looks at a record that does not tell of itself: after a change, and when nothing happens."""
+_SLOWER = 1.3
+_LISTENED = 10.0
+_LEFT_OPEN = 5.0
+"""Seconds that a session is still watched after its last listener has left: browsers reconnect."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of an answer that is being written."""
+
+    run: str
+    message: str
+    attempt: int
+    start: int
+    """How many characters of the answer come before it. One that starts at 0 replaces what was shown."""
+    text: str
+
+
+class Lagging(Exception):
+    """A listener takes less than comes."""
+
+
+News = AnyLoopEvent | Piece
+
+
+class Feeds:
+    """The sessions that somebody listens to."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._feeds: dict[SessionId, _Feed] = {}
+        self._tap = sessions._connection.events.wiretap(self._heard)
+
+    def _heard(self, event: object) -> None:
+        """Have a session looked at at once when something happens to it in this process."""
+        feed = self._feeds.get(getattr(event, "session_id", None))  # type: ignore[arg-type]
+        if feed is not None:
+            feed.wake()
+
+    async def news(self, session_id: SessionId, after: int) -> AsyncIterator[News]:
+        """Yield what is on a session's record behind a place, then what comes. Raise Lagging to slow readers."""
+        async with self._listening(session_id) as listener:
+            head = listener.head
+            async for event in self._sessions.runtime.events(session_id, after=after):
+                if (event.cursor or 0) > head:  # which the listener hears
+                    break
+                yield event
+            async for each in listener.items():
+                yield each
+
+    async def end_of(self, session_id: SessionId) -> int:
+        """Return the place of the last event on a session's record."""
+        return (await progress_of(self._journal(), session_id)).seq
+
+    @asynccontextmanager
+    async def _listening(self, session_id: SessionId) -> AsyncIterator[_Listener]:
+        feed = self._feeds.get(session_id)
+        if feed is None:
+            feed = self._feeds[session_id] = _Feed(self._journal(), session_id)
+        await feed.begin()
+        listener = _Listener(feed)
+        feed.listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            feed.listeners.discard(listener)
+            if not feed.listeners:
+                asyncio.get_running_loop().call_later(_LEFT_OPEN, self._close, feed)
+
+    def _close(self, feed: _Feed) -> None:
+        if not feed.listeners and self._feeds.get(feed.session_id) is feed:
+            del self._feeds[feed.session_id]
+            feed.end()
+
+    async def close(self) -> None:
+        """Stop watching."""
+        self._tap.cancel()
+        for feed in list(self._feeds.values()):
+            feed.end()
+        self._feeds.clear()
+
+    def _journal(self) -> Journal:
+        journal = self._sessions.runtime.journal
+        if journal is None:
+            raise ConfigurationError("This store has no journal, so there are no events to follow.")
+        return journal
+
+
+class _Listener:
+    def __init__(self, feed: _Feed) -> None:
+        self.head = feed.head
+        self._waiting: asyncio.Queue[News | BaseException | None] = asyncio.Queue()
+        if feed.under_way is not None:
+            self._waiting.put_nowait(feed.under_way)
+
+    def tell(self, news: News | BaseException | None) -> None:
+        if self._waiting.qsize() < _MOST_UNREAD:
+            self._waiting.put_nowait(news)
+        elif self._waiting.qsize() == _MOST_UNREAD:
+            self._waiting.put_nowait(Lagging())
+
+    async def items(self) -> AsyncIterator[News]:
+        while (news := await self._waiting.get()) is not None:
+            if isinstance(news, BaseException):
+                raise news
+            yield news
+
+
+class _Feed:
+    """One session, watched."""
+
+    def __init__(self, journal: Journal, session_id: SessionId) -> None:
+        self._journal = journal
+        self.session_id = session_id
+        self.head = 0
+        """Up to where on the record listeners were told."""
+        self.under_way: Piece | None = None
+        """All that was said so far of the answer that is being written."""
+        self.listeners: set[_Listener] = set()
+        self._story = Story(journal, session_id)
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Begin at the record's end, unless it has begun."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"feed of {self.session_id}")
+        await self._begun.wait()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        reason: BaseException | None = None
+        try:
+            progress = await progress_of(self._journal, self.session_id)
+            self.head = progress.seq
+            self._hear_pieces(progress)
+            self._begun.set()
+            async with AsyncExitStack() as stack:
+                ear = self._journal.listening(self.session_id) if isinstance(self._journal, Ear) else None
+                heard = None if ear is None else await stack.enter_async_context(ear)
+                await self._watch(heard)
+        except PerdureError as error:  # such as a session that was erased
+            reason = error
+        finally:
+            self._begun.set()
+            self._task = None
+            for listener in self.listeners:
+                listener.tell(reason)
+
+    async def _watch(self, heard: object) -> None:
+        pause = _SOONEST
+        while True:
+            if heard is not None:
+                await heard(_LISTENED)  # type: ignore[operator]
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._changed.wait()
+                if self._changed.is_set():
+                    self._changed.clear()
+                    pause = _SOONEST
+            pause = _SOONEST if await self._look() else min(_LATEST, pause * _SLOWER)
+
+    async def _look(self) -> bool:
+        """Tell listeners what is new. Return whether anything was."""
+        before = (self.head, self.under_way)
+        kept = 0 if self.under_way is None else len(self.under_way.text)
+        progress = await progress_of(self._journal, self.session_id, kept)
+        while self.head < progress.seq:
+            page = await self._journal.read(self.session_id, after=self.head, limit=PAGE)
+            for event in await self._story.events([entry for entry in page if entry.kind != FORGOTTEN]):
+                self._tell(event)
+            self.head = page[-1].seq if page else progress.seq
+            self.under_way = None
+        self._hear_pieces(progress)
+        return (self.head, self.under_way) != before
+
+    def _hear_pieces(self, progress: RunProgress) -> None:
+        pieces = progress.sketches
+        if not pieces or progress.seq != self.head:  # what was read since may hold the whole message
+            return
+        so_far = _grown(self.under_way, pieces)
+        if so_far is None or so_far == self.under_way:
+            return
+        start = len(self.under_way.text) if _is_same(self.under_way, pieces[0]) and self.under_way is not None else 0
+        self.under_way = so_far
+        self._tell(msgspec.structs.replace(so_far, start=start, text=so_far.text[start:]))
+
+    def _tell(self, news: News) -> None:
+        for listener in self.listeners:
+            listener.tell(news)
+
+
+def _is_same(known: Piece | None, piece: Sketch) -> bool:
+    return known is not None and (known.message, known.attempt) == (piece.message_id, piece.attempt)
+
+
+def _grown(known: Piece | None, pieces: Sequence[Sketch]) -> Piece | None:
+    """Return all that was said of an answer, by what was known of it and the pieces behind that."""
+    first = pieces[0]
+    if known is None or not _is_same(known, first):
+        text = said_in(pieces)
+        return Piece(first.run, first.message_id, first.attempt, 0, text) if text else None
+    text = known.text
+    for piece in pieces[1:] if len(pieces) > 1 else pieces:
+        if piece.start == len(text):
+            text += piece.text
+    return msgspec.structs.replace(known, text=text)

@@ -1,0 +1,125 @@
+"""Who is asking: a bearer's token, a browser's cookie, or a proxy that has signed somebody in."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import timedelta
+from http.cookies import CookieError, SimpleCookie
+
+import msgspec
+
+from perdure.model.ids import now
+from perdure.model.session import check_owner
+from perdure.protocols import Token, TokenBook
+from perdure.server.settings import Settings
+from perdure.server.tokens import digest_of, holder_of, new_token
+
+COOKIE = "perdure"
+BROWSER = "browser"
+"""The name of the tokens that browsers are given."""
+_SIGNED_IN_FOR = timedelta(days=7)
+_TRUSTED_FOR = 2.0
+"""Seconds that a token is believed without another look: one that was revoked works no longer than that."""
+_REMEMBERED = 1024
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Somebody who may ask: whose sessions they reach, and whether they may change anything."""
+
+    owner: str | None
+    """None reaches the sessions of everybody."""
+    may_write: bool = True
+    token: str | None = None
+    """The digest of their token; None where a proxy vouches for them."""
+
+
+class Gate:
+    """Tells callers by what they bring. Everything else is nobody."""
+
+    def __init__(self, book: TokenBook, settings: Settings, owner: str | None = None) -> None:
+        self._book = book
+        self._settings = settings
+        self.owner = owner
+        """Whose sessions the service is limited to; None for everybody's."""
+        self._invitations: dict[str, float] = {}
+        self._known: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
+
+    async def caller(self, headers: Mapping[str, str], address: str | None) -> Caller | None:
+        """Return who sends a request with these headers; None if it is nobody known."""
+        if self._settings.owner_header is not None and address == self._settings.proxy:
+            return self._vouched_for(headers.get(self._settings.owner_header))
+        kind, _, secret = headers.get("authorization", "").partition(" ")
+        if kind:
+            return await self.holder(secret.strip()) if kind.lower() == "bearer" else None
+        cookie = _cookie_in(headers.get("cookie", ""))
+        return None if cookie is None else await self.holder(cookie)
+
+    def _vouched_for(self, owner: str | None) -> Caller | None:
+        if not owner:
+            return None
+        check_owner(owner)
+        return Caller(owner) if self.owner in (None, owner) else None
+
+    async def holder(self, secret: str) -> Caller | None:
+        """Return who holds a token."""
+        digest = digest_of(secret)
+        until, known = self._known.get(digest, (0.0, None))
+        if time.monotonic() < until:
+            return known
+        found = self._as_caller(await holder_of(self._book, secret))
+        self._known[digest] = (time.monotonic() + _TRUSTED_FOR, found)
+        self._known.move_to_end(digest)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+    async def is_valid(self, caller: Caller) -> bool:
+        """Tell whether a caller's token is still good, for streams that stay open."""
+        if caller.token is None:
+            return True
+        token = await self._book.token(caller.token)
+        return token is not None and (token.expires_at is None or token.expires_at > now())
+
+    def _as_caller(self, token: Token | None) -> Caller | None:
+        if token is None or (self.owner is not None and token.owner not in (None, self.owner)):
+            return None
+        return Caller(token.owner if self.owner is None else self.owner, token.may_write, token.digest)
+
+    def invite(self) -> str:
+        """Return a code that signs one browser in, once."""
+        code = secrets.token_urlsafe(32)
+        self._invitations[digest_of(code)] = time.monotonic()
+        return code
+
+    async def admit(self, code: str) -> str | None:
+        """Return the secret for the cookie of a browser that brings an invitation or a token; None if it is neither."""
+        if self._invitations.pop(digest_of(code), None) is not None:
+            expires = now() + _SIGNED_IN_FOR
+            secret, _ = await new_token(self._book, self.owner, expires_at=expires, name=BROWSER)
+            return secret
+        return code if await self.holder(code) is not None else None
+
+    async def leave(self, secret: str) -> None:
+        """Sign a browser out: the token that was made for it is gone, and one that was given stays."""
+        token = await holder_of(self._book, secret)
+        if token is not None and token.name == BROWSER:
+            await self._book.drop_token(token.id)
+            self._known.pop(digest_of(secret), None)
+
+
+def _cookie_in(header: str) -> str | None:
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def cookie_header(secret: str | None, *, is_secure: bool) -> str:
+    """Return the header that gives a browser its cookie, or takes it away."""
+    age = 0 if secret is None else int(_SIGNED_IN_FOR.total_seconds())
+    secure = "; Secure" if is_secure else ""
+    return f"{COOKIE}={secret or ''}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}"

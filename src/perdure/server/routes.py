@@ -1,0 +1,46 @@
+"""One table of routes: the app and its OpenAPI document are both made of it, so neither can miss one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.responses import Response
+
+from perdure.server.call import Answer, Call
+
+Access = Literal["open", "read", "write"]
+"""Who may ask: everybody, every caller, or a caller who may change things."""
+Face = Literal["api", "openai", "agui", "page", "health"]
+"""To whom a route speaks, which decides how it tells of errors."""
+Handler = Callable[[Call], Awaitable[Answer | Response | object]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A path and a method, what they take and give, and the function that answers."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    query: type | None = None
+    """The struct of the query's parameters."""
+    body: type | None = None
+    """The struct of the JSON body, or of a page's form."""
+    gives: Any = None
+    """The type of the JSON that comes back; None where it is none."""
+    status: int = 200
+    also: Mapping[int, str] = field(default_factory=dict)
+    """Further statuses that are no problem, and what they mean."""
+    access: Access = "read"
+    face: Face = "api"
+    is_stream: bool = False
+    """Whether it gives a stream of events where the request's Accept asks for one."""
+
+    @property
+    def name(self) -> str:
+        """A name for programs: of the method and the path's words."""
+        words = [word.strip("{}").partition(":")[0] for word in self.path.split("/") if word]
+        return "_".join([self.method.lower(), *words]).replace(".", "_").replace("-", "_")
