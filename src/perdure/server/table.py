@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.server.api import decisions, messages, runs, sessions, verbs
+from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
 from perdure.server.status import get_health, get_metrics, get_openapi, get_readiness
 from perdure.sessions.json_forms import BacklogForm, InfoForm, ReplyForm
@@ -193,4 +194,4 @@ def _status() -> Iterator[Route]:
     yield Route("GET", "/openapi.json", get_openapi, "Read this document", face="health")
 
 
-ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_status())
+ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_status(), *page_routes())

@@ -1,0 +1,1 @@
+"""The inspector: pages for people, rendered here, that work without JavaScript."""

@@ -1,0 +1,29 @@
+"""The files that pages are drawn with: one style sheet, and scripts without which everything still works."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.responses import Response
+
+from perdure.server.call import Call
+from perdure.server.problems import Problem
+
+_KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+async def get_static(call: Call) -> Response:
+    """Return a file, by its name in the table of those that are there: no path of a request reaches the disk."""
+    name = call.path("file")
+    found = _all().get(name)
+    if found is None:
+        raise Problem(404, "NotFound", "There is no such file.")
+    kind = _KINDS[name.rpartition(".")[2]]
+    return Response(found, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def _all() -> dict[str, bytes]:
+    folder = files("perdure.server.pages") / "static"
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in _KINDS}
