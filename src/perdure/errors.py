@@ -474,7 +474,11 @@ class RunFailed(DriverError):
         self.problem = reason
         self.reason = reason = f"{kind}: {reason}" if kind else reason
         advice = "retry() sends the message again, send() says something else, and undo() takes the message back"
-        if not is_shown:  # undo() would take back what was said before it
+        if kind == "RunParked":  # its session takes no message until it is opened
+            advice = (
+                "unpark(), or `perdure queue retry`, opens it for the messages that wait; undo() takes this one back"
+            )
+        elif not is_shown:  # undo() would take back what was said before it
             advice = "the message is on record and was shown to no model; send it again once that is mended"
         super().__init__(
             f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "

@@ -802,6 +802,15 @@ class Key(msgspec.Struct, frozen=True):
         expect_text(self.digest, "$.digest")
 
 
+def check_key(key: object) -> None:
+    """Raise InvalidData unless it can be the key of a message."""
+    if not 1 <= len(expect_text(key, "$.key")) <= _MOST_IN_KEY:
+        raise InvalidData("$.key", f"a key is a text of 1 to {_MOST_IN_KEY} characters")
+
+
+_MOST_IN_KEY = 500
+
+
 class Saving(msgspec.Struct, frozen=True):
     """What goes with the save of a run: its claim, what is written already, and what is still to be put on record."""
 

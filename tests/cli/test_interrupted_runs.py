@@ -97,7 +97,9 @@ def test_many_are_told_of_at_once(
     monkeypatch.setattr("perdure.cli.looking._TOLD", 1)
     told = perdure("ls", "--store", store).err.splitlines()
     assert told[0].startswith("The last run of q2 was killed.")
-    assert told[1:] == ["Killed as well: 1 more. Go on with all: perdure recover --store kept.db --tools FILE.py"]
+    assert told[1:] == [
+        "Interrupted as well: 1 more. Continue all of them here: perdure recover --store kept.db --tools FILE.py"
+    ]
 
 
 def test_it_is_told_from_one_that_runs(perdure: Callable[..., Any], store: str) -> None:

@@ -94,6 +94,20 @@ def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("schedule", "add", "e", " ", "--cron", "0 7 * * *"),
+        ("schedule", "add", "e", "x", "--cron", "0 7 * * *", "--priority", "99999999999"),
+        ("send", "--new", "e", "x", "--no-wait", "--priority", "99999999999"),
+        ("send", "--new", "e", "x", "--no-wait", "--key", "k" * 501),
+    ],
+)
+def test_what_is_refused_begins_no_session(perdure: Callable[..., Any], words: tuple[str, ...]) -> None:
+    perdure(*words, "--model", "offline", code=2)
+    assert perdure("ls").out == ""
+
+
 def test_a_time_without_a_zone_is_local(said: Callable[..., Any], in_oslo: None) -> None:
     """Summer and winter. What is printed has the offset."""
     told = said("send", "a", "Did it?", "--later", "2120-07-31T18:00", "--key", "k")

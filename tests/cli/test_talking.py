@@ -111,6 +111,25 @@ def test_approval(perdure: Callable[..., Any], tools: str, home: Path) -> None:
     assert (home / "ledger").read_text() == "2+3\n"
 
 
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str, home: Path, verb: str) -> None:
+    """Nothing is run and no tools are needed. Until a worker comes, every command tells that it is decided."""
+    perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
+    told = perdure(verb, "s", "--no-wait").err
+    assert "Decided. A worker continues the run" in told
+    assert not (home / "ledger").exists()
+    shown = perdure("show", "s")
+    assert ("  left  " in shown.lines[0], "decided on" in shown.out, "killed" in shown.out) == (True, True, False)
+    assert perdure("show", "s", "--json").json["interrupted"] == "left"
+    assert perdure("ls").out.split("\t")[2] == "left"
+    queue = perdure("queue", "--json").json
+    assert (queue["held"], queue["running"][0]["handed_over"], queue["running"][0]["expires"]) == ([], True, None)
+    perdure(verb, "s", "--no-wait", code=4)
+    perdure("recover", "s", "--tools", tools)
+    assert (home / "ledger").exists() == (verb == "approve")
+    assert perdure("ls").out.split("\t")[2] == "active"
+
+
 def test_an_approval_prints_what_it_approves(perdure: Callable[..., Any], tools: str, home: Path) -> None:
     """By its digest as well; one that was shown with something else is refused, and nothing is made."""
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from perdure import InvalidData, Sessions, Worker, connect
+from perdure import InputRefused, InvalidData, Sessions, Worker, connect
 from perdure.model.ids import now
 from perdure.testing import ScriptedDriver
 from perdure.workers.inbox import InboxDispatcher
@@ -120,3 +120,64 @@ async def test_what_a_timer_has_put_into_an_inbox_is_for_workers(tmp_path: Path)
         await sessions.rename("a", "renamed")
         assert await waiting_in(sessions) == 1
         assert await answered(sessions, texts=1) == ["later"]
+
+
+async def test_a_key_that_was_left_for_later_keeps_its_time() -> None:
+    """The same message again, for another time or for now, leaves nothing and tells the time that stands."""
+    first, second = (now() + timedelta(hours=hours) for hours in (1, 2))
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        await sessions.enqueue("a", "Hello", key="k", at=first)
+        for at in (second, None):
+            again = await sessions.enqueue("a", "Hello", key="k", at=at)
+            assert again.at is not None
+            assert abs(again.at - first) < timedelta(milliseconds=1)
+            with pytest.raises(InvalidData, match="another"):
+                await sessions.enqueue("a", "Bye", key="k", at=at)
+        assert (len(await sessions.timers("a")), await waiting_in(sessions)) == (1, 0)
+        assert await again.drop()
+        assert await sessions.timers("a") == []
+
+
+async def test_one_who_waits_for_a_message_that_is_taken_back_is_told() -> None:
+    """Before it is asked for, and while it is waited for, from another connection."""
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        left = await sessions.enqueue("a", "Hello", key="k", at=now() + timedelta(hours=1))
+        waiting = asyncio.create_task(left.reply())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await sessions.drop_timer("a", "k")
+        with pytest.raises(InputRefused, match="taken back"):
+            await waiting
+        with pytest.raises(InputRefused, match="taken back"):
+            await left.reply()
+
+
+async def test_one_who_waits_for_a_later_message_gets_its_answer() -> None:
+    async with connect("memory://", model="offline") as sessions, Worker(sessions) as worker:
+        await sessions.open("a")
+        left = await sessions.enqueue("a", "what is 2 + 3?", key="k", at=now() + timedelta(seconds=0.5))
+        running = asyncio.create_task(worker.run())
+        reply = await left.reply(timeout=30)
+        worker.stop()
+        await running
+        assert reply is not None
+        assert "5" in reply.text
+
+
+async def test_a_time_that_cannot_be_shown_is_refused() -> None:
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        with pytest.raises(InvalidData, match="too far away"):
+            await sessions.enqueue("a", "Hello", at=datetime.max.replace(tzinfo=UTC))
+        with pytest.raises(InvalidData, match="too far away"):
+            await sessions.suspend("a", until=datetime.max.replace(tzinfo=UTC))
+        assert (await sessions.queue()).delayed == []
+
+
+async def test_a_schedule_that_is_not_there_is_not_ended() -> None:
+    async with connect("memory://", model="offline") as sessions:
+        assert not await sessions.unschedule("digest")
+        await sessions.open("digest")
+        assert not await sessions.unschedule("digest")

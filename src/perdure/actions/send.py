@@ -38,7 +38,17 @@ from perdure.model.execution import ExecutionStatus, ExternalToolSpec
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
 from perdure.model.value import thawed
-from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel, SessionManager
+from perdure.protocols import (
+    ActionContext,
+    ActionResult,
+    Answer,
+    Journal,
+    JournalEntry,
+    Key,
+    Sequel,
+    SessionManager,
+    check_key,
+)
 
 if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
@@ -84,8 +94,8 @@ class SendMessage:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
-        if key is not None and not 1 <= len(expect_text(key, "$.key")) <= 500:
-            raise InvalidData("$.key", "a key is a text of 1 to 500 characters")
+        if key is not None:
+            check_key(key)
         if key is not None and when_busy == STEER:
             problem = "a message that steers another run has no result of its own; use when_busy='queue'"
             raise InvalidData("$.key", problem)

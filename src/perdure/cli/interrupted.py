@@ -16,12 +16,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KILLED = "killed"
+HANDED_OVER = "handed over"
+LEFT = "left"
 
 
 async def killed_in(sessions: Sessions) -> set[str]:
     """The sessions whose last run was killed and waits to be recovered."""
     journal = sessions.runtime.journal
     return set() if journal is None else {str(each) for each in await journal.lapsed()}
+
+
+async def interruption_of(sessions: Sessions, session_id: str) -> str:
+    """Return why the run of a session waits to be continued: it was killed, handed over, or left to a worker."""
+    from perdure.runtime.record_reader import is_left_to_worker, was_handed_over
+
+    journal = sessions.runtime.journal
+    assert journal is not None  # or no run would wait
+    if await is_left_to_worker(journal, session_id):
+        return LEFT
+    return HANDED_OVER if await was_handed_over(journal, session_id) else KILLED
 
 
 async def needs_tools(sessions: Sessions, session_id: str) -> bool:
@@ -69,6 +82,15 @@ def _looked_up(
         return otherwise if ctx is None else on_session(ctx, session_id, look)[1]
     except (PerdureError, OSError):
         return otherwise
+
+
+def told_of(why: str, session_id: str) -> str:
+    """Return the sentence that tells of a run which waits to be continued."""
+    if why == LEFT:
+        return f"The run of {session_id} was decided on, and waits for a worker."
+    if why == HANDED_OVER:
+        return f"The last run of {session_id} was handed over, and waits for a worker."
+    return f"The last run of {session_id} was killed."
 
 
 def to_go_on(session_id: str, *, tools: bool) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.hints import command
-from perdure.cli.interrupted import KILLED, killed_in, needs_tools
+from perdure.cli.interrupted import LEFT, interruption_of, killed_in, needs_tools, told_of
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -110,11 +110,12 @@ def ls(
             listed = page if everything or as_json or not is_terminal() else _of_people(page)
             if not as_json:
                 await learn(sessions, [info.id for info in listed])
-            _print_page(listed, killed, as_json, of_all=sessions.owner is None)
+            why = {each.id: await interruption_of(sessions, each.id) for each in page if each.id in killed}
+            _print_page(listed, why, as_json, of_all=sessions.owner is None)
             if len(listed) < len(page):
                 left_out = counted(len(page) - len(listed), "session")
                 note(f"Left out: {left_out} with the state of apps and users. Add --all to see them.")
-            await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
+            await _tell_of_interrupted(sessions, why)
             shown, left = shown + len(page), None if left is None else left - len(page)
             after = page.next
             if after is not None and left == 0:
@@ -158,30 +159,36 @@ def _key_and_value(given: str) -> tuple[str, Any]:
     return key, value if isinstance(value, str | int) else text
 
 
-async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> None:
-    for session_id in session_ids[:_TOLD]:
+async def _tell_of_interrupted(sessions: Sessions, why: Mapping[str, str]) -> None:
+    for session_id, reason in list(why.items())[:_TOLD]:
         recover = command("recover", session_id, tools=await needs_tools(sessions, session_id))
-        note(f"The last run of {shown(session_id)} was killed. Go on with it: {recover}")
-    if len(session_ids) > _TOLD:
-        note(f"Killed as well: {len(session_ids) - _TOLD:,} more. Go on with all: {command('recover', tools=True)}")
+        note(f"{told_of(reason, shown(session_id))} Continue it here: {recover}")
+    if len(why) > _TOLD:
+        more = f"Interrupted as well: {len(why) - _TOLD:,} more."
+        note(f"{more} Continue all of them here: {command('recover', tools=True)}")
 
 
-def _print_page(page: SessionInfoList[ListedSession], killed: set[str], as_json: bool, *, of_all: bool) -> None:
+def _print_page(page: SessionInfoList[ListedSession], why: Mapping[str, str], as_json: bool, *, of_all: bool) -> None:
     if as_json:
         for info in page:
-            print_json({**of_listed(info), "killed": info.id in killed})
+            print_json({**of_listed(info), **_interrupted(why.get(info.id))})
     elif page:
-        _print_sessions([_row(info, info.id in killed) for info in page], of_all and any(info.owner for info in page))
+        _print_sessions([_row(info, why.get(info.id)) for info in page], of_all and any(info.owner for info in page))
     for damage in page.damaged:
         note(f"damaged: {damage}")
 
 
-def _row(info: ListedSession, is_killed: bool) -> dict[str, object]:
+def _interrupted(why: str | None) -> dict[str, object]:
+    """Return the fields that tell of a run which waits to be continued."""
+    return {"killed": why is not None, "interrupted": why}
+
+
+def _row(info: ListedSession, why: str | None) -> dict[str, object]:
     """Return a session's fields by the names of their columns, in the order that a pipe has them."""
     return {
         "SESSION": shown(info.id),
         "AGENT": info.agent_name,
-        "STATUS": KILLED if is_killed else info.status.value,
+        "STATUS": why or info.status.value,
         "VERSION": info.version,
         "CREATED": age(info.created_at),
         "CHANGED": age(info.updated_at),
@@ -225,18 +232,19 @@ def show(
     if everything and version is not None:
         raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
 
-    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], bool]:
+    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], str | None]:
         found = await sessions.session(session_id, version)
         messages = list(await sessions.history(session_id) if everything else found.state.messages)
-        was_killed = session_id in await killed_in(sessions)
-        await _tell_of_killed(sessions, [session_id] if was_killed else [])
-        return found, _last_of(messages, last) if last else messages, was_killed
+        is_interrupted = session_id in await killed_in(sessions)
+        why = await interruption_of(sessions, session_id) if is_interrupted else None
+        await _tell_of_interrupted(sessions, {} if why is None else {session_id: why})
+        return found, _last_of(messages, last) if last else messages, why
 
-    _, (found, messages, was_killed) = on_session(ctx, session, verb, of_words=True)
+    _, (found, messages, why) = on_session(ctx, session, verb, of_words=True)
     if as_json:
-        print_json({**of_session(found, messages), "killed": was_killed})
+        print_json({**of_session(found, messages), **_interrupted(why)})
         return
-    _print_header(found, KILLED if was_killed else found.status.value)
+    _print_header(found, why or found.status.value)
     print_messages(messages)
     if hidden := sum(message.is_sealed for message in messages):
         note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
@@ -268,8 +276,9 @@ def _print_header(session: AgentSession, status: str) -> None:
     for block in _blocks(session):
         say(f"# {block}")
     execution = session.state.execution
+    what = "decided on" if status == LEFT else "waits for approval"
     for call in execution.pending_calls if execution else ():
-        say(f"# waits for approval: {line(call.name)} ({line(call.id)})")
+        say(f"# {what}: {line(call.name)} ({line(call.id)})")
         for leaf in call.leaves if call.waits_for else ():
             say(f"#   for its sub-agent: {line(leaf.name)} {line(dict(leaf.arguments), 200)}")
 

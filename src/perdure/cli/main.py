@@ -100,7 +100,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure send order-7 'Did it arrive?' --later 3d",
         "perdure send order-7 'Ship it.' --no-wait --priority 5",
     ),
-    "approve": ("perdure approve @ --tools tools.py", "perdure approve order-7 --call call_1 --tools tools.py"),
+    "approve": (
+        "perdure approve @ --tools tools.py",
+        "perdure approve order-7 --call call_1 --tools tools.py",
+        "perdure approve order-7 --no-wait",
+    ),
     "deny": ("perdure deny @ 'Not on a Sunday.' --tools tools.py",),
     "cancel": ("perdure cancel order-7",),
     "recover": ("perdure recover --tools tools.py", "perdure recover order-7 --tools tools.py"),

@@ -17,7 +17,7 @@ from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import age, counted, is_terminal, line, note, print_json, print_table, say, to_come
 from perdure.errors import InvalidData, RunFailed
 from perdure.model.ids import now
-from perdure.protocols import SCHEDULE
+from perdure.protocols import SCHEDULE, check_priority
 from perdure.sessions.json_forms import moment_of, of_backlog, of_timer
 from perdure.sessions.timing import UNTIL, next_time
 
@@ -194,6 +194,8 @@ def schedule(
     """
     if verb == "add" and given["text"] is not None and given["cron"] is None:
         raise click.UsageError("--cron is missing: when is it to be sent? Such as --cron '0 7 * * MON'.")
+    if given["text"] is not None and not given["text"].strip():
+        raise click.UsageError("The text is empty, so there is nothing to say.")
     is_said = given["text"] is not None and given["cron"] is not None
     if (name is None) != (verb == "ls") or is_said != (verb == "add"):
         raise click.UsageError(_VERBS)
@@ -208,6 +210,7 @@ def schedule(
 def _schedule(ctx: click.Context, name: str, session: str | None, *, text: str, **when: Any) -> Timer:
     async def work(sessions: Sessions) -> Timer:
         next_time(when["cron"], when["timezone"], now())  # what is wrong with it begins no session
+        check_priority(when["priority"])
         if session is None and not await sessions.exists(name):
             target = (await begun(ctx, sessions, name)).id
         else:

@@ -234,7 +234,8 @@ def require_store(ctx: click.Context) -> None:
     path = path_of(chosen.value)
     if path is not None and chosen.by != "default" and not path.exists():
         if ctx.info_name in _OF_OPERATORS:
-            leave = command("send", "--new", "TEXT", "--no-wait")
+            leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
+            leave += "" if settings_of(ctx).model or settings_of(ctx).agent else " --model MODEL"
             begin = f"Check --store and PERDURE_STORE. The first process that connects to it makes it: {leave}"
             raise ConfigurationError(f"There is no store at {path}. {begin}")
         begin = f"Check its name, or begin one there: {command('chat', begins=True)}"

@@ -18,6 +18,7 @@ from perdure.cli.setup import begun, continued, on_sessions, use_model, use_mode
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import at_time, is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
+from perdure.protocols import check_key, check_priority
 from perdure.sessions.json_forms import of_reply
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def send(
     target, text = _addressed(words, new)
     text = _said(text)
     parts = [_attached(each) for each in files]
+    check_priority(priority)  # what is wrong with it begins no session
+    if key is not None:
+        check_key(key)
     if no_wait or later is not None:
         if when_busy == "steer":
             raise click.UsageError("What is left for a worker waits for its turn. Leave --when-busy out.")
@@ -221,6 +225,9 @@ def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
 
 
 DENIED = "The user does not want this call to be made."
+_no_wait_option = click.option(
+    "--no-wait", is_flag=True, help="Leave the rest of the run to a worker: neither tools nor a model are needed here."
+)
 _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
 
 
@@ -247,7 +254,11 @@ def _decide(
                 raise
             raise Failure(f"{error.problem[0].upper()}{error.problem[1:]}.", NOT_ALLOWED) from None
 
-    _answer(ctx, on_session(ctx, session, work)[1], as_json)
+    session_id, reply = on_session(ctx, session, work)
+    if reply.queued and not as_json:
+        note(f"Decided. A worker continues the run, or: {command('recover', session_id, tools=True)}")
+    else:
+        _answer(ctx, reply, as_json)
 
 
 async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, ...], title: str) -> Shown:
@@ -268,12 +279,17 @@ async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, .
 @store_command(json=True, agent=True)
 @session_argument()
 @_call_option
-def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: bool) -> None:
+@_no_wait_option
+def approve(ctx: click.Context, session: str, calls: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
     """Let the pending tool calls of SESSION be made, all of them by default, and the run continue.
 
     What is made is what is printed first, and nothing else.
     """
-    _decide(ctx, session, calls, as_json, "Approving:", lambda sessions, key, shown: sessions.approve(key, shown))
+
+    def verb(sessions: Sessions, key: str, shown: Shown) -> Awaitable[Reply[Any]]:
+        return sessions.approve(key, shown, wait=not no_wait)
+
+    _decide(ctx, session, calls, as_json, "Approving:", verb)
 
 
 @store_command(json=True, agent=True)
@@ -281,14 +297,25 @@ def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: b
 @click.argument("reason", required=False)
 @click.option("--reason", "why", metavar="TEXT", help="The same as REASON.")
 @_call_option
+@_no_wait_option
 def deny(
-    ctx: click.Context, session: str, reason: str | None, why: str | None, calls: tuple[str, ...], as_json: bool
+    ctx: click.Context,
+    session: str,
+    reason: str | None,
+    why: str | None,
+    calls: tuple[str, ...],
+    no_wait: bool,
+    as_json: bool,
 ) -> None:
     """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and goes on."""
     if reason is not None and why is not None:
         raise click.UsageError("Give the reason once: behind the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
-    _decide(ctx, session, calls, as_json, "Denying:", lambda sessions, key, shown: sessions.deny(key, given, shown))
+
+    def verb(sessions: Sessions, key: str, shown: Shown) -> Awaitable[Reply[Any]]:
+        return sessions.deny(key, given, shown, wait=not no_wait)
+
+    _decide(ctx, session, calls, as_json, "Denying:", verb)
 
 
 @store_command()

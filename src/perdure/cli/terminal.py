@@ -37,6 +37,8 @@ _STATUS_STYLES = {
     "rejected": "yellow",
     "failed": "red",
     "killed": "red",
+    "handed over": "yellow",
+    "left": "yellow",
     "parked": "red",
     "delayed": "dim",
     "deleted": "dim",

@@ -202,6 +202,8 @@ def _stopped_by_signals(made: Worker, *, then: float | None = None) -> Iterator[
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+            if told:  # it is ending: a further signal would only break that off
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _tell_of_start(ctx: click.Context, made: Worker) -> None:

@@ -110,6 +110,12 @@ async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
     return None
 
 
+async def was_handed_over(journal: Journal, session_id: str) -> bool:
+    """Tell whether the process that had a run gave it up of its own accord: it was not killed."""
+    last = await journal.read(session_id, last=1)
+    return bool(last) and last[0].kind == HANDED_OVER
+
+
 async def is_left_to_worker(journal: Journal, session_id: str) -> bool:
     """Tell whether a run was decided on and handed over, and nobody has got any further with it since."""
     newest = await last_of_run(journal, session_id)

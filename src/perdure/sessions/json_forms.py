@@ -107,7 +107,8 @@ class RunningForm(TypedDict):
     owner: str | None
     holder: str
     since: datetime | None
-    expires: datetime
+    expires: datetime | None
+    """When the lease ends; None if it was given up at once."""
     killed: bool
     handed_over: bool
 
@@ -251,7 +252,7 @@ def of_backlog(found: Backlog) -> BacklogForm:
                 "owner": each.owner,
                 "holder": each.holder,
                 "since": None if each.since is None else moment_of(each.since),
-                "expires": moment_of(each.expires),
+                "expires": moment_of(each.expires) if each.expires else None,
                 "killed": each.lapsed and each.session_id not in found.handed_over,
                 "handed_over": each.session_id in found.handed_over,
             }

@@ -13,7 +13,6 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
 from perdure.protocols import PARKED, JournalEntry, Parked, Running, Timer, Waiting
-from perdure.run_journal import HANDED_OVER
 from perdure.sessions.queueing import Queueing
 
 # Parking is imported where it is used: a process that opens a session and sends does not need it.
@@ -75,13 +74,17 @@ class Operating(Queueing):
         parked = await self._parked()
         closed = {each.session_id for each in parked}
         held = [each for each in held if owner in (None, each.owner) and each.session_id not in closed][:limit]
+        # A run that was decided on closes its session until it is saved, but nothing there waits for a person.
+        decided = {each.session_id for each in running}
+        waiting = [*waiting, *(each for each in held if each.session_id in decided)]
+        held = [each for each in held if each.session_id not in decided]
         begun, handed_over = await self._interrupted(running)
         waiting = [each for each in map(partial(_without_begun, begun=begun), waiting) if each.count]
         return Backlog(waiting, running, timers, parked, held, handed_over)
 
     async def _interrupted(self, running: Sequence[Running]) -> tuple[set[SessionId], frozenset[SessionId]]:
         """Return the sessions whose interrupted run answers a message of the inbox, and those that were handed over."""
-        from perdure.runtime.record_reader import last_of_run
+        from perdure.runtime.record_reader import last_of_run, was_handed_over
 
         journal = self._journal()
         begun, handed_over = set(), set()
@@ -90,8 +93,7 @@ class Operating(Queueing):
             runs = await journal.runs(each.session_id, run=newest.run) if newest and newest.run else ()
             if runs and runs[0].first.body.get("posted"):
                 begun.add(each.session_id)
-            last = await journal.read(each.session_id, last=1) if each.lapsed else ()
-            if last and last[0].kind == HANDED_OVER:
+            if each.lapsed and await was_handed_over(journal, each.session_id):
                 handed_over.add(each.session_id)
         return begun, frozenset(handed_over)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Unpack
 
 from perdure.actions.inbox import QUEUE, Inbox, left_to_workers, under_way
 from perdure.actions.send import SendMessage, used_for_another
-from perdure.errors import ConfigurationError, InvalidData
+from perdure.errors import ConfigurationError, InputRefused, InvalidData
 from perdure.model.checks import expect_text, expect_wait
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.session import AgentSessionInfo
@@ -25,6 +26,8 @@ MOST_WAITING = 100
 MOST_OF_OWNER = 10_000
 """How many may wait in all sessions of an owner."""
 _PAGE = 500
+_LOOK_AT_TIMER = 2.0
+"""Seconds between two looks whether a message that is to be sent later was taken back."""
 
 
 class Queued:
@@ -47,13 +50,16 @@ class Queued:
     async def reply(self, timeout: float | None = None) -> Reply[Any] | None:  # noqa: ASYNC109  # None, and no error
         """Wait for the answer: for as long as it takes, or `timeout` seconds. None if it is not there by then.
 
-        RunFailed if its run ended without an answer, and InputRefused if it can never be sent.
+        RunFailed if its run ended without an answer, and InputRefused if it can never be sent, such as one that was
+        taken back.
         """
         if timeout is not None:
             expect_wait(timeout, "$.timeout")
         try:
             async with asyncio.timeout(timeout):
-                return await self._sessions._answer_to(self.session_id, self.key, self._item)
+                return await self._sessions._answer_to(
+                    self.session_id, self.key, self._item, is_delayed=self.at is not None
+                )
         except TimeoutError:
             return None
 
@@ -95,19 +101,30 @@ class Queueing(Talking):
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         info = await self.info(session_id)
         found = info.id
-        item, is_answered = None, False
-        if given is not None:  # another may have left it
+        if given is not None:  # it may have been left before
             item = await self._posted_before(found, action)
-            is_answered = item is None and await self._has_answer_to(found, action)
-        if item is None and not is_answered:
-            if due is not None:
-                await self._set_timer(found, action, due, priority)
-            else:
-                item = await self._post(info, action, priority)
-        return Queued(self, found, key, item, at)
+            if item is not None or await self._has_answer_to(found, action):
+                return Queued(self, found, key, item, None)
+            timer = await self._delayed_before(found, action)
+            if timer is not None:
+                return Queued(self, found, key, None, _moment(timer.due))
+        if due is not None:
+            timer = await self._set_timer(found, action, due, priority)
+            return Queued(self, found, key, None, at if timer.due == due else _moment(timer.due))
+        return Queued(self, found, key, await self._post(info, action, priority), None)
 
     async def _posted_before(self, session_id: SessionId, action: SendMessage) -> JournalEntry | None:
         return await self._under_way(session_id, action, may_wait=True)
+
+    async def _delayed_before(self, session_id: SessionId, action: SendMessage) -> Timer | None:
+        """Return the timer that sends the same message under the same key. InvalidData if it sends another one."""
+        assert action.key is not None
+        for timer in await self._timers_of(session_id):
+            if timer.name == action.key.name and timer.entry is not None and timer.cron is None:
+                if timer.entry.body.get("digest") != action.key.digest:
+                    raise used_for_another(timer.name)
+                return timer
+        return None
 
     async def _has_answer_to(self, session_id: SessionId, action: SendMessage) -> bool:
         """Tell whether a key has its answer. InvalidData if it is that of another message."""
@@ -127,20 +144,20 @@ class Queueing(Talking):
             await tell_of(self._connection.dispatcher, info.id, priority=priority, owner=self.owner)
         return item
 
-    async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> None:
-        """Have a message sent at a time, unless the same waits for one under its key."""
+    async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> Timer:
+        """Have a message sent at a time. Return the timer: one that another has set for the same message stays."""
         assert action.key is not None
         name = action.key.name
         if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would take it for theirs
             raise InvalidData("$.key", f"pauses and schedules have such names: use another key than {name!r}")
         timer = Timer(session_id, action.key.name, due, Entry(QUEUE, left_to_workers(action.item())), priority)
         try:
-            await self._queue().set_timer(timer)
-        except InvalidData:  # one of this name is there; the same message has another id each time
-            there = [each for each in await self._timers_of(session_id) if each.name == timer.name]
-            if there and there[0].entry is not None and there[0].entry.body.get("digest") == action.key.digest:
-                return
-            raise used_for_another(timer.name) from None
+            return await self._queue().set_timer(timer)
+        except InvalidData:  # another has just set one; the same message has another id each time
+            there = await self._delayed_before(session_id, action)
+            if there is None:
+                raise
+            return there
 
     async def schedule(
         self,
@@ -177,6 +194,8 @@ class Queueing(Talking):
 
     async def unschedule(self, name: str, session_id: str | None = None) -> bool:
         """End a schedule. False if there is none of that name in the session."""
+        if session_id is None and not await self.exists(name):
+            return False
         found = (await self.info(name if session_id is None else session_id)).id
         return await self._queue().drop_timer(found, SCHEDULE + name)
 
@@ -195,7 +214,9 @@ class Queueing(Talking):
             found += page
         return found
 
-    async def _answer_to(self, session_id: SessionId, key: str, item: JournalEntry | None) -> Reply[Any]:
+    async def _answer_to(
+        self, session_id: SessionId, key: str, item: JournalEntry | None, *, is_delayed: bool = False
+    ) -> Reply[Any]:
         """Wait for the answer to a key. Runs that were killed are left to workers."""
         from perdure.sessions.following import listening
         from perdure.sessions.joining import Joining
@@ -210,14 +231,34 @@ class Queueing(Talking):
                 if reply is not None and not reply.queued:
                     return reply
                 found = await under_way(journal, session_id, key)
-                if found is None:
-                    await news()
+                if found is not None:
+                    continue
+                if is_delayed and not await self._is_still_delayed(session_id, key):
+                    is_delayed = False
+                    continue
+                with suppress(TimeoutError):  # nothing on the record tells that a timer was dropped
+                    async with asyncio.timeout(_LOOK_AT_TIMER if is_delayed else None):
+                        await news()
+
+    async def _is_still_delayed(self, session_id: SessionId, key: str) -> bool:
+        """Tell whether a message still waits for its time. InputRefused if it was taken back before that."""
+        if any(timer.name == key for timer in await self._timers_of(session_id)):
+            return True
+        is_sent = await under_way(self._journal(), session_id, key) or await self.result(session_id, key)
+        if not is_sent:
+            version = (await self.info(session_id)).version
+            raise InputRefused(session_id, version, "the message was taken back before its time came")
+        return False
 
     def _journal(self) -> Journal:
         journal = self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so nothing can be left for a worker.")
         return journal
+
+
+def _moment(due: float) -> datetime:
+    return datetime.fromtimestamp(due, UTC)
 
 
 async def _left_to_workers(session_id: SessionId) -> None:

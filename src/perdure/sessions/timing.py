@@ -10,6 +10,8 @@ from perdure.errors import ConfigurationError, InvalidData
 if TYPE_CHECKING:
     from cronsim import CronSim
 
+FARTHEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""The last time that something can be due at. What is later could not be shown in every time zone."""
 UNTIL = "until"
 """The name of the timer that opens a session again which was suspended until a time."""
 _FIELDS = 5
@@ -22,7 +24,10 @@ def due_at(at: object, path: str = "$.at") -> float:
         raise InvalidData(path, f"expected a datetime, got {type(at).__name__}")
     if at.tzinfo is None:
         raise InvalidData(path, "the time needs a time zone: datetime.now(UTC) + timedelta(days=3), say")
-    return at.timestamp()
+    due = at.timestamp()
+    if due > FARTHEST:
+        raise InvalidData(path, f"{at:%Y-%m-%d} is too far away; name a nearer time")
+    return due
 
 
 def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:

@@ -97,7 +97,7 @@ class Sweep:
     async def _stalled(self) -> None:
         asked = {"queue": self._queue, "lease": self._lease}
         for job_id, worker_id, session_id in await self._database.rows(_STALLED, asked):
-            _log.info("the worker that had session %s has died", session_id)
+            _log.info("the worker that had session %s has died", session_id, extra={"facts": {"session": session_id}})
             await self._jobs.give_back(job_id, worker_id, 0.0)
 
     async def _forgotten(self) -> None:
