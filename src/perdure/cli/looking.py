@@ -110,7 +110,7 @@ def ls(
             listed = page if everything or as_json or not is_terminal() else _of_people(page)
             if not as_json:
                 await learn(sessions, [info.id for info in listed])
-            why = {each.id: await interruption_of(sessions, each.id) for each in page if each.id in killed}
+            why = {str(each.id): await interruption_of(sessions, each.id) for each in page if each.id in killed}
             _print_page(listed, why, as_json, of_all=sessions.owner is None)
             if len(listed) < len(page):
                 left_out = counted(len(page) - len(listed), "session")
