@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KILLED = "killed"
-
-
-async def killed_in(sessions: Sessions) -> set[str]:
-    """The sessions whose last run was killed and waits to be recovered."""
-    journal = sessions.runtime.journal
-    return set() if journal is None else {str(each) for each in await journal.lapsed()}
-
 
 async def needs_tools(sessions: Sessions, session_id: str) -> bool:
     """Whether a session can hardly go on without tools: it waits with calls, its agent names some, or its last run
