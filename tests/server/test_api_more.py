@@ -148,3 +148,20 @@ async def test_a_long_session_is_not_read_whole(served: Served) -> None:
     held = sessions.store.glance(chat.id, last=1)  # type: ignore[attr-defined]
     read = [span for span in held.state.transcript.spans() if span.tape.items is not None]
     assert sum(map(len, read)) < 100
+
+
+@in_service
+async def test_a_condition_is_never_ignored(served: Served) -> None:
+    """A request that cannot be bound to a version is refused, and nothing is done."""
+    await talk(served, "a", "hello")
+    late = {"If-Match": '"1"'}
+    refused = [
+        await served.ada.post("/api/sessions/a/messages", json={"text": "more"}, headers=late),
+        await served.ada.post("/api/sessions/a/fork", json={"id": "b"}, headers=late),
+        await served.ada.post("/api/sessions/a/cancel", json={}, headers=late),
+        await served.ada.delete("/api/sessions/a", params={"erase": True}, headers=late),
+    ]
+    assert [(each.status_code, each.json()["path"]) for each in refused] == [(422, "If-Match")] * 4
+    assert (await served.ada.delete("/api/sessions/a", headers=late)).status_code == 412
+    assert (await served.ada.get("/api/sessions/a")).headers["ETag"] == '"2"'
+    assert (await served.ada.get("/api/sessions/b")).status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,14 @@ class Call:
 async def read_call(service: Service, route: Route, request: Request) -> Call:
     """Read a request as its route describes it. InvalidData says what is wrong with it, and where."""
     caller = getattr(request.state, "caller", None)
+    if route.face == "api" and not route.is_bound and "if-match" in request.headers:
+        raise InvalidData("If-Match", "this request is not bound to a version; leave it out")
     query = None if route.query is None else _converted(_flat(request), route.query)
-    return Call(service, request, caller, query, await _body_of(route, request))
+    try:
+        async with asyncio.timeout(service.settings.limits.patience):
+            return Call(service, request, caller, query, await _body_of(route, request))
+    except TimeoutError:
+        raise Problem(408, "BodyTooSlow", "The body did not come in time.", headers={"Connection": "close"}) from None
 
 
 async def _body_of(route: Route, request: Request) -> Any:
@@ -110,8 +117,7 @@ async def _body_of(route: Route, request: Request) -> Any:
     if route.face == "page":
         form = await request.form()
         return _converted({name: str(value) for name, value in form.items()}, route.body, may_have_more=True)
-    raw = await request.body()
-    return decoded(raw or b"{}", route.body)
+    return decoded(await request.body() or b"{}", route.body)
 
 
 def decoded(raw: bytes, kind: Any) -> Any:

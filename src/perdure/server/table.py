@@ -28,6 +28,7 @@ def _api() -> Iterator[Route]:
         status=201,
         also={200: "The request was made before."},
         access="write",
+        takes_key=True,
     )
     yield Route(
         "PUT",
@@ -50,6 +51,7 @@ def _api() -> Iterator[Route]:
         gives=sessions.ErasedForm,
         also={204: "It is hidden."},
         access="write",
+        is_bound=True,
     )
     yield Route(
         "POST",
@@ -90,6 +92,7 @@ def _said() -> Iterator[Route]:
         gives=ReplyForm,
         also=_LATER,
         access="write",
+        takes_key=True,
     )
     yield Route(
         "GET",
@@ -167,7 +170,7 @@ def _verbs() -> Iterator[Route]:
     )
     for handler, body, summary in plain:
         path = f"{_ONE}/{handler.__name__}"
-        yield Route("POST", path, handler, summary, body=body, gives=InfoForm, access="write")
+        yield Route("POST", path, handler, summary, body=body, gives=InfoForm, access="write", is_bound=True)
     yield Route(
         "POST",
         f"{_ONE}/fork",
@@ -184,7 +187,9 @@ def _verbs() -> Iterator[Route]:
         (decisions.answer, decisions.CallAnswers, "Hand in what calls that are made outside have come to"),
     ):
         path = f"{_ONE}/{handler.__name__}"
-        yield Route("POST", path, handler, summary, body=body, gives=ReplyForm, also=_LATER, access="write")
+        yield Route(
+            "POST", path, handler, summary, body=body, gives=ReplyForm, also=_LATER, access="write", is_bound=True
+        )
 
 
 def _work() -> Iterator[Route]:

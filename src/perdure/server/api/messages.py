@@ -103,8 +103,6 @@ async def post_message(call: Call) -> Answer:
     """Say something. It is durable before anything is answered, and a worker answers it."""
     wanted: NewMessage = call.body
     wait = checked_wait(call, wanted.wait)
-    if call.expected is not None:
-        raise InvalidData("If-Match", "a message is not bound to a version; leave it out")
     if wanted.when_busy != "queue":
         return await _sent_now(call, wanted, wait)
     queued = await call.sessions.enqueue(

@@ -238,6 +238,8 @@ async def delete_session(call: Call) -> ErasedForm | None:
     if not call.query.erase:
         await call.sessions.delete(call.session_id)
         return None
+    if call.expected is not None:
+        raise InvalidData("If-Match", "an erasure is not bound to a version; leave it out")
     return {"erased": [str(each) for each in await call.sessions.erase(call.session_id)]}
 
 
