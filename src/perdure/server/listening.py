@@ -34,9 +34,9 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == EADDRINUSE:
             what = f"Port {port} is in use on {host}: perhaps by another `perdure serve`."
-            raise ConfigurationError(what, f"Stop that one, or choose another: --port {port + 1}") from None
+            raise ConfigurationError(f"{what} Stop that one, or choose another: --port {port + 1}") from None
         reason = error.strerror or str(error)
-        raise ConfigurationError(f"{host} port {port} cannot be listened on: {reason}.", "Check --host.") from None
+        raise ConfigurationError(f"{host} port {port} cannot be listened on: {reason}. Check --host.") from None
 
 
 class HttpServer(uvicorn.Server):
