@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -144,7 +145,7 @@ def _flat(request: Request) -> dict[str, Any]:
 
 
 def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = False) -> Any:
-    known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    known = _names_in(kind)
     for name in () if may_have_more else given:
         if name not in known:
             raise InvalidData(f"$.{brief(name)}", f"there is no such parameter; there are: {', '.join(sorted(known))}")
@@ -152,6 +153,12 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
         return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(error) from None
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
+    """Return the parameters that a struct has. Looked up once: it evaluates every annotation, which takes long."""
+    return frozenset(each.encode_name for each in msgspec.structs.fields(kind))
 
 
 def invalid(error: msgspec.ValidationError) -> InvalidData:
