@@ -61,14 +61,14 @@ class Serving:
         self._process: subprocess.Popen[str] | None = None
         (where / "tools.py").write_text(TOOLS)
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, **environment: str) -> None:
         """Start it, and wait until it answers."""
         shared = ("--store", "sqlite:///served.db", "--json", "--port", str(self.port))
         command = [sys.executable, "-m", "perdure", "serve", *shared, *options]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         with (self.where / "stderr").open("a") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.where, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+                command, cwd=self.where, env=inherited | environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -76,8 +76,8 @@ class Serving:
         self.said = json.loads(line)
         until(lambda: httpx.get(f"{self.url}/healthz").status_code == 200)
 
-    def start_working(self, *options: str) -> None:
-        self.start("--tools", "tools.py", "--model", "offline", *options)
+    def start_working(self, *options: str, **environment: str) -> None:
+        self.start("--tools", "tools.py", "--model", "offline", *options, **environment)
 
     @property
     def log(self) -> str:

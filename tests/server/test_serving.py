@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.server.serve_process import PATIENCE, Event, Serving, served_in, stream
+from tests.server.serve_process import PATIENCE, Event, Serving, served_in, stream, until
 
 from perdure.cli.main import cli
 from perdure.cli.serving import _require_guarded
@@ -41,9 +42,14 @@ def ask(client: httpx.Client, number: int, **options: Any) -> httpx.Response:
 
 
 def test_it_is_signed_in_to_once(server: Serving) -> None:
-    """By the address that it prints; programs bring a token. No secret is logged, and nobody else gets in."""
-    server.start_working()
+    """By the address that it prints; programs bring a token. No secret is logged, and nobody else gets in.
+
+    A browser that it opens is given a file with a code of its own: command lines are seen by others.
+    """
+    (server.where / "browser").write_text('cp --preserve=mode "${1#file://}" opening && mv opening opened')
+    server.start_working("--open", DISPLAY=":0", BROWSER="sh browser %s")
     address = server.said["sign_in"]
+    require_opened(server, address)
     assert address.startswith(f"{server.url}/login?code=")
     with httpx.Client() as browser:
         assert browser.get(address).status_code == 303
@@ -63,6 +69,15 @@ def test_it_is_signed_in_to_once(server: Serving) -> None:
     assert '"event": "started"' in server.log
     for secret in ("code=", "pdr_", "/api/"):
         assert secret not in server.log
+
+
+def require_opened(server: Serving, printed: str) -> None:
+    opened = server.where / "opened"
+    until(opened.exists)
+    (address,) = re.findall(r"url=(http[^\"]+)", opened.read_text())
+    assert address != printed
+    assert opened.stat().st_mode & 0o777 == 0o600
+    assert [httpx.get(address).status_code for _ in range(2)] == [303, 403]
 
 
 def require_bounded_headers(server: Serving) -> None:
