@@ -265,6 +265,10 @@ BARS = (
         )
         for bar in adapter_bars(key, framework, theirs, slowest, most)
     ),
+    # The service, in one process, with its clients on the same machine.
+    Bar("service.p99", "99 of 100 requests, at 200 a second beside 500 open streams", "", 150, unit="ms"),
+    Bar("service.memory", "memory of the server after that", "the same before", 1.15),
+    Bar("service.open", "a session of 100,000 messages and its first page over HTTP", "the same of 100", 1.5),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(url: str, settings: Settings | None = None) -> AsyncIterator[Served]:
-    async with perdure.connect(url, model="offline", tools=[refund]) as sessions, Worker(sessions) as worker:
+async def serving(
+    url: str, settings: Settings | None = None, *, tools: Sequence[Any] = (refund,)
+) -> AsyncIterator[Served]:
+    async with perdure.connect(url, model="offline", tools=[*tools]) as sessions, Worker(sessions) as worker:
         work = asyncio.ensure_future(worker.run())
         service = Service(sessions, settings, runs_here=True)
         app = make_app(service)

@@ -232,7 +232,7 @@ def test_every_route_is_in_the_document() -> None:
     """The app and the document are made of one table."""
     told = document_of(ROUTES)
     named = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
-    assert named == {(route.method, route.path) for route in ROUTES if route.face != "page"}
+    assert named == {(route.method, route.path.replace(":path", "")) for route in ROUTES if route.face != "page"}
     names = [operation["operationId"] for methods in told["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
     text = json.dumps(told)

@@ -322,8 +322,13 @@ class RunInbox:
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._take()
-        if any(entry.kind == CANCEL and entry.seq > self._posted_before for entry in found):
+        if any(entry.kind == CANCEL and entry.seq > self._posted_before and self._is_meant(entry) for entry in found):
             self._cancel()
+
+    def _is_meant(self, wish: JournalEntry) -> bool:
+        """Tell whether a wish to cancel is for this run: one that names a run may come when that has just ended."""
+        named = (wish.body or EMPTY).get("run")
+        return named is None or self._run is None or named == self._run.execution.execution_id
 
     def _cancel(self) -> None:
         """End the run, once for each wish: what it does to end in good order must not be cancelled."""

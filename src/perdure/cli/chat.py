@@ -15,7 +15,7 @@ from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described_in_full
 from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, to_decide, to_name_tool
 from perdure.cli.hints import command
-from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
+from perdure.cli.interrupted import needs_tools, subagents_of
 from perdure.cli.options import settings_of, store_command
 from perdure.cli.session_ids import LAST_USED, named
 from perdure.cli.setup import agent_of, begun, continued, model_name, opened, use_model
@@ -28,6 +28,7 @@ from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.sessions.chat import Chat
 from perdure.sessions.default_store import data_directory
+from perdure.sessions.family_tree import killed_in
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
 

@@ -13,7 +13,6 @@ from rich.text import Text
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
 from perdure.cli.changing import NOTHING_TO_DO, compacted, uncompacted
 from perdure.cli.chat_view import described
-from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
 from perdure.cli.looking import nothing_found
 from perdure.cli.short_ids import learn
@@ -23,6 +22,7 @@ from perdure.errors import InvalidData
 from perdure.model.message import Media, Message
 from perdure.sessions.attaching import attach
 from perdure.sessions.chat import Chat
+from perdure.sessions.family_tree import tree_of
 from perdure.sessions.sessions import Sessions
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.cli.hints import command
 from perdure.errors import PerdureError
+from perdure.sessions.family_tree import KILLED
 
 if TYPE_CHECKING:
     import click
@@ -15,15 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KILLED = "killed"
 HANDED_OVER = "handed over"
 LEFT = "left"
-
-
-async def killed_in(sessions: Sessions) -> set[str]:
-    """The sessions whose last run was killed and waits to be recovered."""
-    journal = sessions.runtime.journal
-    return set() if journal is None else {str(each) for each in await journal.lapsed()}
 
 
 async def interruption_of(sessions: Sessions, session_id: str) -> str:

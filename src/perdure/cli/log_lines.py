@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,12 +41,22 @@ def _fields(record: logging.LogRecord, plain: logging.Formatter) -> dict[str, An
 
 
 @contextmanager
-def log_lines(as_json: bool) -> Iterator[None]:
-    """Show what perdure logs while the block lasts."""
-    logger, handler = logging.getLogger("perdure"), _Lines(as_json)
+def log_lines(as_json: bool, *others: str) -> Iterator[None]:
+    """Show what perdure logs while the block lasts, and of other loggers what is a warning or worse."""
+    handler = _Lines(as_json)
+    with ExitStack() as stack:
+        stack.enter_context(_shown("perdure", logging.INFO, handler))
+        for name in others:
+            stack.enter_context(_shown(name, logging.WARNING, handler))
+        yield
+
+
+@contextmanager
+def _shown(name: str, level: int, handler: logging.Handler) -> Iterator[None]:
+    logger = logging.getLogger(name)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False
     try:
         yield

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.hints import command
-from perdure.cli.interrupted import LEFT, interruption_of, killed_in, needs_tools, told_of
+from perdure.cli.interrupted import LEFT, interruption_of, needs_tools, told_of
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -44,6 +44,7 @@ from perdure.cli.terminal import (
     written,
 )
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.sessions.family_tree import killed_in
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
 if TYPE_CHECKING:

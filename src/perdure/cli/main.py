@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "schedule": Place("queueing:schedule", "Have a message sent to a session again and again."),
     },
     "Serve": {
+        "serve": Place("serving:serve", "Serve sessions over HTTP, with an inspector for the browser."),
         "token": Place("tokens:token", "Make, list and revoke the access tokens of a service."),
     },
     "Keep": {
@@ -140,6 +141,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure schedule",
         "perdure schedule add digest 'Write the weekly digest.' --cron '0 7 * * MON' --timezone Europe/Oslo",
         "perdure schedule remove digest",
+    ),
+    "serve": (
+        "perdure serve",
+        "perdure serve --agent assistant.md --tools tools.py --workers 4",
+        "perdure serve --host 0.0.0.0 --known-as agents.example.org --no-open",
     ),
     "token": (
         "perdure token new ada --expires 30d",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
-_OF_OPERATORS = ("worker", "queue", "schedule")
+_OF_OPERATORS = ("worker", "queue", "schedule", "serve")
 """The commands of those who run workers, and may never have talked to an agent."""
 
 
@@ -61,11 +61,13 @@ def opened(
     filters: Iterable[str] = (),
     serves: bool = False,
     rate: str | None = None,
+    grace: float = math.inf,
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
-    is for a command that runs many sessions at once. `rate` is how often models are asked.
+    is for a command that runs many sessions at once. `rate` is how often models are asked, and `grace` how long runs
+    may still take at the end.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -89,8 +91,8 @@ def opened(
         pace=None if rate is None else _pace(rate, store),
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
-    # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
-    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf, filters=filters)
+    # What others have queued behind a command's run is sent before most end, however long that takes; Ctrl-C ends it.
+    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=grace, filters=filters)
 
 
 def _pace(rate: str, store: SessionStore) -> Pace:

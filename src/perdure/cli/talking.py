@@ -11,7 +11,7 @@ import click
 
 from perdure.cli.errors import FAILED, NOT_ALLOWED, WAITS, Failure, to_decide, to_make_context, to_name_tool
 from perdure.cli.hints import command
-from perdure.cli.interrupted import killed_in, subagents_of
+from perdure.cli.interrupted import subagents_of
 from perdure.cli.options import later_option, session_argument, settings_of, store_command
 from perdure.cli.session_ids import named, named_with_words, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model, use_model_in_run
@@ -19,6 +19,7 @@ from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import at_time, is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
 from perdure.protocols import check_key, check_priority
+from perdure.sessions.family_tree import killed_in
 from perdure.sessions.json_forms import of_reply
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import click
 
 import perdure
 from perdure.actions.parallel import SendParallel
-from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import program
 from perdure.cli.tour_agent import CASHIER, ORDERS, TAKE_THE_MONEY, tools_of
 from perdure.cli.tour_stage import Stage
@@ -23,6 +22,7 @@ from perdure.loop.strategies import FewestTokens
 from perdure.model.definition import AgentDefinition
 from perdure.model.loop_events import ToolExecutionStart
 from perdure.sessions.chat import Chat
+from perdure.sessions.family_tree import tree_of
 from perdure.sessions.sessions import Sessions
 
 BY_HEAD = AgentDefinition(CASHIER.name, system_prompt="Work it out in your head.", tools=())

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from perdure.cli.chat_view import PlainView, TerminalView, View, described
-from perdure.cli.family_tree import Node
 from perdure.cli.terminal import console, counted, line
 from perdure.cli.tree import print_tree
 from perdure.model.loop_events import MessageUpdate, ToolExecutionStart
@@ -21,6 +20,7 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.usage import Usage
 from perdure.sessions.chat import Chat
+from perdure.sessions.family_tree import Node
 from perdure.sessions.lineage import Diff
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.family_tree import Node, tree_of
 from perdure.cli.options import last_option, session_argument, store_command
 from perdure.cli.session_ids import on_session
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, say, status_style, width
+from perdure.sessions.family_tree import Node, tree_of
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -113,7 +113,7 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
     from perdure.workers.apart import ProcessApart
     from perdure.workers.worker import Worker
 
-    command, environment = _command_apart(ctx, settings, as_json)
+    command, environment = command_apart(ctx, settings, as_json)
     apart = ProcessApart(command, environment=environment)
     async with (
         opened(ctx, must_exist=True, serves=True, rate=settings.pop("rate")) as sessions,
@@ -123,7 +123,7 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
             _tell_of_start(ctx, made)
             await made.run()
     _tell_of_end(made)
-    _end_despite_threads(0)
+    end_despite_threads(0)
 
 
 async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_apart: bool) -> int:
@@ -137,11 +137,11 @@ async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_a
             if is_apart:
                 hold_leash(lambda: made.stop(at_once=True))
             outcome: Outcome = await made.only(await named(sessions, only))
-    _end_despite_threads(EXIT_CODES[outcome])
+    end_despite_threads(EXIT_CODES[outcome])
     return EXIT_CODES[outcome]
 
 
-def _end_despite_threads(code: int) -> None:
+def end_despite_threads(code: int) -> None:
     """Have this process end now that all is closed, even if a tool still runs in a thread.
 
     Python would wait for that thread. Meanwhile another worker repeats the tool, which must not run twice at once.
@@ -159,7 +159,7 @@ def _end_despite_threads(code: int) -> None:
     threading.Thread(target=watch, name="perdure end", daemon=True).start()
 
 
-def _command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool) -> tuple[list[str], dict[str, str]]:
+def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool) -> tuple[list[str], dict[str, str]]:
     """Return the command that looks at one session with the settings of this one, and what its environment needs."""
     from perdure.workers.apart import python_with
 

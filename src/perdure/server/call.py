@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -100,8 +102,14 @@ class Call:
 async def read_call(service: Service, route: Route, request: Request) -> Call:
     """Read a request as its route describes it. InvalidData says what is wrong with it, and where."""
     caller = getattr(request.state, "caller", None)
+    if route.face == "api" and not route.is_bound and "if-match" in request.headers:
+        raise InvalidData("If-Match", "this request is not bound to a version; leave it out")
     query = None if route.query is None else _converted(_flat(request), route.query)
-    return Call(service, request, caller, query, await _body_of(route, request))
+    try:
+        async with asyncio.timeout(service.settings.limits.patience):
+            return Call(service, request, caller, query, await _body_of(route, request))
+    except TimeoutError:
+        raise Problem(408, "BodyTooSlow", "The body did not come in time.", headers={"Connection": "close"}) from None
 
 
 async def _body_of(route: Route, request: Request) -> Any:
@@ -110,8 +118,7 @@ async def _body_of(route: Route, request: Request) -> Any:
     if route.face == "page":
         form = await request.form()
         return _converted({name: str(value) for name, value in form.items()}, route.body, may_have_more=True)
-    raw = await request.body()
-    return decoded(raw or b"{}", route.body)
+    return decoded(await request.body() or b"{}", route.body)
 
 
 def decoded(raw: bytes, kind: Any) -> Any:
@@ -138,7 +145,7 @@ def _flat(request: Request) -> dict[str, Any]:
 
 
 def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = False) -> Any:
-    known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    known = _names_in(kind)
     for name in () if may_have_more else given:
         if name not in known:
             raise InvalidData(f"$.{brief(name)}", f"there is no such parameter; there are: {', '.join(sorted(known))}")
@@ -146,6 +153,12 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
         return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(error) from None
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
+    """Return the parameters that a struct has. Looked up once: it evaluates every annotation, which takes long."""
+    return frozenset(each.encode_name for each in msgspec.structs.fields(kind))
 
 
 def invalid(error: msgspec.ValidationError) -> InvalidData:

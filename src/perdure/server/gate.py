@@ -20,6 +20,8 @@ from perdure.server.tokens import digest_of, holder_of, new_token
 COOKIE = "perdure"
 BROWSER = "browser"
 """The name of the tokens that browsers are given."""
+INVITED_FOR = 900.0
+"""Seconds within which an invitation has to be used: what was printed may end up in a log after all."""
 _SIGNED_IN_FOR = timedelta(days=7)
 _TRUSTED_FOR = 2.0
 """Seconds that a token is believed without another look: one that was revoked works no longer than that."""
@@ -54,8 +56,12 @@ class Gate:
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if kind:
             return await self.holder(secret.strip()) if kind.lower() == "bearer" else None
-        cookie = _cookie_in(headers.get("cookie", ""))
+        cookie = self.secret_in(headers)
         return None if cookie is None else await self.holder(cookie)
+
+    def secret_in(self, headers: Mapping[str, str]) -> str | None:
+        """Return the secret in a browser's cookie."""
+        return _cookie_in(headers.get("cookie", ""))
 
     def _vouched_for(self, owner: str | None) -> Caller | None:
         if not owner:
@@ -89,14 +95,14 @@ class Gate:
         return Caller(token.owner if self.owner is None else self.owner, token.may_write, token.digest)
 
     def invite(self) -> str:
-        """Return a code that signs one browser in, once."""
+        """Return a code that signs one browser in, once, within the next minutes."""
         code = secrets.token_urlsafe(32)
-        self._invitations[digest_of(code)] = time.monotonic()
+        self._invitations[digest_of(code)] = time.monotonic() + INVITED_FOR
         return code
 
     async def admit(self, code: str) -> str | None:
         """Return the secret for the cookie of a browser that brings an invitation or a token; None if it is neither."""
-        if self._invitations.pop(digest_of(code), None) is not None:
+        if time.monotonic() < self._invitations.pop(digest_of(code), 0.0):
             expires = now() + _SIGNED_IN_FOR
             secret, _ = await new_token(self._book, self.owner, expires_at=expires, name=BROWSER)
             return secret

@@ -101,7 +101,9 @@ class Guard:
         name = given[0].lower() if len(given) == 1 else ""
         name = name[: name.rindex(":")] if ":" in name and not name.endswith("]") else name
         if name not in self._hosts:
-            raise Problem(421, "HostNotAllowed", "This service is not known by that name. Start it with --name NAME.")
+            raise Problem(
+                421, "HostNotAllowed", "This service is not known by that name. Start it with --known-as NAME."
+            )
 
     def _require_own_page(self, headers: Headers, method: str, path: str) -> None:
         """Refuse what another site's page has a browser send. Streams are refused, too: a page would hold them open."""

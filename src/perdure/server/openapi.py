@@ -96,9 +96,11 @@ def _in_query(route: Route) -> list[dict[str, Any]]:
 
 
 def _in_headers(route: Route) -> list[dict[str, Any]]:
-    names = {"POST": ["Idempotency-Key", "If-Match"], "PUT": [], "DELETE": ["If-Match"]}.get(route.method, [])
+    taken = {"Idempotency-Key": route.takes_key, "If-Match": route.is_bound}
     return [
-        {"name": name, "in": "header", "description": _HEADERS[name], "schema": {"type": "string"}} for name in names
+        {"name": name, "in": "header", "description": _HEADERS[name], "schema": {"type": "string"}}
+        for name, is_taken in taken.items()
+        if is_taken
     ]
 
 

@@ -36,6 +36,10 @@ class Route:
     """Further statuses that are no problem, and what they mean."""
     access: Access = "read"
     face: Face = "api"
+    is_bound: bool = False
+    """Whether `If-Match` binds it to a version. Elsewhere in the API that header is refused, not ignored."""
+    takes_key: bool = False
+    """Whether a request that is repeated is known by its `Idempotency-Key`."""
     is_stream: bool = False
     """Whether it gives a stream of events where the request's Accept asks for one."""
 

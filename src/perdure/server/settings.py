@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 300.0
     """Seconds that a request can wait for an answer."""
     patience: float = 30.0
-    """Seconds until a reader that takes nothing is cut off."""
+    """Seconds until a reader that takes nothing is cut off, and that a body may take to come in."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.server.api import decisions, messages, runs, sessions, verbs
+from perdure.server.api import answers, decisions, messages, moving, runs, sessions, verbs
 from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
 from perdure.server.status import get_health, get_metrics, get_openapi, get_readiness
@@ -28,6 +28,7 @@ def _api() -> Iterator[Route]:
         status=201,
         also={200: "The request was made before."},
         access="write",
+        takes_key=True,
     )
     yield Route(
         "PUT",
@@ -49,6 +50,18 @@ def _api() -> Iterator[Route]:
         sessions.DeleteQuery,
         gives=sessions.ErasedForm,
         also={204: "It is hidden."},
+        access="write",
+        is_bound=True,
+    )
+    yield Route(
+        "POST",
+        "/api/import",
+        moving.import_file,
+        "Take in the sessions of a file",
+        body=moving.Import,
+        gives=moving.ImportedForm,
+        status=201,
+        also={200: "All of them were there already."},
         access="write",
     )
     yield Route(
@@ -79,13 +92,14 @@ def _said() -> Iterator[Route]:
         gives=ReplyForm,
         also=_LATER,
         access="write",
+        takes_key=True,
     )
     yield Route(
         "GET",
-        f"{_ONE}/replies/{{key}}",
+        f"{_ONE}/replies/{{key:path}}",
         messages.get_reply,
         "Ask for the answer to a message, by its key",
-        messages.ReplyQuery,
+        answers.WaitQuery,
         gives=ReplyForm,
         also=_LATER,
     )
@@ -104,19 +118,37 @@ def _ran() -> Iterator[Route]:
     yield Route("GET", f"{_ONE}/runs", runs.list_runs, "List a session's runs", runs.RunsQuery, gives=runs.RunsForm)
     yield Route("GET", f"{_ONE}/runs/{{run}}", runs.get_run, "Read the record of one run", gives=dict)
     yield Route(
-        "POST",
-        f"{_ONE}/cancel",
-        verbs.cancel,
-        "Ask the run under way to stop",
-        body=verbs.Nothing,
-        gives=verbs.CancelledForm,
-        access="write",
+        "GET",
+        f"{_ONE}/runs/{{run}}/reply",
+        runs.get_reply,
+        "Ask for the answer of a run",
+        answers.WaitQuery,
+        gives=ReplyForm,
+        also=_LATER,
+    )
+    for path, handler, summary in (
+        (f"{_ONE}/runs/{{run}}/cancel", runs.cancel_run, "Ask one run to stop"),
+        (f"{_ONE}/cancel", runs.cancel, "Ask the run under way to stop"),
+    ):
+        yield Route("POST", path, handler, summary, body=verbs.Nothing, gives=runs.CancelledForm, access="write")
+    yield Route(
+        "GET",
+        f"{_ONE}/tree",
+        runs.get_tree,
+        "See a session's runs, branches, sub-agents and forks",
+        runs.TreeQuery,
+        gives=runs.TreeForm,
     )
     yield Route(
         "GET", f"{_ONE}/ancestry", runs.get_ancestry, "Tell where a session comes from", gives=runs.AncestryForm
     )
     yield Route(
-        "GET", f"{_ONE}/diff", runs.get_diff, "Tell where two sessions part", runs.DiffQuery, gives=runs.DiffForm
+        "GET",
+        f"{_ONE}/diff",
+        runs.get_diff,
+        "Tell where two sessions or versions part",
+        runs.DiffQuery,
+        gives=runs.DiffForm,
     )
     yield Route("GET", f"{_ONE}/export", runs.export, "Take a session out as a file", runs.ExportQuery)
 
@@ -138,7 +170,7 @@ def _verbs() -> Iterator[Route]:
     )
     for handler, body, summary in plain:
         path = f"{_ONE}/{handler.__name__}"
-        yield Route("POST", path, handler, summary, body=body, gives=InfoForm, access="write")
+        yield Route("POST", path, handler, summary, body=body, gives=InfoForm, access="write", is_bound=True)
     yield Route(
         "POST",
         f"{_ONE}/fork",
@@ -155,7 +187,9 @@ def _verbs() -> Iterator[Route]:
         (decisions.answer, decisions.CallAnswers, "Hand in what calls that are made outside have come to"),
     ):
         path = f"{_ONE}/{handler.__name__}"
-        yield Route("POST", path, handler, summary, body=body, gives=ReplyForm, also=_LATER, access="write")
+        yield Route(
+            "POST", path, handler, summary, body=body, gives=ReplyForm, also=_LATER, access="write", is_bound=True
+        )
 
 
 def _work() -> Iterator[Route]:
@@ -166,6 +200,9 @@ def _work() -> Iterator[Route]:
         "Tell what waits and runs",
         runs.QueueQuery,
         gives=BacklogForm,
+    )
+    yield Route(
+        "GET", "/api/workers", runs.get_workers, "Tell which processes run sessions, and which", gives=runs.WorkersForm
     )
     yield Route(
         "POST",

@@ -182,8 +182,8 @@ class Chat:
         """Hand in answers to calls that are made outside, and have the text of what follows as it comes."""
         return self._sessions.stream_answer(self._id, answers, errors=errors, context=context, detach=detach)
 
-    async def cancel(self) -> bool:
-        return await self._sessions.cancel(self._id)
+    async def cancel(self, *, run: str | None = None) -> bool:
+        return await self._sessions.cancel(self._id, run=run)
 
     async def read(self, part: Media) -> Media:
         """Return an image or a file of this session with its bytes in `data`."""

@@ -45,7 +45,7 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     began = await _named_by(journal, await at_version(1), without=own)
     # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
-    is_logged = all(span.tape.ref == own and span.stop <= end for span in every_span(session.state.transcript.pieces))
+    is_logged = _is_logged(session, own, end)
     if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
         pages = _log_of(journal, session, own, end)
         return [message async for page in pages for message in page if _is_said(message)]
@@ -53,6 +53,39 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     viewed = [] if is_logged else await _named_by(journal, session)
     twins = await _twins(journal, logged, viewed)
     return await aside(lambda: _said_once(_merged(_renamed(logged, twins), _renamed(viewed, twins))))
+
+
+async def some_said(
+    journal: Journal | None, session: AgentSession, at_version: AtVersion, start: int, stop: int
+) -> tuple[Sequence[Message], int]:
+    """Return what was said from one place to another, and how many places there are.
+
+    In a session that has only its own log, as most have, nothing else is read. There, what compactions have put into
+    the log has places too, and is left out.
+    """
+    end = None if journal is None else await _end_of_plain_log(journal, session, at_version)
+    if journal is None or end is None:
+        said = await all_said(journal, session, at_version)
+        return said[start:stop], len(said)
+    own, _ = await journal.log_of(session.id)
+    pages = _pages(journal, own, start, min(stop, end))
+    return [message async for page in pages for message in page if _is_said(message)], end
+
+
+async def _end_of_plain_log(journal: Journal, session: AgentSession, at_version: AtVersion) -> int | None:
+    """Return the end of a session's log if all that was said is in there; else None."""
+    own, end = await journal.log_of(session.id)
+    if session.info.first_version > 1 and isinstance(journal, Forgets):
+        return None
+    if not _is_logged(session, own, end) or await _branches(journal, session, own):
+        return None
+    has_more = session.state.adopted is not None or await _named_by(journal, await at_version(1), without=own)
+    return None if has_more else end
+
+
+def _is_logged(session: AgentSession, own: LogRef, end: int) -> bool:
+    """Tell whether all that a session shows or covers is in its own log."""
+    return all(span.tape.ref == own and span.stop <= end for span in every_span(session.state.transcript.pieces))
 
 
 async def _said_since(journal: _Forgetting, session: AgentSession, oldest: AgentSession, own: LogRef) -> list[Message]:

@@ -73,8 +73,9 @@ class Sessions(Operating, Changing, Keeping):
     def expecting(self, version: int) -> Sessions:
         """Return these sessions for a change that is bound to a version: `sessions.expecting(7).trim("a", 4)`.
 
-        If the session has another version by then, SessionConflict is raised and nothing is changed. Verbs that run an
-        agent are not bound: what is sent joins the conversation, however far that has come.
+        If the session has another version by then, SessionConflict is raised and nothing is changed. A decision that is
+        left to a worker is bound too. Verbs that run an agent here are not: what is sent joins the conversation,
+        however far that has come.
         """
         expect_count(version, "$.version")
         bound = object.__new__(type(self))

@@ -22,7 +22,8 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
-from perdure.protocols import RECOVERY, Action, Entry, JournalEntry
+from perdure.protocols import RECOVERY, Action, Entry, Journal, JournalEntry
+from perdure.run_journal import loops_on_record
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.cursors import Place
@@ -536,7 +537,7 @@ class Talking(Looking):
         """Put a decision on record, and have workers told. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
         with self.live.running(key):
-            session = await self.runtime.execute(key, action, on_conflict="retry")
+            session = await self.runtime.execute(key, action, on_conflict="retry", expected=self._expected)
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
         return Reply(session, queued=True)
@@ -574,23 +575,30 @@ class Talking(Looking):
             killed = f"The last run was killed, and cannot be recovered: {error.what}"
             raise ConfigurationError(killed, error.advice) from error
 
-    async def cancel(self, session_id: str) -> bool:
+    async def cancel(self, session_id: str, *, run: str | None = None) -> bool:
         """Ask the run that is under way, in whichever process, to stop; False if there is none.
 
-        One that was killed is ended where it stands.
+        One that was killed is ended where it stands. With `run`, the id of a run, no other run is stopped: False if
+        another one is under way.
         """
         from perdure.actions.resume import ResumeExecution
 
         key, journal = (await self.info(session_id)).id, self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so a run cannot be reached from here.")
+        if run is not None and run != await self._newest_run(journal, key):
+            return False
         if not await journal.is_claimed(key):
             if not await journal.is_interrupted(key):
                 return False
             await self.execute(key, ResumeExecution(self.loops, give_up=True), on_conflict="raise")
             return True
-        await journal.post(key, Entry(CANCEL))
+        await journal.post(key, Entry(CANCEL) if run is None else Entry(CANCEL, {"run": run}))
         return True
+
+    async def _newest_run(self, journal: Journal, session_id: SessionId) -> str | None:
+        runs = await loops_on_record(journal, session_id, limit=1)
+        return runs[-1].loop_id if runs else None
 
     def _model_for(self, session: AgentSession) -> ChangeModel | None:
         """Return the change to the model that connect() names, if a session keeps another one.

@@ -1,17 +1,20 @@
-"""Decide on calls that wait: for a person, or for an answer from outside."""
+"""Decide on calls that wait: for a person, or for an answer from outside.
+
+A decision is on record in one commit, and a worker continues the run. Whoever decided waits for that, or leaves.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from perdure.server.api.messages import checked_wait
+from perdure.server.api.answers import checked_wait, reply_of_run
 from perdure.server.call import Answer, Call
-from perdure.sessions.json_forms import of_reply
 from perdure.sessions.reply import Reply
+
+Decide = Callable[[], Awaitable[Reply[Any]]]
 
 
 class Approval(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -36,21 +39,24 @@ class CallAnswers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 async def approve(call: Call) -> Answer:
     """Let pending tool calls be made, and the run continue."""
     asked: Approval = call.body
-    return await _decided(call, call.sessions.approve(call.session_id, asked.calls))
+    return await _decided(call, lambda: call.sessions.approve(call.session_id, asked.calls, wait=False))
 
 
 async def deny(call: Call) -> Answer:
     """Keep pending tool calls from being made; the model is told why, and the run continues."""
     asked: Denial = call.body
-    return await _decided(call, call.sessions.deny(call.session_id, asked.reason, asked.calls))
+    return await _decided(call, lambda: call.sessions.deny(call.session_id, asked.reason, asked.calls, wait=False))
 
 
 async def answer(call: Call) -> Answer:
     """Hand in what calls that are made outside have come to, and let the run continue."""
     asked: CallAnswers = call.body
-    return await _decided(call, call.sessions.answer(call.session_id, asked.answers, errors=asked.errors))
+    answers, errors = asked.answers, asked.errors
+    return await _decided(call, lambda: call.sessions.answer(call.session_id, answers, errors=errors, wait=False))
 
 
-async def _decided(call: Call, run: Awaitable[Reply[Any]]) -> Answer:
+async def _decided(call: Call, decide: Decide) -> Answer:
     wait = checked_wait(call, call.body.wait)
-    return Answer(of_reply(await asyncio.wait_for(asyncio.shield(run), wait or None)))
+    session = (await decide()).session
+    assert session.state.execution is not None  # whose calls were decided on
+    return await reply_of_run(call, session.id, session.state.execution.execution_id, wait, is_new=True)

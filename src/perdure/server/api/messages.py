@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Literal, TypedDict
+from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import InvalidData
 from perdure.loop.external import external_tool
 from perdure.model.given_messages import messages_of
+from perdure.model.ids import new_id
+from perdure.server.api.answers import checked_wait, newest_run, unanswered, within
 from perdure.server.api.sessions import page_limit
 from perdure.server.call import Answer, Call
+from perdure.server.problems import Problem
 from perdure.server.sse import event_stream, place_of
-from perdure.sessions.json_forms import ReplyForm, of_reply
+from perdure.sessions.json_forms import of_reply
+from perdure.sessions.pages import page_of_said, page_of_shown
 from perdure.sessions.queueing import Queued
 from perdure.sessions.reply import Reply
 
@@ -25,7 +31,7 @@ class MessagesQuery(msgspec.Struct, kw_only=True):
     version: int | None = None
     limit: int = 100
     after: int = 0
-    """How many messages to pass over."""
+    """How many places to pass over. A place is a message, or in `said` what a compaction has put instead of some."""
 
 
 class MessagesForm(TypedDict):
@@ -80,51 +86,54 @@ async def list_messages(call: Call) -> MessagesForm:
     """Return a page of what the model is shown, or of all that was said."""
     asked: MessagesQuery = call.query
     limit = page_limit(call, asked.limit)
-    if asked.view == "said":
-        if asked.version is not None:
-            raise InvalidData("$.version", "all that was said belongs to no version; leave it out, or ask for `shown`")
-        said = await call.sessions.history(call.session_id)
-    else:
-        said = (await call.sessions.session(call.session_id, asked.version)).state.messages
     if asked.after < 0:
         raise InvalidData("$.after", "expected 0 or more")
-    page, end = said[asked.after : asked.after + limit], asked.after + limit
-    following = end if end < len(said) else None
-    return {"messages": [each.to_dict() for each in page], "total": len(said), "next": following}
+    end = asked.after + limit
+    if asked.view == "shown":
+        page = await page_of_shown(call.sessions, call.session_id, asked.after, end, asked.version)
+    elif asked.version is not None:
+        raise InvalidData("$.version", "all that was said belongs to no version; leave it out, or ask for `shown`")
+    else:
+        page = await page_of_said(call.sessions, call.session_id, asked.after, end)
+    following = end if end < page.total else None
+    return {"messages": [each.to_dict() for each in page.messages], "total": page.total, "next": following}
 
 
 async def post_message(call: Call) -> Answer:
     """Say something. It is durable before anything is answered, and a worker answers it."""
     wanted: NewMessage = call.body
     wait = checked_wait(call, wanted.wait)
-    if call.expected is not None:
-        raise InvalidData("If-Match", "a message is not bound to a version; leave it out")
     if wanted.when_busy != "queue":
-        return await _sent_now(call, wanted)
+        return await _sent_now(call, wanted, wait)
     queued = await call.sessions.enqueue(
         call.session_id, _said(call, wanted), priority=wanted.priority, at=wanted.at, **_options(call, wanted)
     )
-    reply = await queued.reply(timeout=wait) if wait and wanted.at is None else None
-    return _accepted(queued) if reply is None else Answer(of_reply(reply))
+    reply = await within(call, wait, queued.reply()) if wait and wanted.at is None else None
+    return _accepted(queued.session_id, queued.key, queued.at) if reply is None else Answer(of_reply(reply))
 
 
-def checked_wait(call: Call, given: float) -> float:
-    most = call.service.settings.limits.wait
-    if not 0 <= given <= most:
-        raise InvalidData("$.wait", f"expected 0 to {most:g} seconds, got {given:g}")
-    return given
+async def _sent_now(call: Call, wanted: NewMessage, wait: float) -> Answer:
+    """Take a message into the run under way, or refuse it if there is one; without a run, begin one here.
 
-
-async def _sent_now(call: Call, wanted: NewMessage) -> Answer:
-    """Take a message into the run under way, or refuse it if there is one; without a run, begin one here."""
+    That is this process's own, not the request's: the client may leave. What joins a run has no key: the answer is
+    that of the run.
+    """
     if not call.service.runs_here:
         raise InvalidData("$.when_busy", "no agent is run by this service; leave it out, and a worker answers")
     if wanted.at is not None:
         raise InvalidData("$.at", "what is sent later always waits for its turn; leave `when_busy` out")
-    options = {**_options(call, wanted), "when_busy": "steer" if wanted.when_busy == "steer" else "raise"}
-    run = await call.sessions.start(call.session_id, _said(call, wanted), **options)
-    reply: Reply[Any] = await run.result()
-    return Answer(of_reply(reply), 202 if reply.queued else 200)
+    if call.service.closing.is_set():
+        raise Problem(503, "Stopping", "This service is about to stop. Try again.", headers={"Retry-After": "5"})
+    is_refused = wanted.when_busy == "refuse"
+    options = {"key": new_id() if is_refused else None, **_options(call, wanted)}
+    options["when_busy"] = "raise" if is_refused else "steer"
+    run = await finish_despite_cancel(call.sessions.start(call.session_id, _said(call, wanted), **options))
+    reply: Reply[Any] | None = await within(call, wait, run.result()) if wait else None
+    if reply is not None and not reply.queued:
+        return Answer(of_reply(reply))
+    if options["key"] is not None:
+        return _accepted(run.session_id, options["key"], None)
+    return unanswered(run.session_id, await newest_run(call.sessions, run.session_id))
 
 
 def _said(call: Call, wanted: NewMessage) -> Any:
@@ -151,13 +160,9 @@ def _options(call: Call, wanted: NewMessage) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _accepted(queued: Queued) -> Answer:
-    body: QueuedForm = {"session": queued.session_id, "key": queued.key, "at": queued.at}
-    return Answer(body, 202, {"Location": f"/api/sessions/{queued.session_id}/replies/{queued.key}"})
-
-
-class ReplyQuery(msgspec.Struct, kw_only=True):
-    wait: float = 0.0
+def _accepted(session_id: str, key: str, at: datetime | None) -> Answer:
+    body: QueuedForm = {"session": session_id, "key": key, "at": at}
+    return Answer(body, 202, {"Location": f"/api/sessions/{session_id}/replies/{quote(key, safe='')}"})
 
 
 async def get_reply(call: Call) -> Answer:
@@ -167,7 +172,7 @@ async def get_reply(call: Call) -> Answer:
     reply = await sessions.result(call.session_id, key)
     if wait and (reply is None or reply.queued):
         queued = Queued(sessions, (await sessions.info(call.session_id)).id, key, None, None)
-        reply = await queued.reply(timeout=wait)
+        reply = await within(call, wait, queued.reply())
     if reply is None or reply.queued:
         return Answer({"session": call.session_id, "key": key, "at": None}, 202)
     return Answer(of_reply(reply))
@@ -187,6 +192,3 @@ async def list_events(call: Call) -> EventsForm | Response:
             break
         events.append(event.to_dict())
     return {"events": events, "next": following}
-
-
-__all__ = ["ReplyForm", "get_reply", "list_events", "list_messages", "post_message"]

@@ -11,9 +11,15 @@ import msgspec
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response
 
+from perdure.errors import InvalidData
+from perdure.run_journal import is_loop
+from perdure.server.api.answers import checked_wait, reply_of_run
 from perdure.server.api.sessions import page_limit
 from perdure.server.call import Answer, Call
-from perdure.sessions.json_forms import BacklogForm, of_backlog
+from perdure.server.problems import Problem
+from perdure.sessions.family_tree import tree_of
+from perdure.sessions.json_forms import BacklogForm, RunningForm, UsageForm, of_backlog
+from perdure.sessions.lineage import Diff, diff_of
 
 
 class RunsQuery(msgspec.Struct, kw_only=True):
@@ -27,8 +33,43 @@ class RunsForm(TypedDict):
 
 
 class DiffQuery(msgspec.Struct, kw_only=True):
-    with_: str = msgspec.field(name="with")
-    """The id of the other session."""
+    with_: str | None = msgspec.field(name="with", default=None)
+    """The id of the other session; without one, another version of the same is meant."""
+    version: int | None = None
+    with_version: int | None = None
+    """The version of the other."""
+
+
+class TreeQuery(msgspec.Struct, kw_only=True):
+    limit: int = 50
+    """How many of the newest runs of each session."""
+
+
+class TreeForm(TypedDict):
+    kind: str
+    id: str
+    title: str
+    status: str
+    model: str | None
+    usage: UsageForm
+    seconds: float | None
+    tools: list[str]
+    selected: bool
+    stop_reason: str | None
+    children: list[TreeForm]
+
+
+class CancelledForm(TypedDict):
+    cancelled: bool
+
+
+class WorkerForm(TypedDict):
+    holder: str
+    running: list[RunningForm]
+
+
+class WorkersForm(TypedDict):
+    workers: list[WorkerForm]
 
 
 class DiffForm(TypedDict):
@@ -74,6 +115,36 @@ async def get_run(call: Call) -> Answer:
     return Answer((await call.sessions.loop(call.session_id, call.path("run"))).to_dict())
 
 
+async def get_reply(call: Call) -> Answer:
+    """Return the answer of a run: 202 while it is under way."""
+    wait, run = checked_wait(call, call.query.wait), call.path("run")
+    info = await call.sessions.info(call.session_id)
+    if not await _on_record(call, info.id, run):
+        raise Problem(404, "RunNotFound", "The session has no such run. Its /runs lists them.")
+    return await reply_of_run(call, info.id, run, wait)
+
+
+async def _on_record(call: Call, session_id: str, run: str) -> bool:
+    journal = call.sessions.runtime.journal
+    return journal is not None and any(map(is_loop, await journal.runs(session_id, run=run)))
+
+
+async def cancel(call: Call) -> CancelledForm:
+    """Ask the run that is under way, in whichever process, to stop."""
+    return {"cancelled": await call.sessions.cancel(call.session_id)}
+
+
+async def cancel_run(call: Call) -> CancelledForm:
+    """Ask a run to stop, and no other: it may have ended, and another begun, when the wish arrives."""
+    return {"cancelled": await call.sessions.cancel(call.session_id, run=call.path("run"))}
+
+
+async def get_tree(call: Call) -> Answer:
+    """Return a session's runs, branches, sub-agents and forks."""
+    limit = page_limit(call, call.query.limit)
+    return Answer((await tree_of(call.sessions, call.session_id, limit=limit)).to_json())
+
+
 async def get_ancestry(call: Call) -> AncestryForm:
     """Return what a session was forked from, and its forks."""
     found = await call.sessions.ancestry(call.session_id)
@@ -82,8 +153,16 @@ async def get_ancestry(call: Call) -> AncestryForm:
 
 
 async def get_diff(call: Call) -> DiffForm:
-    """Return how many messages two sessions have in common, and how each goes on."""
-    found = await call.sessions.diff(call.session_id, call.query.with_)
+    """Return how many messages two sessions, or two versions of one, have in common, and how each goes on."""
+    asked: DiffQuery = call.query
+    if asked.with_ is None and asked.with_version is None:
+        raise InvalidData("$.with", "name the other session, or another version as `with_version`")
+    left = await call.sessions.session(call.session_id, asked.version)
+    right = await call.sessions.session(asked.with_ or call.session_id, asked.with_version)
+    return _of_diff(diff_of(left, right))
+
+
+def _of_diff(found: Diff) -> DiffForm:
     left, right = [each.to_dict() for each in found.left], [each.to_dict() for each in found.right]
     return {"common": len(found.common), "left": left, "right": right}
 
@@ -112,6 +191,14 @@ def _remove(target: Path) -> None:
 async def get_queue(call: Call) -> BacklogForm:
     """Return what waits, what is being run, what is delayed and what is parked."""
     return of_backlog(await call.sessions.queue(limit=page_limit(call, call.query.limit)))
+
+
+async def get_workers(call: Call) -> WorkersForm:
+    """Return the processes that hold sessions, and what each runs. One that has nothing to do is not known."""
+    held: dict[str, list[RunningForm]] = {}
+    for each in of_backlog(await call.sessions.queue(limit=1))["running"]:
+        held.setdefault(each["holder"], []).append(each)
+    return {"workers": [{"holder": holder, "running": running} for holder, running in sorted(held.items())]}
 
 
 async def retry_parked(call: Call) -> Answer:

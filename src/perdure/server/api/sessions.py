@@ -26,8 +26,11 @@ from perdure.sessions.json_forms import (
     of_listed,
     of_usage,
 )
+from perdure.sessions.pages import glimpse
+from perdure.sessions.sessions import Sessions
 
-Limit = int
+_MOST_HITS = 2_000
+"""How far the pages of a search go: the best come first, and each page looks for all before it again."""
 
 
 class ListQuery(msgspec.Struct, kw_only=True):
@@ -135,9 +138,15 @@ def _filters(asked: ListQuery) -> Filters:
 
 
 async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
-    """Return the sessions in which words were said, the best first, each with where."""
+    """Return the sessions in which words were said, the best first, each with where.
+
+    A page has so many hits, and a session that has more of them comes again on the next page.
+    """
+    passed = _passed_over(asked.after)
+    sessions = call.sessions if asked.owner is None else _only_of(call, asked.owner)
+    found_hits = await sessions.search(asked.q or "", limit=passed + limit + 1) if sessions is not None else []
     hits: dict[str, list[HitForm]] = {}
-    for hit in await call.sessions.search(asked.q or "", limit=limit):
+    for hit in found_hits[passed : passed + limit]:
         hits.setdefault(hit.session_id, []).append(of_hit(hit))
     found: list[FoundForm] = []
     for session_id in hits:
@@ -145,7 +154,23 @@ async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
         filters["id"], filters["limit"] = session_id, 1
         page = await call.sessions.list(**filters)
         found += [{**of_listed(each), "hits": hits[session_id]} for each in page]
-    return {"sessions": found, "next": None}
+    following = str(passed + limit) if passed + limit < min(len(found_hits), _MOST_HITS) else None
+    return {"sessions": found, "next": following}
+
+
+def _passed_over(after: str | None) -> int:
+    """Return how many hits come before a page."""
+    if after is not None and not (after.isdecimal() and int(after) < _MOST_HITS):
+        raise InvalidData("$.after", "expected the `next` of a page with the same words")
+    return int(after or 0)
+
+
+def _only_of(call: Call, owner: str) -> Sessions | None:
+    """Return the sessions of one owner, if the caller reaches them."""
+    sessions = call.sessions
+    if sessions.owner is None:
+        return sessions.of(owner)
+    return sessions if sessions.owner == owner else None
 
 
 async def create_session(call: Call) -> Answer:
@@ -162,7 +187,7 @@ async def put_session(call: Call) -> Answer:
 
 async def _created(call: Call, session_id: str | None, *, may_be_there: bool) -> Answer:
     wanted: NewSession = call.body
-    agent, sessions = _agent(call, wanted.agent), call.sessions
+    agent, sessions = agent_named(call, wanted.agent), call.sessions
     is_there = session_id is not None and await sessions.exists(session_id)
     if is_there and not may_be_there:
         raise SessionConflict(str(session_id), 0, None)
@@ -174,7 +199,8 @@ async def _created(call: Call, session_id: str | None, *, may_be_there: bool) ->
     return Answer(of_info(info), 200 if is_there else 201, headers)
 
 
-def _agent(call: Call, name: str | None) -> AgentDefinition:
+def agent_named(call: Call, name: str | None) -> AgentDefinition:
+    """Return an agent that is served, the first without a name."""
     agents = call.service.agents
     if name is None:
         return next(iter(agents.values()))
@@ -185,7 +211,7 @@ def _agent(call: Call, name: str | None) -> AgentDefinition:
 
 async def get_session(call: Call) -> Answer:
     """Return a session's header, its agent's facts, and its counts, now or as of a version."""
-    session = await call.sessions.session(call.session_id, call.query.version)
+    session = await glimpse(call.sessions, call.session_id, call.query.version)
     return Answer(detail_of(session), headers=tagged(session.version))
 
 
@@ -212,6 +238,8 @@ async def delete_session(call: Call) -> ErasedForm | None:
     if not call.query.erase:
         await call.sessions.delete(call.session_id)
         return None
+    if call.expected is not None:
+        raise InvalidData("If-Match", "an erasure is not bound to a version; leave it out")
     return {"erased": [str(each) for each in await call.sessions.erase(call.session_id)]}
 
 

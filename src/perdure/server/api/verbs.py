@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -68,10 +68,6 @@ class Tag(_Body):
 
 class Inject(_Body):
     messages: list[dict[str, Any]]
-
-
-class CancelledForm(TypedDict):
-    cancelled: bool
 
 
 async def _after(call: Call) -> Answer:
@@ -167,8 +163,3 @@ async def inject(call: Call) -> Answer:
         raise InvalidData("$.messages", f"expected 1 to {most} messages, got {len(given)}")
     await call.sessions.inject(call.session_id, list(given))
     return await _after(call)
-
-
-async def cancel(call: Call) -> CancelledForm:
-    """Ask a run that is under way, in whichever process, to stop."""
-    return {"cancelled": await call.sessions.cancel(call.session_id)}

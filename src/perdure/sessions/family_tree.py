@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from perdure.cli.interrupted import KILLED, killed_in
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 _DEEPEST = 20
+KILLED = "killed"
+"""The status of a run whose process has died, and which waits to be recovered."""
 WAITING = "waiting"
 """The status of a run that waits for a person to approve or deny."""
 
@@ -63,6 +64,12 @@ class Node:
             "stop_reason": self.stop_reason,
             "children": [child.to_json() for child in self.children],
         }
+
+
+async def killed_in(sessions: Sessions) -> set[str]:
+    """Return the sessions whose last run was killed and waits to be recovered."""
+    journal = sessions.runtime.journal
+    return set() if journal is None else {str(each) for each in await journal.lapsed()}
 
 
 async def tree_of(sessions: Sessions, session_id: str, *, limit: int) -> Node:

@@ -1,0 +1,78 @@
+"""Sign a browser in, and out again."""
+
+from __future__ import annotations
+
+from string import punctuation
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response
+
+from perdure.server.call import Call
+from perdure.server.gate import cookie_header
+from perdure.server.pages.render import page
+
+_WRONG = "This is not a valid code or token: it was used, has expired, or was mistyped."
+
+
+class LoginQuery(msgspec.Struct, kw_only=True):
+    code: str | None = None
+    """What `perdure serve` has printed. It works once."""
+    next: str = "/"
+    """The page to show afterwards."""
+
+
+class LoginForm(msgspec.Struct, kw_only=True):
+    token: str = ""
+    next: str = "/"
+
+
+class Nothing(msgspec.Struct):
+    """A form without fields."""
+
+
+async def get_login(call: Call) -> Response:
+    """Sign a browser in by the code in its address; without one, show a form for a token."""
+    asked: LoginQuery = call.query
+    if asked.code is None or not _is_visit(call):
+        return page(call, "login.html", next=local(asked.next), problem=None)
+    return await _admitted(call, asked.code, asked.next)
+
+
+def _is_visit(call: Call) -> bool:
+    """Tell whether a person looks at the page. A preview, or a browser that fetches ahead, must not use the code up."""
+    headers = call.request.headers
+    return call.request.method == "GET" and "sec-purpose" not in headers and "purpose" not in headers
+
+
+async def post_login(call: Call) -> Response:
+    """Sign a browser in by the token that a person has pasted."""
+    asked: LoginForm = call.body
+    return await _admitted(call, asked.token.strip(), asked.next)
+
+
+async def post_logout(call: Call) -> Response:
+    """Sign a browser out. The token that was made for it works no longer."""
+    secret = call.service.gate.secret_in(call.request.headers)
+    if secret is not None:
+        await call.service.gate.leave(secret)
+    return _sent_on(call, "/login", None)
+
+
+async def _admitted(call: Call, given: str, following: str) -> Response:
+    secret = await call.service.gate.admit(given)
+    if secret is None:
+        return page(call, "login.html", 403, next=local(following), problem=_WRONG)
+    return _sent_on(call, local(following), secret)
+
+
+def _sent_on(call: Call, path: str, secret: str | None) -> Response:
+    # A proxy says so. If anybody else does, their own browser just keeps the cookie to itself.
+    is_secure = call.request.headers.get("x-forwarded-proto", "").lower() == "https"
+    return Response(None, 303, {"Location": path, "Set-Cookie": cookie_header(secret, is_secure=is_secure)})
+
+
+def local(path: str) -> str:
+    """Return a path of this service as it can stand in a header; `/` for all that a browser could take elsewhere."""
+    is_path = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
+    return quote(path, safe=punctuation) if is_path else "/"

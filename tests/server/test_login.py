@@ -1,0 +1,108 @@
+"""Browsers sign in and out, and are sent to pages of this service only."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from tests.server.serving import Served, client_of, in_service
+
+from perdure.server import gate
+from perdure.server.pages.login import local
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@in_service
+async def test_a_code_signs_one_browser_in(served: Served) -> None:
+    """Once, and until it signs out."""
+    code = served.service.gate.invite()
+    async with client_of(served.app, None) as browser:
+        seen = await browser.get("/approvals?x=1")
+        assert (seen.status_code, seen.headers["Location"]) == (303, "/login?next=/approvals%3Fx%3D1")
+        entered = await browser.get("/login", params={"code": code, "next": "/approvals?x=1"})
+        assert (entered.status_code, entered.headers["Location"]) == (303, "/approvals?x=1")
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(entered.headers["Set-Cookie"].split("; "))
+        assert "Secure" not in entered.headers["Set-Cookie"]
+        assert (await browser.get("/api/sessions")).status_code == 200
+        secret = browser.cookies["perdure"]
+        left = await browser.post("/logout", content=b"", headers=FORM)
+        assert (left.status_code, left.headers["Location"]) == (303, "/login")
+        again = await served.nobody.get("/api/sessions", headers={"Cookie": f"perdure={secret}"})
+        assert again.status_code == 401
+    late = await served.nobody.get("/login", params={"code": code})
+    assert late.status_code == 403
+    assert "Set-Cookie" not in late.headers
+    assert code not in late.text
+
+
+@in_service
+async def test_a_code_is_not_used_up_by_a_preview(served: Served) -> None:
+    code = served.service.gate.invite()
+    assert (await served.nobody.head("/login", params={"code": code})).status_code == 200
+    ahead = await served.nobody.get("/login", params={"code": code}, headers={"Sec-Purpose": "prefetch"})
+    assert ahead.status_code == 200
+    assert (await served.nobody.get("/login", params={"code": code})).status_code == 303
+
+
+@in_service
+async def test_a_code_expires(served: Served) -> None:
+    before = gate.INVITED_FOR
+    gate.INVITED_FOR = 0.0
+    try:
+        code = served.service.gate.invite()
+    finally:
+        gate.INVITED_FOR = before
+    assert (await served.nobody.get("/login", params={"code": code})).status_code == 403
+
+
+@in_service
+async def test_a_token_is_pasted(served: Served) -> None:
+    """It reaches what it reached before, and is not dropped when the browser signs out."""
+    secret = served.reader.headers["Authorization"].removeprefix("Bearer ")
+    async with client_of(served.app, None) as browser:
+        body = f"token={secret}&next=/cost".encode()
+        entered = await browser.post("/login", content=body, headers={**FORM, "X-Forwarded-Proto": "https"})
+        assert (entered.status_code, entered.headers["Location"]) == (303, "/cost")
+        assert entered.headers["Set-Cookie"].endswith("; Secure")
+        cookie = {"Cookie": f"perdure={secret}"}
+        assert (await browser.put("/api/sessions/a", json={}, headers=cookie)).status_code == 403
+        await browser.post("/logout", content=b"", headers={**FORM, **cookie})
+    assert (await served.reader.get("/api/sessions")).status_code == 200
+    wrong = await served.nobody.post("/login", content=b"token=pdr_nothing", headers=FORM)
+    assert (wrong.status_code, "Set-Cookie" in wrong.headers) == (403, False)
+
+
+@in_service
+async def test_another_site_signs_nobody_in(served: Served) -> None:
+    secret = served.ada.headers["Authorization"].removeprefix("Bearer ")
+    foreign = {**FORM, "Origin": "https://evil.example"}
+    assert (await served.nobody.post("/login", content=f"token={secret}".encode(), headers=foreign)).status_code == 403
+    assert (await served.nobody.post("/logout", content=b"", headers=foreign)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        *("//evil.example", "/\\evil.example", "\\/evil.example", "https://evil.example", "evil.example", ""),
+        *("/\t/evil.example", "/\r\nSet-Cookie: a=b", "javascript:alert(1)", "/a\\..\\b", "\x00/", " //evil.example"),
+    ],
+)
+@in_service
+async def test_nobody_is_sent_elsewhere(served: Served, elsewhere: str) -> None:
+    assert local(elsewhere) == "/"
+    code = served.service.gate.invite()
+    sent = await served.nobody.get(f"/login?code={code}&next={quote(elsewhere)}")
+    assert (sent.status_code, sent.headers["Location"]) == (303, "/")
+    shown = await served.nobody.get(f"/login?next={quote(elsewhere)}")
+    assert 'name="next" value="/"' in shown.text
+
+
+def test_a_path_of_this_service_is_kept() -> None:
+    assert local("/sessions/a?version=3&q=é#x") == "/sessions/a?version=3&q=%C3%A9#x"
+
+
+@in_service
+async def test_what_is_shown_is_escaped(served: Served) -> None:
+    shown = await served.nobody.get("/login", params={"next": '/"><script>alert(1)</script>'})
+    assert "<script" not in shown.text

@@ -1,0 +1,94 @@
+"""The page about the service, and the unit that starts it: what a reader copies works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click import Context
+from tests.server.serve_process import served_in
+from tests.test_deploy import DEPLOY, SECRETS, linted
+
+from perdure.cli.main import cli
+from perdure.server.table import ROUTES
+
+PAGE = DEPLOY.parent / "docs" / "service.md"
+UNIT = DEPLOY / "perdure-serve.service"
+TOOLS = '''
+from perdure import tool
+
+@tool(needs_approval=True)
+def refund(order: int) -> str:
+    """Give the money back."""
+    return f"order {order} is refunded"
+'''
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed on this machine")
+def test_the_requests_of_the_page_are_answered(tmp_path: Path) -> None:
+    """Every block of the page, in order, against one server."""
+    with served_in(tmp_path) as server:
+        (tmp_path / "tools.py").write_text(TOOLS)
+        server.start_working()
+        with server.client("ada") as ada:
+            token = ada.headers["Authorization"].removeprefix("Bearer ")
+        environment = {**os.environ, "URL": server.url, "TOKEN": token}
+        said = ""
+        for block in blocks("bash"):
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (block, done.stdout, done.stderr)
+            said += done.stdout
+    for part in ('"name":"Order 7"', "order 7 is refunded", "id: 1\n", "event: message_end", "perdure_open_streams"):
+        assert part in said
+
+
+def parsed(line: str) -> dict[str, object]:
+    program, name, *rest = shlex.split(line, comments=True)
+    assert Path(program).name == "perdure"
+    found = cli.get_command(Context(cli), name)
+    assert found is not None
+    return found.make_context(name, rest, resilient_parsing=False).params
+
+
+def test_perdure_takes_the_commands_of_the_page() -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    assert {line.split()[1] for line in lines} == {"serve", "token"}
+    for line in lines:
+        parsed(line)
+
+
+def test_the_page_names_every_path_of_the_api() -> None:
+    """By its last word, in the table or the text."""
+    told = PAGE.read_text()
+    for route in ROUTES:
+        if route.face in ("api", "health"):
+            word = [part for part in route.path.split("/") if part and "{" not in part][-1]
+            assert f"/{word}" in told, route.path
+
+
+def test_the_unit_waits_for_longer_than_the_service_drains() -> None:
+    """And its command is one that perdure takes, without a secret."""
+    unit = UNIT.read_text()
+    given = parsed(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
+    assert float(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]) >= float(str(given["drain"])) + 10
+    assert given["opens"] is False
+    assert [line for line in unit.splitlines() if SECRETS.search(line)] == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed on this machine")
+def test_the_unit_is_verified(tmp_path: Path) -> None:
+    """By systemd itself, with a program that exists."""
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/perdure/bin/perdure", "/bin/true"))
+    assert "perdure-serve" not in linted("systemd-analyze", "verify", unit)
