@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "schedule": Place("queueing:schedule", "Have a message sent to a session again and again."),
     },
     "Serve": {
+        "acp": Place("acp:acp", "Serve an agent to an editor that speaks the Agent Client Protocol."),
         "token": Place("tokens:token", "Make, list and revoke the access tokens of a service."),
     },
     "Keep": {
@@ -136,6 +137,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure schedule",
         "perdure schedule add digest 'Write the weekly digest.' --cron '0 7 * * MON' --timezone Europe/Oslo",
         "perdure schedule remove digest",
+    ),
+    "acp": (
+        "perdure acp --model openai:gpt-5",
+        "perdure acp --agent assistant.md --tools tools.py --store sqlite:///sessions.db",
     ),
     "token": (
         "perdure token new ada --expires 30d",

@@ -491,6 +491,25 @@ class Talking(Looking):
         given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
         return await self._decide(key, SettleToolCalls(self.loops, **given, **self._deciding(context, wait)))
 
+    async def start_settle(
+        self,
+        session_id: str,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+    ) -> StartedRun[Any]:
+        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does."""
+        from perdure.actions.approval import SettleToolCalls
+
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        action = SettleToolCalls(self.loops, **given, **self._deciding(context, True))
+        run = await self._decided_apart(session_id, action, detach=True)
+        await run.begun()
+        return run
+
     def _answering(
         self, answers: Mapping[str, object], errors: Mapping[str, str], context: object, wait: bool = True
     ) -> AnswerToolCalls:
@@ -520,9 +539,7 @@ class Talking(Looking):
         shown = await self._shown(session_id, call_ids)
         return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **self._deciding(context, wait))
 
-    async def _decided_apart(
-        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls, detach: bool
-    ) -> StartedRun[Any]:
+    async def _decided_apart(self, session_id: str, action: Decision, detach: bool) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
         listener = Listener(key, continues=True, said=await self._said_by_run(key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -32,7 +32,6 @@ from perdure.server.agui.inputs import (
 )
 from perdure.server.agui.messages import BESIDE, front_end_messages, session_messages, text_of
 from perdure.server.call import Call, encoded
-from perdure.server.feeds import Lagging, News
 from perdure.server.problems import Problem
 from perdure.server.sse import Events, streamed
 from perdure.sessions.queueing import Queued
@@ -280,7 +279,7 @@ async def _told(call: Call, given: RunAgentInput, begun: _Begun) -> Events:
         yield _event(_snapshot(begun.shown))
     answer = asyncio.ensure_future(begun.answer)
     try:
-        async with aclosing(_happening(call, begun, answer)) as news:
+        async with aclosing(call.service.feeds.until(begun.session_id, begun.after, answer)) as news:
             async for each in news:
                 for event in begun.teller.hear(each):
                     is_due = event["type"] == SNAPSHOT
@@ -294,36 +293,6 @@ async def _told(call: Call, given: RunAgentInput, begun: _Begun) -> Events:
         yield _event(failed(error))
     finally:
         answer.cancel()
-
-
-async def _happening(call: Call, begun: _Begun, answer: asyncio.Future[Reply[Any]]) -> AsyncGenerator[News, None]:
-    """Yield what happens in a session until an answer is there; then what is on record of it by then."""
-    place = begun.after
-    while not answer.done():
-        try:
-            async with aclosing(call.service.feeds.news(begun.session_id, place)) as news:
-                async for each in _until(answer, news):
-                    place = getattr(each, "cursor", None) or place
-                    yield each
-        except Lagging:  # what was missed is on record
-            continue
-    async for event in call.sessions.events(begun.session_id, after=place):
-        yield event
-
-
-async def _until(answer: asyncio.Future[Any], news: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
-    while True:
-        following = asyncio.ensure_future(anext(news, None))
-        try:
-            await asyncio.wait({following, answer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not following.done():
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
-        each = None if following.cancelled() else following.result()
-        if each is None:
-            return
-        yield each
 
 
 async def _nothing(given: RunAgentInput) -> Events:
