@@ -80,16 +80,17 @@ class EditorsAgent:
         self._exits = AsyncExitStack()
         self._editor: Client | None = None
         self._common: Sessions | None = None
-        self._own: dict[str, Sessions] = {}
-        """The connections of sessions that have brought MCP servers of their own."""
+        self._own: dict[str, tuple[Sessions, AsyncExitStack]] = {}
+        """The connections of sessions for which the editor has brought MCP servers along."""
         self._turns: dict[str, Turn] = {}
 
     async def __aenter__(self) -> Self:
-        await self._exits.__aenter__()
-        self._common = await self._connected(())
+        self._common = await self._connected(self._exits, ())
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
+        for session_id in list(self._own):
+            await self._leave(session_id)
         await self._exits.__aexit__(*raised)
 
     def on_connect(self, conn: Client) -> None:
@@ -179,14 +180,14 @@ class EditorsAgent:
         """Stop what a session does for the editor, and let go of it. The store keeps it."""
         await self.cancel(session_id)
         await self._sessions.close(session_id)
-        self._own.pop(session_id, None)
+        await self._leave(session_id)
         return CloseSessionResponse()
 
     @_told
-    async def prompt(self, session_id: str, prompt: list[Block], **_: Any) -> PromptResponse:
+    async def prompt(self, session_id: str, prompt: list[Block], **more: Any) -> PromptResponse:
         """Say something in a session, and tell the editor what the agent says and does until it has ended."""
         message = message_of(prompt)
-        sessions = self._own.get(session_id, self._sessions)
+        sessions, _ = self._own.get(session_id, (self._sessions, None))
         found = (await sessions.info(session_id)).id
         feeds = Feeds(sessions)
         turn = Turn(sessions, feeds, self._to_editor, found, {CWD: await self._directory_of(session_id)})
@@ -214,17 +215,24 @@ class EditorsAgent:
         assert self._editor is not None  # the connection has told
         return self._editor
 
-    async def _connected(self, tools: Iterable[Toolset]) -> Sessions:
+    async def _connected(self, exits: AsyncExitStack, tools: Iterable[Toolset]) -> Sessions:
         made = opened(self._ctx, begins=True, serves=True, filters=(CWD,), tools=tools)
         use_model_in_run(self._ctx, made)
-        return await self._exits.enter_async_context(made)
+        return await exits.enter_async_context(made)
+
+    async def _leave(self, session_id: str) -> None:
+        """Close the connection that a session has of its own."""
+        _, exits = self._own.pop(session_id, (None, AsyncExitStack()))
+        await exits.aclose()
 
     async def _settle_in(self, session_id: str, cwd: str, tools: Sequence[Toolset]) -> None:
         """Take note of the directory of a session, and of the tools that the editor brings along."""
         if await self._kept_directory(session_id) != cwd:
             await self._sessions.execute(session_id, WriteMetadata(CWD, cwd))
+        await self._leave(session_id)
         if tools:
-            self._own[session_id] = await self._connected(tools)
+            exits = AsyncExitStack()
+            self._own[session_id] = (await self._connected(exits, tools), exits)
 
     async def _kept_directory(self, session_id: str) -> str | None:
         kept = (await self._sessions.session(session_id)).state.metadata.get(CWD)

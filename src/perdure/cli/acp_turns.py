@@ -52,7 +52,9 @@ class Turn:
 
     async def take(self, message: Message) -> PromptResponse:
         """Say something. What a run before it was killed in, or waits for, comes first."""
-        await self._decided(await self._brought_up())
+        waiting = await self._brought_up()
+        if waiting is not None:
+            await self._decided(waiting)
         if self._is_cancelled:
             return PromptResponse(stop_reason="cancelled")
         try:
@@ -70,15 +72,16 @@ class Turn:
         self._is_cancelled = True
         await self._sessions.cancel(self._id)
 
-    async def _brought_up(self) -> Reply[Any]:
-        """Go on with a run that was killed. Return how the session stands."""
+    async def _brought_up(self) -> Reply[Any] | None:
+        """Go on with a run that was killed. Return what waits for permission by then; None if nothing does."""
         view = await self._sessions.view(self._id)
         if view.activity in ("killed", "left"):
             after = await self._feeds.end_of(self._id)
             report = await self._heard(Updates(run=_run_of(view.cursor)), after, self._sessions.recover(self._id))
             for error in report.errors:
                 raise error
-        return Reply(await self._sessions.session(self._id))
+            view = await self._sessions.view(self._id)
+        return Reply(view.session) if view.activity == "waiting" else None
 
     async def _sent(self, message: Message) -> Reply[Any]:
         key, after = new_id(), await self._feeds.end_of(self._id)

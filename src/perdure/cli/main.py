@@ -68,6 +68,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
     },
     "Serve": {
         "acp": Place("acp:acp", "Serve an agent to an editor that speaks the Agent Client Protocol."),
+        "mcp": Place("mcp:mcp", "Serve sessions to an assistant as tools, over MCP."),
         "token": Place("tokens:token", "Make, list and revoke the access tokens of a service."),
     },
     "Keep": {
@@ -142,6 +143,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure acp --model openai:gpt-5",
         "perdure acp --agent assistant.md --tools tools.py --store sqlite:///sessions.db",
     ),
+    "mcp": ("perdure mcp --owner ada", "perdure mcp --allow-send --agent assistant.md --tools tools.py"),
     "token": (
         "perdure token new ada --expires 30d",
         "perdure token new --everyone --read-only --name 'the dashboard'",

@@ -245,8 +245,7 @@ def _is_approval(payload: Any, path: str) -> bool:
 
 async def _looked_at(sessions: Sessions, view: View, given: RunAgentInput, after: int) -> _Begun:
     """Tell how the thread stands, and what comes of the run that answers the last message, or is under way."""
-    shown = front_end_messages((*view.messages, *view.asked, *view.said))
-    known = {each["id"] for each in shown}
+    known = {each.id for each in (*view.messages, *view.asked, *view.said)}
     last = given.messages[-1].id if given.messages else ""
     journal = sessions.runtime.journal
     found = await under_way(journal, view.session.id, last) if journal is not None and last else None
