@@ -204,14 +204,56 @@ async def test_a_conversation_that_began_elsewhere(served: Served) -> None:
     assert [(each["id"], each["role"]) for each in said[:3]] == [("s", "system"), ("a", "assistant"), ("u1", "user")]
 
 
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("reset", {}),
+        ("trim", {"keep_last": 1}),
+        ("rewind", {"to": 1}),
+        ("compact", {"compact_strategy": "truncate", "keep_last": 0}),
+    ],
+)
 @in_service
-async def test_what_is_no_longer_shown_is_not_said_again(served: Served) -> None:
+async def test_what_is_no_longer_shown_is_not_said_again(served: Served, verb: str, body: dict[str, Any]) -> None:
     first = await ran(served.ada, asked(user("hello")))
-    await served.ada.post("/api/sessions/t/reset", json={})
+    changed = await served.ada.post(f"/api/sessions/t/{verb}", json=body)
+    assert changed.status_code == 200, changed.text
     answer = {"id": first[1]["messageId"], "role": "assistant", "content": text_in(first)}
     await ran(served.ada, asked(user("hello"), answer, user("bye", "u2"), run="r2"))
-    said = (await served.ada.get("/api/sessions/t/messages")).json()["messages"]
-    assert said[0]["id"] == "u2"
+    history = (await served.ada.get("/api/sessions/t/messages", params={"view": "said"})).json()["messages"]
+    ids = [each["id"] for each in history]
+    assert (ids.count("u1"), ids.count(answer["id"]), ids.count("u2")) == (1, 1, 1)
+
+
+@in_service
+async def test_a_fork_is_a_thread(served: Served) -> None:
+    """The front end goes on in it with the messages that it has."""
+    first = await ran(served.ada, asked(user("hello")))
+    await served.ada.post("/api/sessions/t/fork", json={"id": "t2"})
+    answer = {"id": first[1]["messageId"], "role": "assistant", "content": text_in(first)}
+    told = await ran(served.ada, asked(user("hello"), answer, user("bye", "u2"), thread="t2"))
+    assert "bye" in text_in(told)
+    said = (await served.ada.get("/api/sessions/t2/messages")).json()["messages"]
+    assert [each["id"] for each in said][:3] == ["u1", answer["id"], "u2"]
+    assert (await served.ada.get("/api/sessions/t/messages")).json()["total"] == 2
+
+
+@in_service
+async def test_a_thread_that_is_closed_is_not_waited_for(served: Served) -> None:
+    await ran(served.ada, asked(user("hello")))
+    await served.ada.post("/api/sessions/t/suspend", json={})
+    refused = await served.ada.post("/agui", json=asked(user("bye", "u2")))
+    assert (refused.status_code, refused.json()["title"]) == (409, "SessionNotActive")
+    assert kinds(await ran(served.ada, asked()))[-1] == "RUN_FINISHED"
+
+
+@in_service
+async def test_a_tool_that_the_agent_has_already(served: Served) -> None:
+    """Its run cannot begin: the front end is told why, and the thread goes on."""
+    told = await ran(served.ada, asked(user("hello"), tools=[{**WEATHER, "name": "refund"}]))
+    assert told[-1]["type"] == "RUN_ERROR"
+    assert "refund" in told[-1]["message"]
+    assert "bye" in text_in(await ran(served.ada, asked(user("bye", "u2"), run="r2")))
 
 
 @in_service
@@ -248,7 +290,9 @@ async def test_context_images_and_properties_reach_the_run(served: Served) -> No
             {"messages": [user([{"type": "image", "source": {"type": "url", "value": "/etc/passwd"}}])]},
             "$.messages[0].content[0].source",
         ),
-        ({"tools": [{"name": "a b", "description": ""}]}, None),
+        ({"tools": [{"name": "a b", "description": ""}]}, "$.tools[0]"),
+        ({"tools": [WEATHER, WEATHER]}, "$.external_tools"),
+        ({"messages": [user("hi", f"u{number}") for number in range(101)]}, "$.messages"),
         ({"threadId": ""}, "$.threadId"),
     ],
 )
@@ -256,7 +300,7 @@ async def test_context_images_and_properties_reach_the_run(served: Served) -> No
 async def test_what_cannot_be_supported_is_refused(served: Served, change: dict[str, Any], path: str | None) -> None:
     """With its path; and there is no session because of it."""
     refused = await served.ada.post("/agui", json={**asked(user("hello")), **change})
-    assert refused.status_code in (422, 501), refused.text
+    assert refused.status_code == 422, refused.text
     assert refused.headers["Content-Type"] == "application/problem+json"
     if path is not None:
         assert refused.json()["path"] == path
@@ -292,7 +336,7 @@ class Firm:
 
 @asynccontextmanager
 async def firm(path: Path, *script: Any, works: bool = True) -> AsyncIterator[Firm]:
-    driver = ScriptedDriver(script)
+    driver = ScriptedDriver(script[0] if callable(script[0]) else script)
     url = f"sqlite:///{path}/firm.db"
     async with perdure.connect(url, driver=driver, model="scripted") as sessions, Worker(sessions) as worker:
         work = asyncio.ensure_future(worker.run()) if works else None
@@ -370,7 +414,42 @@ def test_an_answer_that_begins_again_is_taken_back() -> None:
     second = list(teller.hear(Piece("r", "m", 1, 0, "Twice")))
     assert kinds(second) == ["TEXT_MESSAGE_END", "MESSAGES_SNAPSHOT", "TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT"]
     assert list(teller.hear(Piece("other", "m2", 0, 0, "no"))) == []
+    third = list(teller.hear(Piece("r", "m3", 0, 0, "Thrice")))
+    assert kinds(third)[:3] == ["TEXT_MESSAGE_END", "MESSAGES_SNAPSHOT", "TEXT_MESSAGE_START"]
     assert kinds(list(teller.end())) == ["TEXT_MESSAGE_END"]
+
+
+async def test_two_at_once_in_one_thread(tmp_path: Path) -> None:
+    """The second waits for its turn, and each stream tells of its own run."""
+
+    def reply(request: Any) -> Any:
+        return Chunks(["To ", Delay(0.2, ""), request.messages[-1].text])
+
+    async with firm(tmp_path, reply) as made:
+        first = asyncio.ensure_future(ran(made.ada, asked(user("one"))))
+        await until(lambda: _is_running(made))
+        second = await ran(made.ada, asked(user("one"), user("two", "u2"), run="r2"))
+        assert (text_in(await first), text_in(second)) == ("To one", "To two")
+
+
+async def test_a_worker_elsewhere_answers(tmp_path: Path) -> None:
+    """In another process, for all that the service knows: it reads the record."""
+    async with firm(tmp_path, "no", works=False) as made:
+        asking = asyncio.ensure_future(ran(made.ada, asked(user("well?"))))
+        await until(lambda: made.service.open_streams == 1)
+        driver = ScriptedDriver([Chunks(["Yes. ", Delay(0.2, ""), "Indeed."])])
+        async with perdure.connect(f"sqlite:///{tmp_path}/firm.db", driver=driver, model="scripted") as elsewhere:
+            async with Worker(elsewhere) as worker:
+                await worker.only((await elsewhere.of("ada").info("t")).id)
+            assert text_in(await asking) == "Yes. Indeed."
+
+
+async def test_a_thread_that_is_erased_ends_its_streams(tmp_path: Path) -> None:
+    async with firm(tmp_path, "no", works=False) as made:
+        asking = asyncio.ensure_future(ran(made.ada, asked(user("well?"))))
+        await until(lambda: made.service.open_streams == 1)
+        await made.ada.delete("/api/sessions/t", params={"erase": True})
+        assert (await asyncio.wait_for(asking, 10))[-1]["type"] == "RUN_ERROR"
 
 
 async def test_a_stream_has_to_find_room(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import InvalidData, Sessions, Worker, connect
+from perdure import InputRefused, InvalidData, Sessions, Worker, connect, external_tool, tool
 from perdure.model.ids import now
 from perdure.testing import ScriptedDriver
 from perdure.workers.inbox import InboxDispatcher
@@ -120,3 +120,22 @@ async def test_what_a_timer_has_put_into_an_inbox_is_for_workers(tmp_path: Path)
         await sessions.rename("a", "renamed")
         assert await waiting_in(sessions) == 1
         assert await answered(sessions, texts=1) == ["later"]
+
+
+async def test_a_message_that_brings_a_tool_which_the_agent_has_is_refused() -> None:
+    """It could never be sent, and would hold up all that comes behind it."""
+
+    @tool
+    def weather() -> str:
+        """Look out."""
+        return "rain"
+
+    async with connect("memory://", model="offline", tools=[weather]) as sessions:
+        await sessions.open("a")
+        wrong = await sessions.enqueue("a", "Hello", external_tools=[external_tool("weather")])
+        right = await sessions.enqueue("a", "And you?")
+        async with Worker(sessions) as worker:
+            await worker.only("a")
+        with pytest.raises(InputRefused, match="has a tool named 'weather'"):
+            await wrong.reply(timeout=5)
+        assert "And you?" in (await right.reply(timeout=5)).text

@@ -58,26 +58,24 @@ class Teller:
         """Yield what closes a message that never came to its end."""
         if self._open is not None:
             yield {"type": "TEXT_MESSAGE_END", "messageId": self._open}
-            self._open = None
+            self._open, self._text = None, ""
 
     def _grow(self, piece: Piece) -> Iterator[Event]:
-        if self._open != piece.message:
+        if self._open != piece.message or (piece.start == 0 and self._text):
             yield from self._begin(piece.message)
-        elif piece.start == 0 and self._text:
-            yield from self._begin_again(piece.message)
         if piece.start <= len(self._text):  # else the whole message comes later
             yield from self._say(piece.text[len(self._text) - piece.start :])
 
     def _begin(self, message_id: str, role: str = "assistant") -> Iterator[Event]:
-        yield from self.end()
+        yield from self._take_back()
         self._open, self._text = message_id, ""
         yield {"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": role}
 
-    def _begin_again(self, message_id: str) -> Iterator[Event]:
-        """Take back what was told of a message: a snapshot without it, which the caller fills in."""
-        yield from self.end()
-        yield {"type": SNAPSHOT}
-        yield from self._begin(message_id)
+    def _take_back(self) -> Iterator[Event]:
+        """Take back a message that has not come to its end: by a snapshot without it, which the caller fills in."""
+        if self._open is not None:
+            yield from self.end()
+            yield {"type": SNAPSHOT}
 
     def _say(self, text: str) -> Iterator[Event]:
         if text and self._open is not None:
@@ -86,9 +84,7 @@ class Teller:
 
     def _tell(self, message: Message) -> Iterator[Event]:
         if message.is_superseded:
-            if self._open == message.id and self._text:
-                yield from self.end()
-                yield {"type": SNAPSHOT}
+            yield from self._take_back()
         elif message.role == "tool":
             for result in message.tool_results:
                 ids = {"messageId": message.id, "toolCallId": result.call_id}
@@ -101,18 +97,16 @@ class Teller:
             yield from self.end()
 
     def _answer(self, message: Message) -> Iterator[Event]:
-        if self._open != message.id:
+        is_streamed = self._open == message.id and message.text.startswith(self._text)
+        if not is_streamed:
+            yield from self._take_back()
             yield from _reasoning(message)
-        if self._open != message.id and message.text:
+        if not is_streamed and message.text:
             yield from self._begin(message.id)
-        elif self._open == message.id and not message.text.startswith(self._text):
-            yield from self._begin_again(message.id)
-        was_streamed = bool(self._text)
-        yield from self._say(message.text[len(self._text) :] if self._open else "")
+        yield from self._say(message.text[len(self._text) :])
         yield from self.end()
-        if was_streamed:
+        if is_streamed:
             yield from _reasoning(message)
-        self._text = ""
         for call in message.tool_calls:
             named = {"toolCallId": call.id, "toolCallName": call.name, "parentMessageId": message.id}
             yield {"type": "TOOL_CALL_START", **named}

@@ -12,13 +12,14 @@ from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from perdure.actions.inbox import under_way
-from perdure.errors import InvalidData, PerdureError
-from perdure.loop.external import external_tool
-from perdure.loop.tools import is_tool_name
+from perdure.actions.waiting import not_active
+from perdure.errors import ConfigurationError, InvalidData, PerdureError
+from perdure.loop.external import ExternalTool, external_tool, specs_of
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
+from perdure.model.session import SessionStatus
 from perdure.protocols import FindsMessages
 from perdure.server.agui.events import SNAPSHOT, VERSION, Event, Teller, failed, finished
 from perdure.server.agui.inputs import (
@@ -78,9 +79,7 @@ def _require_supported(call: Call, given: RunAgentInput) -> None:
         raise InvalidData("$.state", "a session has no state that a front end shares; leave it out")
     if given.forwarded_props is not None and not isinstance(given.forwarded_props, dict):
         raise InvalidData("$.forwardedProps", "expected an object: tools find it in their context")
-    for place, each in enumerate(given.tools or ()):
-        if not is_tool_name(each.name):
-            raise InvalidData(f"$.tools[{place}].name", "a tool's name is up to 64 letters, digits, _ and -")
+    _tools(given)
 
 
 def _agent(call: Call) -> AgentDefinition | None:
@@ -109,6 +108,8 @@ async def _begin(call: Call, given: RunAgentInput, session_id: SessionId) -> _Be
     if view.pending_calls:
         what = "The thread waits for answers. Send them as `resume`, or as messages of tools, before anything else."
         raise Problem(409, "InterruptsOpen", what, facts={"interrupts": [each.digest for each in view.pending_calls]})
+    if view.activity == "idle" and view.session.status is not SessionStatus.ACTIVE:
+        raise not_active(view.session)  # it would wait until somebody opens the session
     return await _sent(call, given, session_id, rest, after)
 
 
@@ -170,8 +171,20 @@ def _sendable(call: Call, new: New) -> list[Message]:
     return session_messages(new)
 
 
+def _tools(given: RunAgentInput) -> list[ExternalTool]:
+    """Return the front end's tools. InvalidData if one of them cannot be called, or there are too many."""
+    tools = []
+    for place, each in enumerate(given.tools or ()):
+        try:
+            tools.append(external_tool(each.name, each.description, each.parameters))
+        except ConfigurationError as error:  # of which the front end is the author
+            raise InvalidData(f"$.tools[{place}]", error.what) from None
+    specs_of(tools)
+    return tools
+
+
 def _options(given: RunAgentInput) -> dict[str, Any]:
-    tools = [external_tool(each.name, each.description, each.parameters) for each in given.tools or ()]
+    tools = _tools(given)
     told = "\n\n".join(f"{each.description}:\n{each.value}" for each in given.context or ())
     ids = {"threadId": given.thread_id, "runId": given.run_id, "parentRunId": given.parent_run_id}
     options = {
