@@ -102,7 +102,12 @@ async def editing(path: Path, *options: str) -> AsyncIterator[Desk]:
     words += ["--tools", str(path / "tools.py")]
     editor = Editor()
     async with spawn_agent_process(
-        editor, sys.executable, *words, env=dict(os.environ), use_unstable_protocol=True
+        editor,
+        sys.executable,
+        *words,
+        env=dict(os.environ),
+        use_unstable_protocol=True,
+        transport_kwargs={"shutdown_timeout": 30.0},
     ) as (agent, process):
         made = await agent.initialize(protocol_version=PROTOCOL_VERSION)
         assert made.agent_capabilities.load_session
@@ -126,12 +131,27 @@ async def test_a_prompt_is_answered_as_it_comes(tmp_path: Path) -> None:
         listed = await desk.agent.list_sessions(cwd=desk.cwd)
         assert [(each.session_id, each.cwd) for each in listed.sessions] == [(session, desk.cwd)]
         assert (await desk.agent.list_sessions(cwd="/nowhere")).sessions == []
+        await _fork_is_loaded(desk, session)
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
         assert [each.role for each in (await sessions.session(session)).state.messages] == ["user", "assistant"]
 
 
+async def _fork_is_loaded(desk: Desk, session: str) -> None:
+    """Fork a session, say something there, close it, and load it again."""
+    forked = (await desk.agent.fork_session(cwd=desk.cwd, session_id=session)).session_id
+    await desk.agent.resume_session(cwd=desk.cwd, session_id=forked)
+    await desk.say(forked, "bye")
+    await desk.agent.close_session(session_id=forked)
+    desk.editor.told.clear()
+    await desk.agent.load_session(cwd=desk.cwd, session_id=forked, mcp_servers=[])
+    assert desk.editor.text("user_message_chunk").startswith("hello there")
+    assert desk.editor.text("user_message_chunk").endswith("bye")
+
+
 async def test_a_call_needs_permission(tmp_path: Path) -> None:
-    """What tools and their processes print does not get between the lines of the protocol."""
+    """A question that is cancelled is asked again by the next prompt, also of another process.
+
+    What tools and their processes print does not get between the lines of the protocol."""
     async with editing(tmp_path) as desk:
         session = await desk.new()
         assert await desk.say(session, "refund(order=7)") == "end_turn"
@@ -146,20 +166,14 @@ async def test_a_call_needs_permission(tmp_path: Path) -> None:
         await desk.say(session, "refund(order=8)")
         assert desk.editor.calls()[-1] == ("tool_call_update", "failed")
         assert "order 8 is refunded" not in desk.editor.text()
-
-
-async def test_a_question_that_is_cancelled_is_asked_again(tmp_path: Path) -> None:
-    """By the next prompt, also of another process: nothing is decided by going away."""
-    async with editing(tmp_path) as desk:
-        session = await desk.new()
         desk.editor.answer = lambda: DeniedOutcome(outcome="cancelled")
-        assert await desk.say(session, "refund(order=7)") == "cancelled"
+        assert await desk.say(session, "refund(order=9)") == "cancelled"
     async with editing(tmp_path) as desk:
         await desk.agent.load_session(cwd=desk.cwd, session_id=session, mcp_servers=[])
-        assert desk.editor.calls() == [("tool_call", "pending")]
+        assert desk.editor.calls()[-1] == ("tool_call", "pending")
         assert await desk.say(session, "thanks") == "end_turn"
         assert len(desk.editor.asked) == 1
-        assert "order 7 is refunded" in desk.editor.text()
+        assert "order 9 is refunded" in desk.editor.text()
         assert "thanks" in desk.editor.text()
 
 
@@ -169,6 +183,7 @@ async def test_a_prompt_is_cancelled(tmp_path: Path) -> None:
         call = f'call nap {{"seconds": 20, "mark": "{tmp_path}/mark"}}'
         asking = asyncio.ensure_future(desk.say(session, call))
         await until(lambda: ("tool_call_update", "in_progress") in desk.editor.calls())
+        assert (await _error(desk.say(session, "and now?"))).code == -32602
         await desk.agent.cancel(session_id=session)
         assert await asyncio.wait_for(asking, 10) == "cancelled"
         desk.process.kill()  # the tool sleeps on in its thread
@@ -196,24 +211,10 @@ async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
         assert "and now?" in desk.editor.text()
 
 
-async def test_sessions_are_forked_resumed_and_closed(tmp_path: Path) -> None:
-    async with editing(tmp_path) as desk:
-        session = await desk.new()
-        await desk.say(session, "hello")
-        forked = (await desk.agent.fork_session(cwd=desk.cwd, session_id=session)).session_id
-        await desk.agent.resume_session(cwd=desk.cwd, session_id=forked)
-        desk.editor.told.clear()
-        await desk.say(forked, "bye")
-        await desk.agent.close_session(session_id=forked)
-        desk.editor.told.clear()
-        await desk.agent.load_session(cwd=desk.cwd, session_id=forked, mcp_servers=[])
-        assert desk.editor.text("user_message_chunk") == "hellobye"
-
-
 async def test_what_cannot_be_done_is_an_error(tmp_path: Path) -> None:
     """A session that is not there, or another owner's; a mode; a server of a kind that is not supported."""
-    async with editing(tmp_path, "--owner", "ada") as desk:
-        hers = await desk.new()
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", owner="ada") as sessions:
+        hers = (await sessions.open()).id
     async with editing(tmp_path, "--owner", "bob") as desk:
         theirs = await _error(desk.agent.load_session(cwd=desk.cwd, session_id=hers, mcp_servers=[]))
         none = await _error(desk.agent.load_session(cwd=desk.cwd, session_id=f"x{hers[1:]}", mcp_servers=[]))

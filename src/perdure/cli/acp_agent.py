@@ -187,6 +187,8 @@ class EditorsAgent:
     async def prompt(self, session_id: str, prompt: list[Block], **more: Any) -> PromptResponse:
         """Say something in a session, and tell the editor what the agent says and does until it has ended."""
         message = message_of(prompt)
+        if session_id in self._turns:
+            raise InvalidData("$.sessionId", "a prompt in this session is being answered; cancel it, or wait")
         sessions, _ = self._own.get(session_id, (self._sessions, None))
         found = (await sessions.info(session_id)).id
         feeds = Feeds(sessions)

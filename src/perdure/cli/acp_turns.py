@@ -17,6 +17,7 @@ from perdure.model.ids import SessionId, new_id
 from perdure.model.loop_events import AgentStart
 from perdure.model.message import Message
 from perdure.model.stop import StopReason
+from perdure.model.usage import Usage as Used
 from perdure.server.feeds import Feeds
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
@@ -65,7 +66,7 @@ class Turn:
         for call in reply.pending_calls if not self._is_cancelled else ():
             await self._editor.session_update(self._id, said(f"The result of {call.name} is waited for from outside."))
         stopped = "cancelled" if self._is_cancelled else _STOPS.get(reply.stop_reason, "end_turn")
-        return PromptResponse(stop_reason=stopped, usage=_usage(reply))
+        return PromptResponse(stop_reason=stopped, usage=_usage(reply.session.state.usage))
 
     async def cancel(self) -> None:
         """Stop the run. One that has not begun is stopped when it does."""
@@ -138,8 +139,7 @@ def _run_of(cursor: str | None) -> str | None:
     return None if cursor is None else Place.of(cursor).run
 
 
-def _usage(reply: Reply[Any]) -> Usage:
-    used = reply.usage
+def _usage(used: Used) -> Usage:
     return Usage(
         total_tokens=used.total_tokens,
         input_tokens=used.input_tokens,

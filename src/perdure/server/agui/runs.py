@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,36 +14,25 @@ from starlette.responses import Response
 
 from perdure.actions.inbox import under_way
 from perdure.actions.waiting import not_active
-from perdure.errors import ConfigurationError, InvalidData, PerdureError
-from perdure.loop.external import ExternalTool, external_tool, specs_of
+from perdure.errors import InvalidData, PerdureError
 from perdure.model.definition import AgentDefinition
-from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import SessionStatus
-from perdure.protocols import FindsMessages
+from perdure.model.usage import Usage
+from perdure.server.agui.decisions import decisions_in
 from perdure.server.agui.events import SNAPSHOT, VERSION, Event, Teller, failed, finished
-from perdure.server.agui.inputs import (
-    ActivityMessage,
-    ReasoningMessage,
-    ResumeEntry,
-    RunAgentInput,
-    Said,
-    ToolMessage,
-    UserMessage,
-)
-from perdure.server.agui.messages import BESIDE, front_end_messages, session_messages, text_of
+from perdure.server.agui.inputs import RunAgentInput, ToolMessage
+from perdure.server.agui.messages import front_end_messages
+from perdure.server.agui.novelties import New, all_said, new_in, options_in, sendable, tools_in, waits
 from perdure.server.call import Call, encoded
 from perdure.server.problems import Problem
 from perdure.server.sse import Events, streamed
+from perdure.sessions.cursors import Place
 from perdure.sessions.queueing import Queued
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.viewing import View
-
-_CANCELLED = "It was cancelled by the user."
-_DENIED = "No reason was given."
-New = list[tuple[str, Said]]
 
 
 class _Begun(msgspec.Struct):
@@ -50,7 +40,7 @@ class _Begun(msgspec.Struct):
 
     session_id: SessionId
     after: int
-    answer: Coroutine[Any, Any, Reply[Any]]
+    answer: Callable[[], Coroutine[Any, Any, Reply[Any]]]
     teller: Teller
     shown: View | None = None
     """How the thread stands, where the front end is to be told that first."""
@@ -63,10 +53,10 @@ async def run_agent(call: Call) -> Response:
     call.service.require_room(call.caller)
     agent, sessions, thread = _agent(call), call.sessions, SessionId.of(given.thread_id)
     is_there = await sessions.exists(thread)
-    if not is_there and not given.messages:
+    if not is_there and not given.messages and not given.resume:
         return streamed(call, _nothing(given), _farewell)
     if not is_there:  # what is refused leaves no session behind
-        _sendable(call, _all_said(given))
+        sendable(all_said(given), call.service.settings.limits.messages)
     first = next(iter(call.service.agents.values()))
     chat = await sessions.open(thread, agent if is_there else agent or first, on_change="keep")
     return streamed(call, _told(call, given, await _begin(call, given, chat.id)), _farewell)
@@ -79,7 +69,7 @@ def _require_supported(call: Call, given: RunAgentInput) -> None:
         raise InvalidData("$.state", "a session has no state that a front end shares; leave it out")
     if given.forwarded_props is not None and not isinstance(given.forwarded_props, dict):
         raise InvalidData("$.forwardedProps", "expected an object: tools find it in their context")
-    _tools(given)
+    tools_in(given)
 
 
 def _agent(call: Call) -> AgentDefinition | None:
@@ -96,8 +86,8 @@ async def _begin(call: Call, given: RunAgentInput, session_id: SessionId) -> _Be
     sessions = call.sessions
     after = await call.service.feeds.end_of(session_id)  # before anything is looked at or begun
     view = await sessions.view(session_id)
-    new = await _new(sessions, view, given)
-    answers = [(path, each) for path, each in new if isinstance(each, ToolMessage) and _waits(view, each)]
+    new = await new_in(sessions, view, given)
+    answers = [(path, each) for path, each in new if isinstance(each, ToolMessage) and waits(view, each)]
     rest = [each for each in new if each not in answers]
     if not new and not given.resume:
         return await _looked_at(sessions, view, given, after)
@@ -113,161 +103,40 @@ async def _begin(call: Call, given: RunAgentInput, session_id: SessionId) -> _Be
     return await _sent(call, given, session_id, rest, after)
 
 
-async def _new(sessions: Sessions, view: View, given: RunAgentInput) -> New:
-    """Return the messages behind the last one that the session has, each with its path."""
-    new: New = []
-    for path, message in reversed(_all_said(given)):
-        if await _is_known(sessions, view, message):
-            break
-        new.append((path, message))
-    return new[::-1]
-
-
-def _all_said(given: RunAgentInput) -> New:
-    """Return the messages that are part of the conversation, each with its path.
-
-    Activities are a front end's own, and the thoughts of a model were told by us.
-    """
-    numbered = enumerate(given.messages)
-    return [
-        (f"$.messages[{n}]", each) for n, each in numbered if not isinstance(each, ActivityMessage | ReasoningMessage)
-    ]
-
-
-async def _is_known(sessions: Sessions, view: View, message: Said) -> bool:
-    shown = (*view.messages, *view.asked, *view.said, *view.queued)
-    if any(each.id == message.id for each in shown):
-        return True
-    if isinstance(message, ToolMessage):  # the result of a call has an id of our own
-        is_ours = any(each.id == message.tool_call_id for said in shown for each in said.tool_calls)
-        return is_ours and not _waits(view, message)
-    if view.session.version == 1:
-        return False
-    store = sessions.store
-    places = await sessions.find(message.id) if isinstance(store, FindsMessages) else ()
-    return any(place.session_id == view.session.id for place in places)
-
-
-def _waits(view: View, message: ToolMessage) -> bool:
-    return any(call.external and call.id == message.tool_call_id for call in view.pending_calls)
-
-
 async def _sent(call: Call, given: RunAgentInput, session_id: SessionId, new: New, after: int) -> _Begun:
     """Leave the new messages for a worker. The last one's id is the key: the same request again sends nothing."""
-    said = _sendable(call, new)
+    said = sendable(new, call.service.settings.limits.messages)
     key = said[-1].id
-    queued = await call.sessions.enqueue(session_id, said, key=key, any_role=True, **_options(given))
-    return _Begun(session_id, after, _reply_to(queued), Teller(key=key, known={each.id for each in said}))
-
-
-def _sendable(call: Call, new: New) -> list[Message]:
-    """Return new messages as those of a session. InvalidData if they are too many, or there is nothing to answer."""
-    most = call.service.settings.limits.messages
-    if len(new) > most:
-        raise InvalidData("$.messages", f"expected at most {most} new messages, got {len(new)}")
-    path, last = new[-1] if new else ("$.messages", None)
-    if not isinstance(last, UserMessage):
-        raise InvalidData(path, "there is nothing to answer: the last message has to be a user's")
-    return session_messages(new)
-
-
-def _tools(given: RunAgentInput) -> list[ExternalTool]:
-    """Return the front end's tools. InvalidData if one of them cannot be called, or there are too many."""
-    tools = []
-    for place, each in enumerate(given.tools or ()):
-        try:
-            tools.append(external_tool(each.name, each.description, each.parameters))
-        except ConfigurationError as error:  # of which the front end is the author
-            raise InvalidData(f"$.tools[{place}]", error.what) from None
-    specs_of(tools)
-    return tools
-
-
-def _options(given: RunAgentInput) -> dict[str, Any]:
-    tools = _tools(given)
-    told = "\n\n".join(f"{each.description}:\n{each.value}" for each in given.context or ())
-    ids = {"threadId": given.thread_id, "runId": given.run_id, "parentRunId": given.parent_run_id}
-    options = {
-        "external_tools": tools or None,
-        "instructions": told or None,
-        "context_data": given.forwarded_props or None,
-        "metadata": {BESIDE: {name: value for name, value in ids.items() if value is not None}},
-    }
-    return {name: value for name, value in options.items() if value is not None}
+    queued = await call.sessions.enqueue(session_id, said, key=key, any_role=True, **options_in(given))
+    return _Begun(session_id, after, partial(_reply_to, queued), Teller(key=key, known={each.id for each in said}))
 
 
 async def _continued(
-    sessions: Sessions, view: View, given: RunAgentInput, messages: Sequence[ToolMessage], after: int
+    sessions: Sessions, view: View, given: RunAgentInput, results: Sequence[ToolMessage], after: int
 ) -> _Begun:
     """Settle what the front end has answers to, in one commit. A worker continues the run."""
-    waiting = {leaf.digest: leaf for call in view.pending_calls for leaf in (call, *call.leaves)}
-    settled = _Settled()
-    for place, entry in enumerate(given.resume or ()):
-        if entry.interrupt_id not in waiting:
-            what = "Nothing waits under that id any more. Send `messages: []` alone to see how the thread stands."
-            raise Problem(409, "InterruptClosed", what, facts={"interrupt": entry.interrupt_id})
-        settled.take(entry, waiting[entry.interrupt_id], f"$.resume[{place}]")
-    for message in messages:
-        if message.error is None:
-            settled.answers[message.tool_call_id] = text_of(message)
-        else:
-            settled.errors[message.tool_call_id] = message.error
-    reply = await sessions.settle(view.session.id, **msgspec.structs.asdict(settled), wait=False)
+    decided = msgspec.structs.asdict(decisions_in(given.resume or (), results, view.pending_calls))
+    reply = await sessions.settle(view.session.id, **decided, wait=False)
     run = reply.session.state.execution
-    known = [each.id for each in (*view.messages, *view.asked, *view.said)]
+    known = [each.id for each in _all_shown(view)]
     teller = Teller(run=None if run is None else run.execution_id, known=known)
-    return _Begun(view.session.id, after, _followed(sessions, view), teller)
-
-
-class _Settled(msgspec.Struct):
-    """Decisions on calls that wait, by their digests."""
-
-    approve: list[str] = []
-    deny: dict[str, str] = {}
-    answers: dict[str, Any] = {}
-    errors: dict[str, str] = {}
-
-    def take(self, entry: ResumeEntry, call: PendingCall, path: str) -> None:
-        """Take an answer to an interrupt."""
-        name, payload = entry.interrupt_id, entry.payload
-        if call.external:
-            if entry.status == "cancelled":
-                self.errors[name] = _CANCELLED
-            else:
-                self.answers[name] = payload
-        elif entry.status == "cancelled":
-            self.deny[name] = _CANCELLED
-        elif _is_approval(payload, path):
-            self.approve.append(name)
-        else:
-            self.deny[name] = str(payload.get("reason") or _DENIED) if isinstance(payload, dict) else _DENIED
-
-
-def _is_approval(payload: Any, path: str) -> bool:
-    if isinstance(payload, bool):
-        return payload
-    if not isinstance(payload, dict) or not isinstance(payload.get("approved"), bool):
-        raise InvalidData(f"{path}.payload", 'expected {"approved": true}, or {"approved": false, "reason": "…"}')
-    for name in payload.keys() - {"approved", "reason"}:
-        raise InvalidData(
-            f"{path}.payload.{name}", "a call is approved as it was shown; deny it, and say what is wrong"
-        )
-    approved: bool = payload["approved"]
-    return approved
+    return _Begun(view.session.id, after, partial(_followed, sessions, view, view.session.state.usage), teller)
 
 
 async def _looked_at(sessions: Sessions, view: View, given: RunAgentInput, after: int) -> _Begun:
     """Tell how the thread stands, and what comes of the run that answers the last message, or is under way."""
-    known = {each.id for each in (*view.messages, *view.asked, *view.said)}
-    last = given.messages[-1].id if given.messages else ""
+    known = {each.id for each in _all_shown(view)}
+    queued_last = view.queued[-1].id if view.queued else ""
+    last = given.messages[-1].id if given.messages else queued_last
     journal = sessions.runtime.journal
     found = await under_way(journal, view.session.id, last) if journal is not None and last else None
     if found is not None and found.kind != "agent_start":
         queued = Queued(sessions, view.session.id, last, found, None)
-        return _Begun(view.session.id, after, _reply_to(queued), Teller(key=last, known=known), view)
-    run = view.session.state.execution
-    under = found.run if found is not None else None if run is None else run.execution_id
-    return _Begun(view.session.id, after, _followed(sessions, view), Teller(run=under, known=known), view)
+        return _Begun(view.session.id, after, partial(_reply_to, queued), Teller(key=last, known=known), view)
+    run = None if view.cursor is None else Place.of(view.cursor).run
+    # What a run that is over has used was told when it ended.
+    used = view.session.state.usage if view.activity in ("idle", "waiting") else Usage()
+    return _Begun(view.session.id, after, partial(_followed, sessions, view, used), Teller(run=run, known=known), view)
 
 
 async def _reply_to(queued: Queued) -> Reply[Any]:
@@ -276,12 +145,12 @@ async def _reply_to(queued: Queued) -> Reply[Any]:
     return reply
 
 
-async def _followed(sessions: Sessions, view: View) -> Reply[Any]:
-    """Wait until the run that is under way, or that was the last, is over or waits."""
+async def _followed(sessions: Sessions, view: View, used: Usage) -> Reply[Any]:
+    """Wait until the run that is under way, or that was the last, is over or waits. It had `used` so much before."""
     is_over = view.activity == "idle"
     async for chunk in sessions.follow(view.session.id, after=None if is_over else view.cursor, timeout=float("inf")):
         if chunk.reply is not None:
-            return chunk.reply
+            return msgspec.structs.replace(chunk.reply, used_before=used)
     raise AssertionError("the last chunk has the reply")
 
 
@@ -289,7 +158,7 @@ async def _told(call: Call, given: RunAgentInput, begun: _Begun) -> Events:
     yield _event(_started(given))
     if begun.shown is not None:
         yield _event(_snapshot(begun.shown))
-    answer = asyncio.ensure_future(begun.answer)
+    answer = asyncio.ensure_future(begun.answer())
     try:
         async with aclosing(call.service.feeds.until(begun.session_id, begun.after, answer)) as news:
             async for each in news:
@@ -322,7 +191,12 @@ def _started(given: RunAgentInput) -> Event:
 
 
 def _snapshot(view: View) -> Event:
-    return {"type": SNAPSHOT, "messages": front_end_messages((*view.messages, *view.asked, *view.said))}
+    return {"type": SNAPSHOT, "messages": front_end_messages(_all_shown(view))}
+
+
+def _all_shown(view: View) -> Sequence[Message]:
+    """Return what a front end shows of a thread: also what the run under way says, and what waits for its turn."""
+    return (*view.messages, *view.asked, *view.said, *view.queued)
 
 
 def _farewell(reason: str) -> ServerSentEvent:
