@@ -95,6 +95,8 @@ async def test_the_same_request_again_is_the_same_answer(served: Served) -> None
     assert kinds(again) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
     assert [each["content"] for each in again[1]["messages"]] == ["hello", text_in(first)]
     assert len((await served.ada.get("/api/sessions/t/runs")).json()["runs"]) == 1
+    edited = await served.ada.post("/agui", json=asked(user("hello!")))
+    assert (edited.status_code, edited.json()["path"]) == (422, "$.messages[0].id")
 
 
 @in_service
@@ -259,6 +261,10 @@ async def test_a_tool_that_the_agent_has_already(served: Served) -> None:
     told = await ran(served.ada, asked(user("hello"), tools=[{**WEATHER, "name": "refund"}]))
     assert told[-1]["type"] == "RUN_ERROR"
     assert "refund" in told[-1]["message"]
+    assert "hello" in text_in(await ran(served.ada, asked(user("hello"))))
+    again = await ran(served.ada, asked(user("and now?", "u3"), tools=[{**WEATHER, "name": "refund"}]))
+    assert again[-1]["type"] == "RUN_ERROR"
+    assert "and now?" in text_in(await ran(served.ada, asked(user("and now?", "u3"))))
     assert "bye" in text_in(await ran(served.ada, asked(user("bye", "u2"), run="r2")))
 
 

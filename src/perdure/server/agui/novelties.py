@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.external import ExternalTool, external_tool, specs_of
 from perdure.model.message import Message
+from perdure.model.value import clean_text
 from perdure.protocols import FindsMessages
 from perdure.server.agui.inputs import ActivityMessage, ReasoningMessage, RunAgentInput, Said, ToolMessage, UserMessage
 from perdure.server.agui.messages import BESIDE, session_messages
@@ -21,7 +23,8 @@ async def new_in(sessions: Sessions, view: View, given: RunAgentInput) -> New:
     """Return the messages behind the last one that the session has, each with its path."""
     new: New = []
     for path, message in reversed(all_said(given)):
-        if await _is_known(sessions, view, message):
+        if await _is_known(sessions, view, message, is_last=not new):
+            _require_same(view, message, path)
             break
         new.append((path, message))
     return new[::-1]
@@ -38,8 +41,13 @@ def all_said(given: RunAgentInput) -> New:
     ]
 
 
-async def _is_known(sessions: Sessions, view: View, message: Said) -> bool:
-    shown = (*view.messages, *view.asked, *view.said, *view.queued)
+def all_shown(view: View) -> Sequence[Message]:
+    """Return what a front end shows of a thread: also what the run under way says, and what waits for its turn."""
+    return (*view.messages, *view.asked, *view.said, *view.queued)
+
+
+async def _is_known(sessions: Sessions, view: View, message: Said, *, is_last: bool) -> bool:
+    shown = all_shown(view)
     if any(each.id == message.id for each in shown):
         return True
     if isinstance(message, ToolMessage):  # the result of a call has an id of our own
@@ -47,9 +55,23 @@ async def _is_known(sessions: Sessions, view: View, message: Said) -> bool:
         return is_ours and not waits(view, message)
     if view.session.version == 1:
         return False
+    if is_last and isinstance(message, UserMessage):  # its id is a key; one that was refused can be sent again
+        journal = sessions.runtime.journal
+        return journal is not None and await journal.find_key(view.session.id, message.id) is not None
     store = sessions.store
     places = await sessions.find(message.id) if isinstance(store, FindsMessages) else ()
     return any(place.session_id == view.session.id for place in places)
+
+
+def _require_same(view: View, message: Said, path: str) -> None:
+    """Raise InvalidData if a user's message is kept with another text: it would be ignored."""
+    if not isinstance(message, UserMessage) or not isinstance(message.content, str):
+        return
+    kept = next((each for each in all_shown(view) if each.id == message.id), None)
+    if kept is not None and kept.text != clean_text(message.content):
+        raise InvalidData(
+            f"{path}.id", "the message of this id says something else; give an edited one an id of its own"
+        )
 
 
 def waits(view: View, message: ToolMessage) -> bool:

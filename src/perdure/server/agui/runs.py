@@ -17,14 +17,13 @@ from perdure.actions.waiting import not_active
 from perdure.errors import InvalidData, PerdureError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
-from perdure.model.message import Message
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.server.agui.decisions import decisions_in
 from perdure.server.agui.events import SNAPSHOT, VERSION, Event, Teller, failed, finished
 from perdure.server.agui.inputs import RunAgentInput, ToolMessage
 from perdure.server.agui.messages import front_end_messages
-from perdure.server.agui.novelties import New, all_said, new_in, options_in, sendable, tools_in, waits
+from perdure.server.agui.novelties import New, all_said, all_shown, new_in, options_in, sendable, tools_in, waits
 from perdure.server.call import Call, encoded
 from perdure.server.problems import Problem
 from perdure.server.sse import Events, streamed
@@ -118,14 +117,14 @@ async def _continued(
     decided = msgspec.structs.asdict(decisions_in(given.resume or (), results, view.pending_calls))
     reply = await sessions.settle(view.session.id, **decided, wait=False)
     run = reply.session.state.execution
-    known = [each.id for each in _all_shown(view)]
+    known = [each.id for each in all_shown(view)]
     teller = Teller(run=None if run is None else run.execution_id, known=known)
     return _Begun(view.session.id, after, partial(_followed, sessions, view, view.session.state.usage), teller)
 
 
 async def _looked_at(sessions: Sessions, view: View, given: RunAgentInput, after: int) -> _Begun:
     """Tell how the thread stands, and what comes of the run that answers the last message, or is under way."""
-    known = {each.id for each in _all_shown(view)}
+    known = {each.id for each in all_shown(view)}
     queued_last = view.queued[-1].id if view.queued else ""
     last = given.messages[-1].id if given.messages else queued_last
     journal = sessions.runtime.journal
@@ -191,12 +190,7 @@ def _started(given: RunAgentInput) -> Event:
 
 
 def _snapshot(view: View) -> Event:
-    return {"type": SNAPSHOT, "messages": front_end_messages(_all_shown(view))}
-
-
-def _all_shown(view: View) -> Sequence[Message]:
-    """Return what a front end shows of a thread: also what the run under way says, and what waits for its turn."""
-    return (*view.messages, *view.asked, *view.said, *view.queued)
+    return {"type": SNAPSHOT, "messages": front_end_messages(all_shown(view))}
 
 
 def _farewell(reason: str) -> ServerSentEvent:
