@@ -191,6 +191,7 @@ SessionStage
 SessionStatus
 SessionStore
 Sessions
+SettleToolCalls
 SharedStore
 SpawnRef
 Spent

@@ -48,8 +48,8 @@ from perdure import (
 )
 from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 from perdure.adapters.home import Home
-from perdure.cli.family_tree import tree_of
 from perdure.model import ids
+from perdure.sessions.family_tree import tree_of
 from perdure.sessions.shared import SharedStore, shared
 from perdure.testing import FrozenClock
 

@@ -39,8 +39,8 @@ from perdure import (
 )
 from perdure.adapters.home import Home
 from perdure.adapters.strands import PerdureSessionManager, PerdureSessionRepository
-from perdure.cli.family_tree import tree_of
 from perdure.errors import ConfigurationError, InvalidData
+from perdure.sessions.family_tree import tree_of
 from perdure.sessions.shared import SharedStore, shared
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import InputRefused, InvalidData, Sessions, Worker, connect
+from perdure import InputRefused, InvalidData, Sessions, Worker, connect, external_tool, tool
 from perdure.model.ids import now
 from perdure.testing import ScriptedDriver
 from perdure.workers.inbox import InboxDispatcher
@@ -181,3 +181,22 @@ async def test_a_schedule_that_is_not_there_is_not_ended() -> None:
         assert not await sessions.unschedule("digest")
         await sessions.open("digest")
         assert not await sessions.unschedule("digest")
+
+
+async def test_a_message_that_brings_a_tool_which_the_agent_has_is_refused() -> None:
+    """It could never be sent, and would hold up all that comes behind it."""
+
+    @tool
+    def weather() -> str:
+        """Look out."""
+        return "rain"
+
+    async with connect("memory://", model="offline", tools=[weather]) as sessions:
+        await sessions.open("a")
+        wrong = await sessions.enqueue("a", "Hello", external_tools=[external_tool("weather")])
+        right = await sessions.enqueue("a", "And you?")
+        async with Worker(sessions) as worker:
+            await worker.only("a")
+        with pytest.raises(InputRefused, match="has a tool named 'weather'"):
+            await wrong.reply(timeout=5)
+        assert "And you?" in (await right.reply(timeout=5)).text

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 Shown = Iterable[ToolCall | str]
 """The calls that a decision is about: as they were shown, or their digests, or their ids."""
+_NEEDED = {
+    "why": "A call of {name!r} is to be approved",
+    "what_to_do": "Approve it where its tools are (tools=[…], or --tools FILE.py), leave it to a worker "
+    "(wait=False, or --no-wait), or deny it.",
+}
 
 
 class ApproveToolCalls:
@@ -72,16 +77,7 @@ class ApproveToolCalls:
         decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
         depth = await depth_of(session, context)
         if not self.is_left:
-            await require_tools(
-                self._loops,
-                session,
-                context,
-                depth,
-                shown,
-                why="A call of {name!r} is to be approved",
-                what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), leave it to a worker "
-                "(wait=False, or --no-wait), or deny it.",
-            )
+            await require_tools(self._loops, session, context, depth, shown, **_NEEDED)
         return await _continued(self, session, context, decisions, depth)
 
 
@@ -154,6 +150,59 @@ class AnswerToolCalls:
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
 
+class SettleToolCalls:
+    """Settle several pending calls at once: approve some, deny others, answer those that are made outside.
+
+    The run continues once, with all of it; other calls wait on. `deny` has a reason for each call, by its id or digest.
+    The rest is as it is with `ApproveToolCalls`, `DenyToolCalls` and `AnswerToolCalls`. If one of the calls no longer
+    waits, or is another by now, nothing changes.
+    """
+
+    def __init__(
+        self,
+        loops: LoopFactory,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        model_for: ModelFor | None = None,
+        wait: bool = True,
+    ) -> None:
+        self._loops = require_loops(loops)
+        self._caller = _caller(context, wait)
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
+        self._model_for = model_for
+        self._approve = _checked(approve) or ()
+        self._deny = {call: expect_text(reason, f"$.deny.{call}", blank=False) for call, reason in deny.items()}
+        self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
+        if not (self._approve or self._deny or self._answers):
+            raise InvalidData("$.approve", "settle one call at least")
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        approved, now = await _looked_at(session, context, self._approve)
+        approved = _approvable(session, approved, is_named=bool(approved))
+        denied: dict[str, str] = {}
+        for name, reason in self._deny.items():
+            (call,), _ = await _looked_at(session, context, (name,), lets_happen=False)
+            denied[call.id] = reason
+        answers = _placed(session, self._answers, now)
+        names = [*(call.id for call in approved), *denied, *answers]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidData("$.approve", f"the call {name!r} is settled twice; settle it in one way")
+        settled = {call.id: call.digest for call in approved}
+        decisions = Decisions(approved=settled, denied=denied, answers=answers, waited=_waited(now))
+        depth = await depth_of(session, context)
+        if approved and not self.is_left:
+            await require_tools(self._loops, session, context, depth, approved, **_NEEDED)
+        return await _continued(self, session, context, decisions, depth)
+
+
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
 
@@ -167,7 +216,7 @@ class ShowPendingCalls:
 
 
 async def _continued(
-    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls,
+    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls | SettleToolCalls,
     session: AgentSession,
     context: ActionContext | None,
     decisions: Decisions,

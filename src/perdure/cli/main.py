@@ -68,6 +68,8 @@ SECTIONS: dict[str, dict[str, Place]] = {
     },
     "Serve": {
         "serve": Place("serving:serve", "Serve sessions over HTTP, with an inspector for the browser."),
+        "acp": Place("acp:acp", "Serve an agent to an editor that speaks the Agent Client Protocol."),
+        "mcp": Place("mcp:mcp", "Serve sessions to an assistant as tools, over MCP."),
         "token": Place("tokens:token", "Make, list and revoke the access tokens of a service."),
     },
     "Keep": {
@@ -147,6 +149,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure serve --agent assistant.md --tools tools.py --workers 4",
         "perdure serve --host 0.0.0.0 --known-as agents.example.org --no-open",
     ),
+    "acp": (
+        "perdure acp --model openai:gpt-5",
+        "perdure acp --agent assistant.md --tools tools.py --store sqlite:///sessions.db",
+    ),
+    "mcp": ("perdure mcp --owner ada", "perdure mcp --allow-send --agent assistant.md --tools tools.py"),
     "token": (
         "perdure token new ada --expires 30d",
         "perdure token new --everyone --read-only --name 'the dashboard'",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
     from perdure.model.session import AgentSession
-    from perdure.protocols import SessionStore
+    from perdure.protocols import SessionStore, Toolset
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
 
@@ -62,12 +62,13 @@ def opened(
     serves: bool = False,
     rate: str | None = None,
     grace: float = math.inf,
+    tools: Iterable[Toolset] = (),
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
     is for a command that runs many sessions at once. `rate` is how often models are asked, and `grace` how long runs
-    may still take at the end.
+    may still take at the end. `tools` are there besides those that the options name.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -84,7 +85,7 @@ def opened(
     bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx)],
+        tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx), *tools],
         context=context_of(files),
         subagents=agents[1:] if begins else agents,
         events=bus,

@@ -7,8 +7,9 @@ is not whole yet come too, without a place on the record: the whole message foll
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 
@@ -62,7 +63,7 @@ class Feeds:
         if feed is not None:
             feed.wake()
 
-    async def news(self, session_id: SessionId, after: int) -> AsyncIterator[News]:
+    async def news(self, session_id: SessionId, after: int) -> AsyncGenerator[News, None]:
         """Yield what is on a session's record behind a place, then what comes. Raise Lagging to slow readers."""
         async with self._listening(session_id) as listener:
             head = listener.head
@@ -72,6 +73,19 @@ class Feeds:
                 yield event
             async for each in listener.items():
                 yield each
+
+    async def until(self, session_id: SessionId, after: int, answer: asyncio.Future[Any]) -> AsyncGenerator[News, None]:
+        """Yield what happens behind a place until an answer is there; then what is on record by that time."""
+        while not answer.done():
+            try:
+                async with aclosing(self.news(session_id, after)) as news, aclosing(_before(answer, news)) as heard:
+                    async for each in heard:
+                        after = getattr(each, "cursor", None) or after
+                        yield each
+            except Lagging:  # what was missed is on record
+                continue
+        async for event in self._sessions.runtime.events(session_id, after=after):
+            yield event
 
     async def end_of(self, session_id: SessionId) -> int:
         """Return the place of the last event on a session's record."""
@@ -109,6 +123,22 @@ class Feeds:
         if journal is None:
             raise ConfigurationError("This store has no journal, so there are no events to follow.")
         return journal
+
+
+async def _before(answer: asyncio.Future[Any], news: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
+    """Yield news for as long as an answer is waited for."""
+    while True:
+        following = asyncio.ensure_future(anext(news, None))
+        try:
+            await asyncio.wait({following, answer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+        each = None if following.cancelled() else following.result()
+        if each is None:
+            return
+        yield each
 
 
 class _Listener:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perdure.server.agui.inputs import RunAgentInput
+from perdure.server.agui.runs import run_agent
 from perdure.server.api import answers, decisions, messages, moving, runs, sessions, verbs
 from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
@@ -224,6 +226,14 @@ def _work() -> Iterator[Route]:
     )
 
 
+def _agui() -> Iterator[Route]:
+    for path, summary in (
+        ("/agui", "Run the agent of a thread for a front end that speaks AG-UI"),
+        ("/agui/{agent}", "Run an agent for a front end that speaks AG-UI"),
+    ):
+        yield Route("POST", path, run_agent, summary, body=RunAgentInput, access="write", face="agui", is_stream=True)
+
+
 def _status() -> Iterator[Route]:
     yield Route("GET", "/healthz", get_health, "Tell that the process answers", access="open", face="health")
     yield Route("GET", "/readyz", get_readiness, "Tell whether the store answers", face="health")
@@ -231,4 +241,4 @@ def _status() -> Iterator[Route]:
     yield Route("GET", "/openapi.json", get_openapi, "Read this document", face="health")
 
 
-ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_status(), *page_routes())
+ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_agui(), *_status(), *page_routes())

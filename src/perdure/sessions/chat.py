@@ -171,6 +171,36 @@ class Chat:
         """
         return await self._sessions.answer(self._id, answers, errors=errors, context=context, wait=wait)
 
+    async def settle(
+        self,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        wait: bool = True,
+    ) -> Reply[Any]:
+        """Settle several pending calls at once, and let the run continue: approve some, deny some, answer some.
+
+        With `wait=False` a worker continues it.
+        """
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        return await self._sessions.settle(self._id, **given, context=context, wait=wait)
+
+    async def start_settle(
+        self,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+    ) -> StartedRun[Any]:
+        """Settle several pending calls, and return once the run continues. It belongs to the connection."""
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        return await self._sessions.start_settle(self._id, **given, context=context)
+
     def stream_answer(
         self,
         answers: Mapping[str, object] = EMPTY,

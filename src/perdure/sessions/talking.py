@@ -34,10 +34,12 @@ from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
-    from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls, DenyToolCalls, Shown
+    from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls, DenyToolCalls, SettleToolCalls, Shown
     from perdure.actions.definition import ChangeModel
     from perdure.actions.retry import RetryLastRun
     from perdure.loop.external import ExternalTool
+
+    Decision = ApproveToolCalls | DenyToolCalls | AnswerToolCalls | SettleToolCalls
 
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
@@ -468,6 +470,47 @@ class Talking(Looking):
             async for chunk in chunks:
                 yield chunk
 
+    async def settle(
+        self,
+        session_id: str,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        wait: bool = True,
+    ) -> Reply[Any]:
+        """Settle several pending calls at once, and let the run continue: approve some, deny some, answer some.
+
+        `deny` has a reason for each call, by its id or digest. If one of the calls no longer waits, nothing changes.
+        With `wait=False` a worker continues the run: see `approve`.
+        """
+        from perdure.actions.approval import SettleToolCalls
+
+        key = await self._reach(session_id)
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        return await self._decide(key, SettleToolCalls(self.loops, **given, **self._deciding(context, wait)))
+
+    async def start_settle(
+        self,
+        session_id: str,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+    ) -> StartedRun[Any]:
+        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does."""
+        from perdure.actions.approval import SettleToolCalls
+
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        action = SettleToolCalls(self.loops, **given, **self._deciding(context, True))
+        run = await self._decided_apart(session_id, action, detach=True)
+        await run.begun()
+        return run
+
     def _answering(
         self, answers: Mapping[str, object], errors: Mapping[str, str], context: object, wait: bool = True
     ) -> AnswerToolCalls:
@@ -497,9 +540,7 @@ class Talking(Looking):
         shown = await self._shown(session_id, call_ids)
         return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **self._deciding(context, wait))
 
-    async def _decided_apart(
-        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls, detach: bool
-    ) -> StartedRun[Any]:
+    async def _decided_apart(self, session_id: str, action: Decision, detach: bool) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
         listener = Listener(key, continues=True, said=await self._said_by_run(key))
@@ -525,15 +566,13 @@ class Talking(Looking):
         execution = session.state.execution if session is not None else None
         return execution.pending_calls if execution is not None else ()
 
-    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls) -> Reply[Any]:
+    async def _decide(self, session_id: str, action: Decision) -> Reply[Any]:
         if action.is_left:
             return await self._left_to_worker(session_id, action)
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
 
-    async def _left_to_worker(
-        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls
-    ) -> Reply[Any]:
+    async def _left_to_worker(self, session_id: str, action: Decision) -> Reply[Any]:
         """Put a decision on record, and have workers told. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
         with self.live.running(key):

@@ -1,0 +1,175 @@
+"""Messages and events of sessions as editors show them, and prompts as messages."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from acp.helpers import (
+    ContentBlock,
+    SessionUpdate,
+    start_tool_call,
+    text_block,
+    tool_content,
+    update_agent_message_text,
+    update_agent_thought_text,
+    update_tool_call,
+    update_user_message_text,
+)
+from acp.schema import (
+    AudioContentBlock,
+    EmbeddedResourceContentBlock,
+    ImageContentBlock,
+    ResourceContentBlock,
+    TextContentBlock,
+    TextResourceContents,
+    ToolCallUpdate,
+)
+
+from perdure.errors import InvalidData
+from perdure.model.execution import PendingCall
+from perdure.model.loop_events import AgentStart, MessageEnd, ToolExecutionStart
+from perdure.model.message import Media, Message, Text, Thinking, ToolCall, ToolResult
+from perdure.model.value import thawed
+from perdure.server.feeds import News, Piece
+from perdure.sessions.attaching import attach
+
+Block = ContentBlock
+_LONGEST = 200
+"""Characters of a call that a title shows."""
+
+
+def message_of(prompt: Sequence[Block]) -> Message:
+    """Return a prompt as a message."""
+    return Message.user(*[_part(block, f"$.prompt[{place}]") for place, block in enumerate(prompt)])
+
+
+def _part(block: Block, path: str) -> Text | Media:
+    match block:
+        case TextContentBlock():
+            return Text(block.text)
+        case ResourceContentBlock():
+            return Text(f"[{block.name}]({block.uri})")
+        case ImageContentBlock():
+            return attach(_bytes(block.data, path), media_type=block.mime_type)
+        case EmbeddedResourceContentBlock(resource=TextResourceContents() as resource):
+            return Text(f"\n{resource.uri}:\n```\n{resource.text}\n```\n")
+        case EmbeddedResourceContentBlock(resource=resource):
+            name = resource.uri.rpartition("/")[2] or None
+            return attach(_bytes(resource.blob, path), media_type=resource.mime_type, name=name)
+        case AudioContentBlock():
+            raise InvalidData(path, "audio cannot be sent to this agent")
+
+
+def _bytes(data: str, path: str) -> bytes:
+    try:
+        return b64decode(data, validate=True)
+    except binascii.Error:
+        raise InvalidData(path, "it is not base64") from None
+
+
+class Updates:
+    """Tells an editor of one run: the one of an id, or the one that answers the message of a key."""
+
+    def __init__(self, *, run: str | None = None, key: str | None = None) -> None:
+        self._run = run
+        self._key = key
+        self._open: str | None = None
+        self._text = ""
+        """What was told of the message that is being written."""
+
+    def hear(self, news: News) -> Iterator[SessionUpdate]:
+        """Yield what there is to tell of something that happened."""
+        if isinstance(news, Piece):
+            if news.run == self._run:
+                yield from self._grow(news)
+            return
+        if isinstance(news, AgentStart) and self._run is None and news.key is not None and news.key[0] == self._key:
+            self._run = news.loop_id
+        if news.loop_id != self._run:
+            return
+        if isinstance(news, ToolExecutionStart):
+            yield update_tool_call(news.call.id, status="in_progress")
+        elif isinstance(news, MessageEnd) and not news.message.is_superseded:
+            yield from self._tell(news.message)
+
+    def _grow(self, piece: Piece) -> Iterator[SessionUpdate]:
+        if self._open != piece.message or (piece.start == 0 and self._text):
+            # An editor cannot take back what it shows: an answer that begins again comes behind what it was before.
+            yield from () if self._open != piece.message else (said("\n\n"),)
+            self._open, self._text = piece.message, ""
+        if piece.start <= len(self._text):
+            yield from self._say(piece.text[len(self._text) - piece.start :])
+
+    def _say(self, text: str) -> Iterator[SessionUpdate]:
+        if text:
+            self._text += text
+            yield said(text)
+
+    def _tell(self, message: Message) -> Iterator[SessionUpdate]:
+        for result in message.tool_results:
+            yield _ended(result)
+        if message.role != "assistant":
+            return
+        yield from _thoughts(message)
+        told = self._text if self._open == message.id else ""
+        yield from self._say(message.text[len(told) :] if message.text.startswith(told) else f"\n\n{message.text}")
+        self._open, self._text = None, ""
+        for call in message.tool_calls:
+            yield _begun(call)
+
+
+def said(text: str) -> SessionUpdate:
+    """Return a piece of what the agent says."""
+    return update_agent_message_text(text)
+
+
+def replayed(messages: Iterable[Message]) -> Iterator[SessionUpdate]:
+    """Yield a conversation as an editor shows it that comes to it anew."""
+    for message in messages:
+        for result in message.tool_results:
+            yield _ended(result)
+        if message.role == "user":
+            yield update_user_message_text(_shown(message))
+        elif message.role == "assistant":
+            yield from _thoughts(message)
+            if message.text:
+                yield said(message.text)
+            for call in message.tool_calls:
+                yield _begun(call)
+
+
+def _shown(message: Message) -> str:
+    media = [f"[{part.label}]" for part in message.parts if isinstance(part, Media)]
+    return " ".join(filter(None, (message.text, *media)))
+
+
+def _thoughts(message: Message) -> Iterator[SessionUpdate]:
+    for part in message.parts:
+        if isinstance(part, Thinking) and part.text:
+            yield update_agent_thought_text(part.text)
+
+
+def _begun(call: ToolCall) -> SessionUpdate:
+    return start_tool_call(call.id, _title(call), kind="other", status="pending", raw_input=thawed(call.arguments))
+
+
+def _ended(result: ToolResult) -> SessionUpdate:
+    status: Any = "failed" if result.is_error else "completed"
+    return update_tool_call(result.call_id, status=status, content=[tool_content(text_block(result.text))])
+
+
+def waiting_call(call: PendingCall) -> ToolCallUpdate:
+    """Return a call as an editor asks about it. A sub-agent's shows what that wants to do."""
+    title = ", ".join(_title(leaf) for leaf in call.leaves)
+    return ToolCallUpdate(
+        tool_call_id=call.id, title=title, kind="other", status="pending", raw_input=thawed(call.arguments)
+    )
+
+
+def _title(call: ToolCall) -> str:
+    title = f"{call.name}({msgspec.json.encode(call.arguments).decode()})"
+    return title if len(title) <= _LONGEST else title[: _LONGEST - 1] + "…"
