@@ -75,6 +75,7 @@ ContextTooLong
 CorruptRecord
 DeleteSession
 Delta
+DecideToolCalls
 DenyToolCalls
 Diff
 Driver

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perdure.actions.adopt import AdoptBranch as AdoptBranch
     from perdure.actions.approval import AnswerToolCalls as AnswerToolCalls
     from perdure.actions.approval import ApproveToolCalls as ApproveToolCalls
+    from perdure.actions.approval import DecideToolCalls as DecideToolCalls
     from perdure.actions.approval import DenyToolCalls as DenyToolCalls
     from perdure.actions.clear import ClearSession as ClearSession
     from perdure.actions.compact import CompactTranscript as CompactTranscript
@@ -250,7 +251,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "actions.adopt": "AdoptBranch",
-    "actions.approval": "AnswerToolCalls ApproveToolCalls DenyToolCalls",
+    "actions.approval": "AnswerToolCalls ApproveToolCalls DecideToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
     "actions.compact": "CompactTranscript UncompactTranscript",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",

@@ -154,6 +154,58 @@ class AnswerToolCalls:
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
 
+class DecideToolCalls:
+    """Settle several pending calls at once: approve some, deny others with a reason each, hand in answers to others.
+
+    Calls are named by their digests or ids, as in the actions for one kind of decision. It is all or nothing: if one
+    call is not, or no longer, waited for, nothing changes. Calls that are not named wait on.
+    """
+
+    def __init__(
+        self,
+        loops: LoopFactory,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        model_for: ModelFor | None = None,
+        wait: bool = True,
+    ) -> None:
+        self._loops = require_loops(loops)
+        self._caller = _caller(context, wait)
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
+        self._model_for = model_for
+        self._approved = _checked(approve) or ()
+        self._denied = {call: expect_text(reason, f"$.deny.{call}", blank=False) for call, reason in deny.items()}
+        self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
+        if not (self._approved or self._denied or self._answers):
+            raise InvalidData("$.approve", "there is nothing decided; name one call at least")
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        approved, now = await _looked_at(session, context, self._approved)
+        approved = _approvable(session, approved, is_named=True)
+        reasons = {}
+        for name, reason in self._denied.items():
+            (call,), _ = await _looked_at(session, context, [name], lets_happen=False)
+            reasons[call.id] = reason
+        answers = _placed(session, self._answers, now)
+        _require_one_decision([*(call.id for call in approved), *reasons, *answers])
+        digests = {call.id: call.digest for call in approved}
+        decisions = Decisions(approved=digests, denied=reasons, answers=answers, waited=_waited(now))
+        return await _continued(self, session, context, decisions, await depth_of(session, context))
+
+
+def _require_one_decision(calls: Sequence[str]) -> None:
+    twice = [call for call in calls if calls.count(call) > 1]
+    if twice:
+        raise InvalidData("$.approve", f"two decisions are given on the call {twice[0]!r}; give one")
+
+
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
 
@@ -167,7 +219,7 @@ class ShowPendingCalls:
 
 
 async def _continued(
-    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls,
+    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls | DecideToolCalls,
     session: AgentSession,
     context: ActionContext | None,
     decisions: Decisions,

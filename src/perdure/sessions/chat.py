@@ -171,6 +171,24 @@ class Chat:
         """
         return await self._sessions.answer(self._id, answers, errors=errors, context=context, wait=wait)
 
+    async def decide(
+        self,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        wait: bool = True,
+    ) -> Reply[Any]:
+        """Settle several pending calls in one step: approve some, deny others with a reason, hand in answers to others.
+
+        With `wait=False` a worker continues the run.
+        """
+        return await self._sessions.decide(
+            self._id, approve=approve, deny=deny, answers=answers, errors=errors, context=context, wait=wait
+        )
+
     def stream_answer(
         self,
         answers: Mapping[str, object] = EMPTY,

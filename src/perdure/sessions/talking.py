@@ -33,7 +33,13 @@ from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
-    from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls, DenyToolCalls, Shown
+    from perdure.actions.approval import (
+        AnswerToolCalls,
+        ApproveToolCalls,
+        DecideToolCalls,
+        DenyToolCalls,
+        Shown,
+    )
     from perdure.actions.definition import ChangeModel
     from perdure.actions.retry import RetryLastRun
     from perdure.loop.external import ExternalTool
@@ -53,6 +59,14 @@ class SendOptions(TypedDict, total=False):
     any_role: bool
     context: object
     context_data: Mapping[str, Any] | None
+    external_tools: Iterable[ExternalTool] | None
+    instructions: str | None
+
+
+class OnceOptions(TypedDict, total=False):
+    """The options of what is asked without a session."""
+
+    any_role: bool
     external_tools: Iterable[ExternalTool] | None
     instructions: str | None
 
@@ -346,17 +360,33 @@ class Talking(Looking):
         return RetryLastRun(self.loops, model_for=self._model_for, **given, **options)
 
     @overload
-    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
+    async def run(
+        self, message: object, agent: AgentDefinition | None = None, *, output: type[T], **options: Unpack[OnceOptions]
+    ) -> Reply[T]: ...
 
     @overload
     async def run(
-        self, message: object, agent: AgentDefinition | None = None, *, output: object = None
+        self,
+        message: object,
+        agent: AgentDefinition | None = None,
+        *,
+        output: object = None,
+        **options: Unpack[OnceOptions],
     ) -> Reply[Any]: ...
 
-    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: object = None) -> Reply[Any]:
+    async def run(
+        self,
+        message: object,
+        agent: AgentDefinition | None = None,
+        *,
+        output: object = None,
+        **options: Unpack[OnceOptions],
+    ) -> Reply[Any]:
         """Ask once, without a session: nothing is kept but what the reply holds.
 
-        ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
+        `any_role`, `external_tools` and `instructions` are those of `send`. The run ends with the first call of an
+        external tool, which `reply.pending_calls` has. ConfigurationError if a tool is called that needs a person's
+        approval: nobody could give it afterwards.
         """
         self._require_open()
         runtime = SessionRuntime(
@@ -364,8 +394,9 @@ class Talking(Looking):
         )
         if agent is not None:
             self.loops.learn_output(agent)
+        _require_known(options, OnceOptions)
+        action = SendMessage(message, self.loops, output=output, **options)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
-        action = SendMessage(message, self.loops, output=output)
         self._connection.alone.add(runtime)
         try:
             after = await runtime.execute(session.id, action)
@@ -378,7 +409,8 @@ class Talking(Looking):
         from perdure.loop.unattended import require_nothing_pending
 
         reply = self._answered(after, action)
-        require_nothing_pending(reply.pending_calls)
+        own = {spec.name for spec in after.state.execution.external_tools} if after.state.execution else set()
+        require_nothing_pending([call for call in reply.pending_calls if call.name not in own])
         return reply
 
     async def approve(
@@ -450,6 +482,28 @@ class Talking(Looking):
         """
         key = await self._reach(session_id)
         return await self._decide(key, self._answering(answers, errors, context, wait))
+
+    async def decide(
+        self,
+        session_id: str,
+        *,
+        approve: Shown = (),
+        deny: Mapping[str, str] = EMPTY,
+        answers: Mapping[str, object] = EMPTY,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        wait: bool = True,
+    ) -> Reply[Any]:
+        """Settle several pending calls in one step: approve some, deny others with a reason, hand in answers to others.
+
+        Calls are named by their digests or ids. It is all or nothing: InvalidData or PendingCallsChanged, and nothing
+        changes, if one of them does not wait. With `wait=False` a worker continues the run: see `approve`.
+        """
+        from perdure.actions.approval import DecideToolCalls
+
+        key = await self._reach(session_id)
+        given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
+        return await self._decide(key, DecideToolCalls(self.loops, **given, **self._deciding(context, wait)))
 
     async def stream_answer(
         self,
@@ -524,14 +578,16 @@ class Talking(Looking):
         execution = session.state.execution if session is not None else None
         return execution.pending_calls if execution is not None else ()
 
-    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls) -> Reply[Any]:
+    async def _decide(
+        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls | DecideToolCalls
+    ) -> Reply[Any]:
         if action.is_left:
             return await self._left_to_worker(session_id, action)
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
 
     async def _left_to_worker(
-        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls
+        self, session_id: str, action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls | DecideToolCalls
     ) -> Reply[Any]:
         """Put a decision on record, and have workers told. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
@@ -612,8 +668,8 @@ class Talking(Looking):
         return is_named_elsewhere or session.state.default_model == self._connection.model
 
 
-def _require_known(options: SendOptions) -> None:
-    for name in options.keys() - SendOptions.__annotations__.keys():
+def _require_known(options: Mapping[str, object], known: type = SendOptions) -> None:
+    for name in options.keys() - known.__annotations__.keys():
         raise TypeError(f"got an unexpected keyword argument {name!r}")
 
 
