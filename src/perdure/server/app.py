@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from perdure.server.call import Answer, encoded, read_call
 from perdure.server.guard import Guard
+from perdure.server.openai.errors import tell as tell_openai
 from perdure.server.problems import Problem, problem_of
 from perdure.server.routes import Face, Route
 from perdure.server.service import Service
@@ -84,7 +85,7 @@ def _as_problem(error: Exception, request: Request) -> Response:
 
 
 def _tellers() -> dict[Face, Tell]:
-    return dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem)
+    return {**dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem), "openai": tell_openai}
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ is not whole yet come too, without a place on the record: the whole message foll
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
@@ -62,7 +62,7 @@ class Feeds:
         if feed is not None:
             feed.wake()
 
-    async def news(self, session_id: SessionId, after: int) -> AsyncIterator[News]:
+    async def news(self, session_id: SessionId, after: int) -> AsyncGenerator[News, None]:
         """Yield what is on a session's record behind a place, then what comes. Raise Lagging to slow readers."""
         async with self._listening(session_id) as listener:
             head = listener.head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -38,14 +38,23 @@ async def event_stream(call: Call, session_id: SessionId, after: int) -> EventSo
     return streamed(call, _events(call, session_id, after, end))
 
 
-def streamed(call: Call, events: Events) -> EventSourceResponse:
+Farewell = Callable[[str], ServerSentEvent]
+"""Makes the last event of a stream that ends for a reason of the service's."""
+
+
+def streamed(call: Call, events: Events, farewell: Farewell | None = None) -> EventSourceResponse:
     """Return a response that sends events until they end, the caller may not listen any more, or the service stops."""
     patience = call.service.settings.limits.patience
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-    return EventSourceResponse(until_told(call, events), ping=PING, send_timeout=patience, headers=headers, sep="\n")
+    told = until_told(call, events, farewell or _end)
+    return EventSourceResponse(told, ping=PING, send_timeout=patience, headers=headers, sep="\n")
 
 
-async def until_told(call: Call, events: Events) -> Events:
+def _end(reason: str) -> ServerSentEvent:
+    return ServerSentEvent(_json({"reason": reason}), event="end", retry=RETRY, sep="\n")
+
+
+async def until_told(call: Call, events: Events, farewell: Farewell = _end) -> Events:
     """Yield events. The last one says why there are no more, unless the events have ended by themselves."""
     watch = asyncio.ensure_future(call.service.watch(call.caller))
     try:
@@ -56,7 +65,7 @@ async def until_told(call: Call, events: Events) -> Events:
                 if not following.done():
                     following.cancel()
                     await asyncio.gather(following, return_exceptions=True)
-                    yield ServerSentEvent(_json({"reason": watch.result()}), event="end", retry=RETRY, sep="\n")
+                    yield farewell(watch.result())
                     return
                 event = following.result()
                 if event is None:

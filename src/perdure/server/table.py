@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.server.api import decisions, messages, runs, sessions, verbs
+from perdure.server.openai.routes import openai_routes
 from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
 from perdure.server.status import get_health, get_metrics, get_openapi, get_readiness
@@ -194,4 +195,13 @@ def _status() -> Iterator[Route]:
     yield Route("GET", "/openapi.json", get_openapi, "Read this document", face="health")
 
 
-ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_status(), *page_routes())
+ROUTES: tuple[Route, ...] = (
+    *_api(),
+    *_said(),
+    *_ran(),
+    *_verbs(),
+    *_work(),
+    *_status(),
+    *openai_routes(),
+    *page_routes(),
+)

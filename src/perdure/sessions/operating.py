@@ -126,7 +126,8 @@ class Operating(Queueing):
     ) -> Sequence[Dropped]:
         """Take back every message that waits in a session's inbox, and return them.
 
-        With a `key` it is the message of that key alone; none is taken back if another is to be sent before it. Each is on record as refused for this reason: `Queued.reply` raises InputRefused. SessionBusy while the session
+        With a `key` it is the message of that key alone; none is taken back if another is to be sent before it.
+        Each is on record as refused for this reason: `Queued.reply` raises InputRefused. SessionBusy while the session
         is being run, RunInterrupted if its run was killed.
         """
         action = DropWaiting(reason, key=key)
