@@ -27,7 +27,7 @@ from perdure.workers.worker import Worker
 
 CLERK = perdure.AgentDefinition("clerk", system_prompt="Be brief.")
 COOK = perdure.AgentDefinition("cook", system_prompt="Cook.")
-_EXTRA = {"presence_penalty", "frequency_penalty"}
+_EXTRA = {"presence_penalty", "frequency_penalty", "store"}
 """Fields that Open Responses requires, and OpenAI's types do not have."""
 _events: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
@@ -54,6 +54,8 @@ def answer(request: ModelRequest) -> Any:
     words = said(request)
     if request.messages[-1].role == "tool":
         return "It is: " + "; ".join(message.text for message in request.messages if message.role == "tool")
+    if "<conversation>" in words:
+        return "A summary."
     if words.startswith("call "):
         _, names = words.split(" ", 1)
         calls = {"stock": {"item": "tea"}, "refund": {"order": 7}, "weather": {"city": "Oslo"}, "time": {}}
@@ -93,10 +95,12 @@ async def on_a_port(service: Service) -> AsyncIterator[str]:
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         while not server.started:
             await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        service.closing.set()
-        server.should_exit = True
-        await serving
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            service.closing.set()
+            server.should_exit = True
+            await serving
 
 
 @asynccontextmanager
@@ -112,9 +116,11 @@ async def reached(
             for owner, may_write in (("ada", True), ("bob", True), ("ada", False)):
                 secret, _ = await new_token(service.gate._book, owner, may_write=may_write)
                 clients.append(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, timeout=20))
-            yield Reached(sessions, driver, url, *clients)
-            for each in clients:
-                await each.close()
+            try:
+                yield Reached(sessions, driver, url, *clients)
+            finally:
+                for each in clients:
+                    await each.close()
         await service.feeds.close()
         if work is not None:
             worker.stop()

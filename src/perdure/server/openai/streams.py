@@ -82,7 +82,8 @@ async def _told(call: Call, found: Found, after: int) -> AsyncIterator[Told]:
 async def _followed(call: Call, sessions: Sessions, found: Found, telling: Telling) -> AsyncGenerator[Told, None]:
     """Yield what comes until the response is over. What was missed is on record."""
     over = asyncio.ensure_future(settled(sessions, found.id))
-    begin = found.begin - 1 if found.begin else await call.service.feeds.end_of(found.info.id)
+    # One that waits has noted where the record ended before it.
+    begin = found.begin - 1 if found.begin else int(found.asked.get("after") or 0)
     try:
         async with aclosing(call.service.feeds.news(found.info.id, begin)) as news:
             while not over.done():

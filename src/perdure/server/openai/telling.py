@@ -223,16 +223,16 @@ class Telling:
         at = {"output_index": index, "item_id": item["id"]}
         yield from self._now("response.output_item.added", output_index=index, item=_begun(item))
         if item["type"] == "function_call":
-            yield from self._arguments("function_call_arguments", at, item["arguments"], name=item["name"])
+            yield from self._arguments("function_call_arguments", at, item["arguments"])
         if item["type"] == "reasoning":
             text = item["content"][0]["text"]
             yield from self._now("response.reasoning_text.delta", **at, content_index=0, delta=text)
             yield from self._now("response.reasoning_text.done", **at, content_index=0, text=text)
         yield from self._now("response.output_item.done", output_index=index, item=item)
 
-    def _arguments(self, of: str, at: Mapping[str, Any], arguments: str, **more: Any) -> Iterator[Told]:
+    def _arguments(self, of: str, at: Mapping[str, Any], arguments: str) -> Iterator[Told]:
         yield from self._now(f"response.{of}.delta", **at, delta=arguments)
-        yield from self._now(f"response.{of}.done", **at, arguments=arguments, **more)
+        yield from self._now(f"response.{of}.done", **at, arguments=arguments)
 
     def _calling(self, call: ToolCall) -> Iterator[Told]:
         if call.id in self._calls:  # it is made again, since nobody knows whether it was
