@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from perdure import InputRefused, InvalidData, ToolCall, connect, external_tool, tool
+from perdure import InputRefused, InvalidData, ToolCall, Worker, connect, external_tool, tool
 from perdure.testing import ScriptedDriver
 
 WEATHER = external_tool("weather", "Look at the weather.")
@@ -79,3 +80,20 @@ async def test_a_run_without_a_session_has_tools_and_instructions() -> None:
         assert [call.id for call in reply.pending_calls] == ["w1"]
         assert driver.requests[0].system_prompt.endswith("Be brief.")
         assert len(await sessions.headers()) == 0
+
+
+async def test_a_message_whose_tools_the_agent_has_already_is_refused() -> None:
+    """It can never be sent, and does not keep others from being sent."""
+    async with connect("memory://", driver=ScriptedDriver(["Hello."]), tools=[pay]) as sessions:
+        await sessions.open("a")
+        first = await sessions.enqueue("a", "one", external_tools=[external_tool("pay")])
+        second = await sessions.enqueue("a", "two")
+        async with Worker(sessions) as worker:
+            work = asyncio.ensure_future(worker.run())
+            with pytest.raises(InputRefused, match="pay"):
+                await first.reply(timeout=10)
+            reply = await second.reply(timeout=10)
+            assert reply is not None
+            assert reply.text == "Hello."
+            worker.stop()
+            await work

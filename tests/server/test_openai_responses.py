@@ -124,7 +124,9 @@ async def test_a_stream_of_the_record_agrees_with_the_live_one(served: Reached) 
     live = await heard(await served.ada.responses.create(model="clerk", input="slow", stream=True))
     response = live[-1].response
     for place, event in enumerate(live):
-        rest = await heard(await served.ada.responses.retrieve(response.id, stream=True, starting_after=event.sequence_number))
+        rest = await heard(
+            await served.ada.responses.retrieve(response.id, stream=True, starting_after=event.sequence_number)
+        )
         assert text_in(rest) == text_in(live[place + 1 :])
         told = {each.sequence_number: each.type for each in live[place + 1 :]}
         assert [told.get(each.sequence_number) for each in rest] == [each.type for each in rest]
@@ -274,13 +276,24 @@ async def test_a_conversation_that_was_held_elsewhere_is_continued(served: Reach
     replayed += [item.model_dump() for item in first.output] + [{"role": "user", "content": "thanks"}]
     second = await served.ada.responses.create(model="clerk", input=replayed)
     assert second.output_text == "You said: call stock / thanks"
-    assert [message.role for message in served.driver.requests[-1].messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert [message.role for message in served.driver.requests[-1].messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
 
 
 @over_http
 async def test_images_are_taken(served: Reached) -> None:
     pixel = "data:image/png;base64,iVBORw0KGgo="
-    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": pixel}]}]
+    given: Any = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": pixel}],
+        }
+    ]
     made = await served.ada.responses.create(model="clerk", input=given)
     assert made.output_text == "You said: What is it?"
     (item,) = (await served.ada.responses.input_items.list(made.id)).data
@@ -297,7 +310,9 @@ async def test_nothing_is_kept_of_a_response_that_is_not_stored(served: Reached)
     with pytest.raises(openai.NotFoundError):
         await served.ada.responses.retrieve(made.id)
     events = await heard(
-        await served.ada.responses.create(model="clerk", input="call weather stock", tools=[WEATHER], store=False, stream=True)
+        await served.ada.responses.create(
+            model="clerk", input="call weather stock", tools=[WEATHER], store=False, stream=True
+        )
     )
     assert sorted(item.type for item in events[-1].response.output) == ["function_call", "mcp_call"]
     failed = await served.ada.responses.create(model="clerk", input="fail", store=False)
@@ -321,9 +336,7 @@ async def test_a_run_that_fails_is_a_response_that_failed(served: Reached) -> No
 async def test_the_same_key_is_the_same_response(served: Reached) -> None:
     """For the first, one that continues, and one that continues in a fork. Another body under it is refused."""
     key = {"Idempotency-Key": "k1"}
-    first, same = [
-        await served.ada.responses.create(model="clerk", input="one", extra_headers=key) for _ in range(2)
-    ]
+    first, same = [await served.ada.responses.create(model="clerk", input="one", extra_headers=key) for _ in range(2)]
     assert same.model_dump() == first.model_dump()
     for number in range(2):
         header = {"Idempotency-Key": f"next-{number}"}
@@ -359,9 +372,7 @@ async def test_a_conversation_is_compacted(served: Reached) -> None:
     """The item that comes back is the input of later responses; the response itself stays as it was."""
     made = await served.ada.responses.create(model="clerk", input="first words")
     for number in range(8):
-        made = await served.ada.responses.create(
-            model="clerk", input=f"number {number}", previous_response_id=made.id
-        )
+        made = await served.ada.responses.create(model="clerk", input=f"number {number}", previous_response_id=made.id)
     short = await served.ada.responses.compact(model="clerk", previous_response_id=made.id)
     (item,) = short.output
     assert (item.type, short.object) == ("compaction", "response.compaction")

@@ -420,7 +420,7 @@ class SendPosted:
         try:
             made = await self._send(entry).execute_on(session, context)
         except InvalidData as error:
-            if not error.path.startswith(("$.key", "$.message", "$.output")):
+            if not error.path.startswith(("$.key", "$.message", "$.output", "$.external_tools")):
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)

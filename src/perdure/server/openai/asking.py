@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.external import ExternalTool, external_tool
+from perdure.loop.response_format import Form
 from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.server.call import Call
 from perdure.server.openai.errors import invalid, unsupported
@@ -194,6 +195,10 @@ def _schema(text: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if form.get("type") != "json_schema" or not isinstance(form.get("schema"), Mapping):
         raise invalid("text.format", "expected text, json_object, or json_schema with a schema")
     schema: Mapping[str, Any] = form["schema"]
+    try:
+        Form.of(schema)
+    except InvalidData as error:
+        raise invalid("text.format", error.problem) from None
     return schema
 
 

@@ -141,10 +141,16 @@ def _said(call: Call, items: Sequence[dict[str, Any]] | None) -> list[Message]:
 
 async def _items(call: Call) -> list[Item]:
     session = await call.sessions.session((await _found(call)).id)
-    shown = [message for message in session.state.messages if not message.is_trace and not message.is_superseded]
+    shown = [message for message in session.state.messages if _is_said(message)]
     results = {result.call_id: result for message in shown for result in message.tool_results}
     is_outside = await _outside(call.sessions, session, shown)
     return [item for message in shown for item in input_items(message, is_outside, results)]
+
+
+def _is_said(message: Message) -> bool:
+    """Tell whether a message is a part of the conversation, and not a note of the run's to the model."""
+    is_note = message.is_trace and message.role not in ("assistant", "tool")
+    return not is_note and not message.is_superseded
 
 
 async def _outside(sessions: Sessions, session: AgentSession, shown: Sequence[Message]) -> IsOutside:

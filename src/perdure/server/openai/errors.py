@@ -6,18 +6,16 @@ import re
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure.server.problems import Problem, problem_of
+from perdure.server.problems import Problem
 
 _UNKNOWN_FIELD = re.compile("unknown field `(.+?)`")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def tell(error: Exception, request: Request) -> Response:
-    """Return the response that tells of an error."""
-    problem = problem_of(error)
+def as_openai(problem: Problem) -> Response:
+    """Return the response that tells of a problem."""
     return Response(
         msgspec.json.encode({"error": body_of(problem)}), problem.status, problem.headers, "application/json"
     )

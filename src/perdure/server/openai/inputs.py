@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.actions.given import messages_to_send
 from perdure.errors import InvalidData
 from perdure.model.given_messages import messages_of
 from perdure.model.message import Message, ToolCall
@@ -38,7 +39,7 @@ class Given(msgspec.Struct, frozen=True):
 def read_input(given: str | Sequence[Mapping[str, Any]], most: int) -> Given:
     """Return what an input says. Raise a Problem that names the item that cannot be taken."""
     if isinstance(given, str):
-        return Given([Message.user(given)], {}, [], {}, None)
+        return Given(_sendable([Message.user(given)]), {}, [], {}, None)
     if len(given) > most:
         raise invalid("input", f"expected at most {most} items, got {len(given)}")
     made = {item.get("call_id") for item in given if item.get("type") == "function_call"}
@@ -85,7 +86,7 @@ class _Reader:
             messages = messages_of(self._said, "input", self._places)
         except InvalidData as error:
             raise invalid(error.path, error.problem) from None
-        return Given(messages, self._answers, self._approved, self._denied, self._compaction)
+        return Given(_sendable(messages), self._answers, self._approved, self._denied, self._compaction)
 
     def _answer(self, item: Mapping[str, Any], path: str) -> None:
         (message,) = _messages([item], path)
@@ -111,6 +112,14 @@ class _Reader:
         if self._said or self._compaction is not None or not isinstance(handle, str):
             raise invalid(path, "a compaction comes first, once, as it was given")
         self._compaction = handle
+
+
+def _sendable(messages: list[Message]) -> list[Message]:
+    """Return messages that can be sent. Raise a Problem before anything is made for those that cannot."""
+    try:
+        return list(messages_to_send(messages, any_role=True)) if messages else []
+    except InvalidData as error:
+        raise invalid("input", error.problem) from None
 
 
 def _messages(items: Sequence[Mapping[str, Any]], path: str) -> list[Message]:
