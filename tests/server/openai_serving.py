@@ -58,7 +58,12 @@ def answer(request: ModelRequest) -> Any:
         return "A summary."
     if words.startswith("call "):
         _, names = words.split(" ", 1)
-        calls = {"stock": {"item": "tea"}, "refund": {"order": 7}, "weather": {"city": "Oslo"}, "time": {}}
+        calls: dict[str, dict[str, Any]] = {
+            "stock": {"item": "tea"},
+            "refund": {"order": 7},
+            "weather": {"city": "Oslo"},
+            "time": {},
+        }
         return [perdure.ToolCall(name, calls[name]) for name in names.split()]
     if words.startswith("slow"):
         return Chunks([piece for number in range(6) for piece in (f"piece {number}, ", Delay(0.12, ""))])
@@ -76,6 +81,7 @@ class Reached:
     """A service that is reached over HTTP, and clients of it."""
 
     sessions: perdure.Sessions
+    service: Service
     driver: ScriptedDriver
     url: str
     ada: openai.AsyncOpenAI
@@ -91,9 +97,8 @@ async def on_a_port(service: Service) -> AsyncIterator[str]:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(make_app(service), log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined,method-assign]
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
             await asyncio.sleep(0.005)
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -117,7 +122,7 @@ async def reached(
                 secret, _ = await new_token(service.gate._book, owner, may_write=may_write)
                 clients.append(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, timeout=20))
             try:
-                yield Reached(sessions, driver, url, *clients)
+                yield Reached(sessions, service, driver, url, *clients)
             finally:
                 for each in clients:
                     await each.close()

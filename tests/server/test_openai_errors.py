@@ -143,7 +143,7 @@ async def test_errors_have_openais_form(served: Reached) -> None:
     with pytest.raises(openai.NotFoundError):
         await served.ada.models.retrieve("nobody")
     assert (await served.ada.models.retrieve("cook")).id == "cook"
+    made = await served.ada.responses.create(model="clerk", input="hang", background=True)
     with pytest.raises(openai.ConflictError):
-        made = await served.ada.responses.create(model="clerk", input="hang", background=True)
         await served.ada.responses.create(model="clerk", input="x", previous_response_id=made.id)
     await served.ada.responses.cancel(made.id)

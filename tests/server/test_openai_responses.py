@@ -159,8 +159,9 @@ async def test_a_response_that_waits_is_cancelled(served: Reached) -> None:
         model="clerk", input="two", background=True, conversation=conversation.id
     )
     assert second.status == "queued"
-    while (await served.ada.responses.retrieve(begun.id)).status == "queued":
-        await asyncio.sleep(0.05)
+    async for event in await served.ada.responses.retrieve(begun.id, stream=True):
+        if event.type == "response.in_progress":
+            break
     with pytest.raises(openai.ConflictError):
         await served.ada.responses.cancel(second.id)
     await served.ada.responses.cancel(begun.id)

@@ -18,7 +18,7 @@ from perdure.server.openai.errors import invalid, unsupported
 from perdure.server.openai.finding import KEPT, Found, Outcome
 from perdure.server.openai.ids import ResponseId
 from perdure.server.openai.inputs import Given
-from perdure.server.openai.streams import sent_at_once
+from perdure.server.openai.streams import sent
 from perdure.server.openai.telling import Telling, Told
 
 
@@ -30,7 +30,7 @@ async def answered_once(call: Call, asked: Asked, given: Given) -> Answer | Resp
         raise invalid("input", "a response that is not kept answers messages alone")
     once = _Once(call, asked, given)
     if asked.wanted.stream:
-        return sent_at_once(call, once.told())
+        return sent(call, once.told())
     return Answer([event async for event in once.told()][-1]["response"])
 
 

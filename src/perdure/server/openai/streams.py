@@ -24,37 +24,45 @@ _DONE = "[DONE]"
 
 def stream_of(call: Call, found: Found, after: int = -1) -> EventSourceResponse:
     """Return a response as a stream of events behind a number, and of those to come."""
+    return sent(call, _told(call, found, after), after)
+
+
+def sent(call: Call, events: AsyncIterator[Told], after: int = -1) -> EventSourceResponse:
+    """Return events as a stream."""
     call.service.require_room(call.caller)
-    return streamed(call, _sent(_told(call, found, after)), farewell=_farewell)
+    sending = _Sending(events, after)
+    return streamed(call, sending.events(), farewell=sending.farewell)
 
 
-def sent_at_once(call: Call, events: AsyncIterator[Told]) -> EventSourceResponse:
-    """Return events that are known, as a stream."""
-    call.service.require_room(call.caller)
-    return streamed(call, _sent(events), farewell=_farewell)
+class _Sending:
+    """A stream that is being sent. If it breaks off, its last event has the number to continue from."""
 
+    def __init__(self, events: AsyncIterator[Told], after: int) -> None:
+        self._events = events
+        self._last = max(after, 0)
 
-async def _sent(events: AsyncIterator[Told]) -> Events:
-    try:
-        async for event in events:
-            yield _event(event)
-    except Lagging:
-        yield _failed("lagging", "The stream was read too slowly. Continue it: `stream=true&starting_after=N`.")
-        return
-    except PerdureError as error:
-        told = body_of(problem_of(error))
-        yield _failed(told["code"], told["message"])
-        return
-    yield ServerSentEvent(_DONE, sep="\n")
+    async def events(self) -> Events:
+        try:
+            async for event in self._events:
+                self._last = event["sequence_number"]
+                yield _event(event)
+        except Lagging:
+            yield self._broken("lagging", "The stream was read too slowly.")
+            return
+        except PerdureError as error:
+            told = body_of(problem_of(error))
+            yield self._broken(told["code"], told["message"])
+            return
+        yield ServerSentEvent(_DONE, sep="\n")
 
+    def farewell(self, reason: str) -> ServerSentEvent:
+        """Return the last event of a stream that has to end before its response does."""
+        return self._broken(reason, "The stream has to end here. The response goes on.")
 
-def _farewell(reason: str) -> ServerSentEvent:
-    """Return the last event of a stream that has to end before its response does."""
-    return _failed(reason, "The stream ends here, and the response goes on. Continue it: GET with `starting_after`.")
-
-
-def _failed(code: str, message: str) -> ServerSentEvent:
-    return _event({"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0})
+    def _broken(self, code: str, why: str) -> ServerSentEvent:
+        message = f"{why} Continue with GET and `stream=true&starting_after={self._last}`."
+        told = {"code": code, "message": message, "param": None, "sequence_number": self._last}
+        return _event({"type": "error", **told})
 
 
 def _event(told: Mapping[str, Any]) -> ServerSentEvent:
