@@ -129,6 +129,7 @@ MessageEnd
 MessageStart
 MessageUpdate
 ModelConfig
+ModelOptions
 ModelReply
 ModelRequest
 NotLoaded

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import InputRefused, InvalidData, ToolCall, Worker, connect, external_tool, tool
+from perdure import InputRefused, InvalidData, ModelOptions, ToolCall, Worker, connect, external_tool, tool
 from perdure.testing import ScriptedDriver
 
 WEATHER = external_tool("weather", "Look at the weather.")
@@ -97,3 +98,31 @@ async def test_a_message_whose_tools_the_agent_has_already_is_refused() -> None:
             assert reply.text == "Hello."
             worker.stop()
             await work
+
+
+async def test_one_run_asks_the_model_in_its_own_way(tmp_path: Path) -> None:
+    """Also once another process continues it, and when it is sent again. The next run does not."""
+    url, driver = f"sqlite:///{tmp_path / 's.db'}", ScriptedDriver(_reply)
+    options = ModelOptions(temperature=0.2, top_p=0.9, max_tokens=77, thinking="low")
+    async with connect(url, driver=driver, tools=[WEATHER, pay]) as sessions:
+        chat = await sessions.open("a")
+        await chat.send("Go", model_options=options, key="k")
+        with pytest.raises(InvalidData, match="used for another"):
+            await chat.send("Go", key="k")
+    async with connect(url, driver=driver, tools=[WEATHER, pay]) as sessions:
+        chat = await sessions.open("a")
+        await chat.decide(approve=["p1", "p2"], answers={"w1": "rain"})
+        await chat.retry()
+        await chat.deny("no")
+        await chat.send("And now?")
+    models = [request.model for request in driver.requests]
+    asked = [(each.temperature, each.settings.get("top_p"), each.max_tokens, each.thinking) for each in models]
+    assert asked == [(0.2, 0.9, 77, "low")] * 4 + [(None,) * 4]
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"max_tokens": 0}, {"thinking": " "}, 7])
+async def test_options_that_no_model_takes_are_refused(wrong: Any) -> None:
+    async with connect("memory://", driver=ScriptedDriver(["Hello."])) as sessions:
+        await sessions.open("a")
+        with pytest.raises(InvalidData):
+            await sessions.enqueue("a", "one", model_options=wrong)

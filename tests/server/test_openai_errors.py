@@ -13,12 +13,13 @@ from perdure.server.openai.ids import ResponseId, conversation_id
 from perdure.server.table import ROUTES
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("temperature", {"temperature": 0.5}),
-    ("top_p", {"top_p": 0.5}),
-    ("max_output_tokens", {"max_output_tokens": 9}),
+    ("temperature", {"temperature": 2.5}),
+    ("top_p", {"top_p": -0.5}),
+    ("max_output_tokens", {"max_output_tokens": 0}),
     ("max_tool_calls", {"max_tool_calls": 2}),
     ("top_logprobs", {"top_logprobs": 2}),
-    ("reasoning", {"reasoning": {"effort": "high"}}),
+    ("reasoning.effort", {"reasoning": {"effort": "endless"}}),
+    ("reasoning.summary", {"reasoning": {"summary": "auto"}}),
     ("tool_choice", {"tool_choice": "required"}),
     ("parallel_tool_calls", {"parallel_tool_calls": False}),
     ("truncation", {"truncation": "auto"}),

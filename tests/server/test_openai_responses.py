@@ -383,3 +383,19 @@ async def test_a_conversation_is_compacted(served: Reached) -> None:
     assert after.output_text.endswith("go on")
     still = await served.ada.responses.create(model="clerk", input="and you?", previous_response_id=made.id)
     assert "first words" in still.output_text
+
+
+@over_http
+async def test_the_model_is_asked_as_one_request_says(served: Reached) -> None:
+    """The response tells what was really used, and the next one has nothing of it."""
+    asked: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9, "max_output_tokens": 77, "reasoning": {"effort": "low"}}
+    first = checked(await served.ada.responses.create(model="clerk", input="one", **asked))
+    assert (first.temperature, first.top_p, first.max_output_tokens) == (0.2, 0.9, 77)
+    assert first.reasoning is not None
+    assert first.reasoning.effort == "low"
+    await served.ada.responses.create(model="clerk", input="two", previous_response_id=first.id)
+    models = [request.model for request in served.driver.requests]
+    assert [(each.temperature, each.max_tokens, each.thinking) for each in models] == [(0.2, 77, "low"), (None,) * 3]
+    assert [each.settings.get("top_p") for each in models] == [0.9, None]
+    once = await served.ada.responses.create(model="clerk", input="three", store=False, **asked)
+    assert (once.temperature, served.driver.requests[-1].model.temperature) == (0.2, 0.2)

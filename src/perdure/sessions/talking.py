@@ -17,7 +17,7 @@ from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
 from perdure.model.definition import AgentDefinition
-from perdure.model.execution import ExecutionStatus, PendingCall
+from perdure.model.execution import ExecutionStatus, ModelOptions, PendingCall
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
@@ -61,6 +61,7 @@ class SendOptions(TypedDict, total=False):
     context_data: Mapping[str, Any] | None
     external_tools: Iterable[ExternalTool] | None
     instructions: str | None
+    model_options: ModelOptions | None
 
 
 class OnceOptions(TypedDict, total=False):
@@ -69,6 +70,7 @@ class OnceOptions(TypedDict, total=False):
     any_role: bool
     external_tools: Iterable[ExternalTool] | None
     instructions: str | None
+    model_options: ModelOptions | None
 
 
 class Talking(Looking):
@@ -96,7 +98,8 @@ class Talking(Looking):
         the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
         the form of this answer, which `reply.value` has: a type or a JSON schema. `external_tools` are tools of
-        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told.
+        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told;
+        `model_options` say how it alone asks the model.
         """
         return await self._sent(session_id, await self._sending(message, parts, output, options))
 
@@ -384,9 +387,9 @@ class Talking(Looking):
     ) -> Reply[Any]:
         """Ask once, without a session: nothing is kept but what the reply holds.
 
-        `any_role`, `external_tools` and `instructions` are those of `send`. The run ends with the first call of an
-        external tool, which `reply.pending_calls` has. ConfigurationError if a tool is called that needs a person's
-        approval: nobody could give it afterwards.
+        `any_role`, `external_tools`, `instructions` and `model_options` are those of `send`. The run ends with the
+        first call of an external tool, which `reply.pending_calls` has. ConfigurationError if a tool is called that
+        needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
         runtime = SessionRuntime(

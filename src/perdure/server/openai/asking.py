@@ -11,12 +11,15 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.external import ExternalTool, external_tool
 from perdure.loop.response_format import Form
 from perdure.model.definition import AgentDefinition, refuse_secrets
+from perdure.model.execution import ModelOptions
 from perdure.server.call import Call
 from perdure.server.openai.errors import invalid, unsupported
 from perdure.server.problems import Problem
 
 _MOST_METADATA, _MOST_IN_KEY, _MOST_IN_VALUE = 16, 64, 512
 _HOSTED = "tools are run by the agent, or by the client as functions; there are no hosted tools here"
+_EFFORTS = {"none": "off", **{name: name for name in ("minimal", "low", "medium", "high", "xhigh", "max")}}
+"""How much a model may think, as OpenAI says it and as we do."""
 _BY_AGENT = "the agent's definition says how its model is asked; leave it out"
 
 
@@ -62,6 +65,7 @@ class Asked(msgspec.Struct, frozen=True):
     output: Mapping[str, Any] | None
     """The JSON schema of the answer."""
     conversation: str | None
+    model_options: ModelOptions | None
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class Asked(msgspec.Struct, frozen=True):
             "instructions": self.wanted.instructions or None,
             "external_tools": self.tools or None,
             "output": self.output,
+            "model_options": self.model_options,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -98,12 +103,12 @@ def read_asked(call: Call) -> Asked:
     """Return what a request asks for. Raise a Problem for what cannot be followed."""
     wanted: CreateResponse = call.body
     _require_plain(wanted)
-    _require_by_agent(wanted)
     _require_together(wanted)
     check_metadata(wanted.metadata)
     agent = None if wanted.model is None else agent_of(call, wanted.model)
     tools = tuple(_tool(each, place) for place, each in enumerate(wanted.tools or ()))
-    return Asked(wanted, agent, tools, _schema(wanted.text or {}), _conversation(wanted.conversation))
+    schema, conversation = _schema(wanted.text or {}), _conversation(wanted.conversation)
+    return Asked(wanted, agent, tools, schema, conversation, _model_options(wanted))
 
 
 def agent_of(call: Call, name: str) -> AgentDefinition:
@@ -136,13 +141,25 @@ def _require_plain(wanted: CreateResponse) -> None:
         raise unsupported(f"text.{name}", "there is no such setting")
 
 
-def _require_by_agent(wanted: CreateResponse) -> None:
-    """Refuse how a model is to be asked: the agent's definition says that."""
-    for name in ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs"):
-        if getattr(wanted, name) not in (None, 0 if name == "top_logprobs" else None):
-            raise unsupported(name, _BY_AGENT)
-    if any(value is not None for value in (wanted.reasoning or {}).values()):
-        raise unsupported("reasoning", _BY_AGENT)
+def _model_options(wanted: CreateResponse) -> ModelOptions | None:
+    """Return how the model is to be asked. Raise a Problem for what no model can be asked for here."""
+    if wanted.max_tool_calls is not None:
+        raise unsupported("max_tool_calls", "the agent's budget limits its steps; leave it out")
+    if wanted.top_logprobs:
+        raise unsupported("top_logprobs", "models are not asked for probabilities; leave it out")
+    for name, value in (wanted.reasoning or {}).items():
+        if name != "effort" and value is not None:
+            raise unsupported(f"reasoning.{name}", "what a model thinks is told as it comes; leave it out")
+    effort = (wanted.reasoning or {}).get("effort")
+    if effort is not None and effort not in _EFFORTS:
+        raise invalid("reasoning.effort", f"expected one of {', '.join(_EFFORTS)}")
+    for name, most in (("temperature", 2.0), ("top_p", 1.0), ("max_output_tokens", float("inf"))):
+        value = getattr(wanted, name)
+        if value is not None and not (1 if name == "max_output_tokens" else 0) <= value <= most:
+            raise invalid(name, "it is out of range")
+    thinking = None if effort is None else _EFFORTS[effort]
+    options = ModelOptions(wanted.temperature, wanted.top_p, wanted.max_output_tokens, thinking)
+    return None if options == ModelOptions() else options
 
 
 def _require_together(wanted: CreateResponse) -> None:

@@ -18,7 +18,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Action
 from perdure.server.call import Call
-from perdure.server.openai.asking import Asked, in_progress
+from perdure.server.openai.asking import Asked, CreateResponse, in_progress
 from perdure.server.openai.errors import invalid, not_found
 from perdure.server.openai.finding import KEPT, Found, find, journal_of, outcome_of, reached
 from perdure.server.openai.ids import ResponseId, handled, key_of, session_of
@@ -217,8 +217,15 @@ class Beginning:
             raise invalid("text.format", own)
         if asked.agent is not None and asked.agent.name != session.info.agent_name:
             raise invalid("model", own)
+        if asked.model_options is not None and asked.model_options != execution.model_options:
+            raise invalid(_first_of(asked.wanted), own)
         if asked.wanted.metadata:
             raise invalid("metadata", "a decision continues its run, which keeps its own; leave it out")
+
+
+def _first_of(wanted: CreateResponse) -> str:
+    names = ("temperature", "top_p", "max_output_tokens", "reasoning")
+    return next(name for name in names if getattr(wanted, name) is not None)
 
 
 def _plain(value: Any) -> Any:

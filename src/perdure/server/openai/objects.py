@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perdure.model.execution import ExecutionStatus
-from perdure.model.ids import now
+from perdure.model.execution import ExecutionStatus, ModelOptions
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
@@ -47,7 +46,10 @@ def opened(found: Found) -> dict[str, Any]:
 def unanswered(asked: Mapping[str, Any], kept: Mapping[str, Any], *, agent: str) -> dict[str, Any]:
     """Return the fields that tell what was asked, and how the model is asked."""
     config = asked.get("config") or {}
-    temperature = config.get("temperature")
+    options = {name: value for name, value in _plain(asked.get("model_options")).items() if value is not None}
+    config = {**config, **{"thinking_level" if name == "thinking" else name: value for name, value in options.items()}}
+    temperature, top_p = config.get("temperature"), config.get("top_p")
+    effort = "none" if config.get("thinking_level") == "off" else config.get("thinking_level")
     return {
         "object": "response",
         "completed_at": None,
@@ -62,11 +64,11 @@ def unanswered(asked: Mapping[str, Any], kept: Mapping[str, Any], *, agent: str)
         "truncation": "disabled",
         "text": {"format": _format(kept.get("format") or {}, asked), "verbosity": "medium"},
         "temperature": 1.0 if temperature is None else temperature,  # the provider's own
-        "top_p": 1.0,
+        "top_p": 1.0 if top_p is None else top_p,
         "top_logprobs": 0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if effort == "on" else effort, "summary": None},
         "max_output_tokens": config.get("max_tokens"),
         "max_tool_calls": None,
         "service_tier": "default",
@@ -169,5 +171,5 @@ def _format(about: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any
     return {"name": "answer", **about, "schema": schema}
 
 
-def moment() -> int:
-    return int(now().timestamp())
+def _plain(options: Any) -> Mapping[str, Any]:
+    return options.to_dict() if isinstance(options, ModelOptions) else options or {}
