@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,24 +112,28 @@ async def on_a_port(service: Service) -> AsyncIterator[str]:
 async def reached(
     store: str, *, tools: Sequence[Any] = (stock, refund), settings: Settings | None = None, works: bool = True
 ) -> AsyncIterator[Reached]:
+    """Serve and work. If the block raises, runs are left as they are, as if the process had died."""
     driver = ScriptedDriver(answer)
     async with perdure.connect(store, driver=driver, tools=list(tools)) as sessions, Worker(sessions) as worker:
-        work = asyncio.ensure_future(worker.run()) if works else None
+        work = asyncio.ensure_future(worker.run() if works else asyncio.sleep(0))
         service = Service(sessions, settings, agents=[CLERK, COOK], runs_here=True)
-        async with on_a_port(service) as url:
-            clients = []
-            for owner, may_write in (("ada", True), ("bob", True), ("ada", False)):
-                secret, _ = await new_token(service.gate._book, owner, may_write=may_write)
-                clients.append(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, timeout=20))
-            try:
-                yield Reached(sessions, service, driver, url, *clients)
-            finally:
-                for each in clients:
-                    await each.close()
-        await service.feeds.close()
-        if work is not None:
+        try:
+            async with on_a_port(service) as url, AsyncExitStack() as clients:
+                secrets = [(await new_token(service.gate._book, *who))[0] for who in (("ada",), ("bob",))]
+                reading, _ = await new_token(service.gate._book, "ada", may_write=False)
+                made = [_client(url, each) for each in (*secrets, reading)]
+                for each in made:
+                    await clients.enter_async_context(each)
+                yield Reached(sessions, service, driver, url, *made)
             worker.stop()
             await work
+        finally:
+            await service.feeds.close()
+            work.cancel()
+
+
+def _client(url: str, secret: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, timeout=20)
 
 
 def over_http(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

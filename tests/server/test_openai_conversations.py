@@ -34,13 +34,13 @@ async def test_a_conversation_is_created_changed_and_deleted(served: Reached) ->
 async def test_responses_of_a_conversation_follow_each_other(served: Reached) -> None:
     """Those that are asked for at once wait for their turn."""
     conversation = await served.ada.conversations.create()
-    first = checked(await served.ada.responses.create(model="cook", input="one", conversation=conversation.id))
-    assert first.conversation is not None
-    assert (first.conversation.id, first.model) == (conversation.id, "cook")
     made = await asyncio.gather(
-        *(served.ada.responses.create(model="cook", input=word, conversation=conversation.id) for word in "xy")
+        *(served.ada.responses.create(model="cook", input=word, conversation=conversation.id) for word in "xyz")
     )
-    assert sorted(len(each.output_text.split(" / ")) for each in made) == [2, 3]
+    assert sorted(len(each.output_text.split(" / ")) for each in made) == [1, 2, 3]
+    last = checked(await served.ada.responses.create(model="cook", input="one", conversation=conversation.id))
+    assert last.conversation is not None
+    assert (last.conversation.id, last.model) == (conversation.id, "cook")
     assert len(await served.sessions.headers()) == 1
 
 
@@ -52,7 +52,9 @@ async def test_items_are_listed_page_by_page(served: Reached) -> None:
         model="clerk", input="call weather", conversation=conversation.id, tools=[WEATHER]
     )
     output: Any = [{"type": "function_call_output", "call_id": first.output[0].call_id, "output": "rain"}]  # type: ignore[union-attr]
-    await served.ada.responses.create(model="clerk", input=output, conversation=conversation.id)
+    second = await served.ada.responses.create(model="clerk", input=output, conversation=conversation.id)
+    again = await served.ada.responses.create(model="clerk", input=output, conversation=conversation.id)
+    assert again.id == second.id
     listed = [item async for item in served.ada.conversations.items.list(conversation.id, order="asc", limit=3)]
     assert [item.type for item in listed] == [
         "message",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,31 @@ async def test_a_response_outlives_its_server(tmp_path: Path) -> None:
         assert rest[-1].response.output_text == text_in(rest) == "".join(f"piece {number}, " for number in range(6))
         found = await served.ada.responses.retrieve(again)
         assert (found.created_at, found.metadata) == (waits.created_at, {"a": "b"})
+
+
+async def test_an_answer_is_followed_over_the_death_of_its_process(tmp_path: Path) -> None:
+    """What was told before is not told again, unless the model begins anew: then that is said."""
+    store = f"sqlite:///{tmp_path}/served.db"
+    seen: list[Any] = []
+    with suppress(BrokenPipeError):
+        async with reached(store) as served:
+            made = await served.ada.responses.create(model="clerk", input="slow", background=True)
+            async with await served.ada.responses.retrieve(made.id, stream=True) as stream:
+                async for event in stream:
+                    seen.append(event)
+                    if len(text_in(seen)) > 20:
+                        raise BrokenPipeError
+    async with reached(store) as served:
+        after = seen[-1].sequence_number
+        rest = await heard(await served.ada.responses.retrieve(made.id, stream=True, starting_after=after))
+        last = rest[-1].response
+        assert last.output_text == "".join(f"piece {number}, " for number in range(6))
+        numbers = [event.sequence_number for event in seen + rest]
+        assert numbers == sorted(set(numbers))
+        assert len(last.output) == 1
+        assert [event.output_index for event in seen + rest if event.type == "response.output_item.added"] == [0, 1]
+        ends = [event.item.status for event in rest if event.type == "response.output_item.done"]
+        assert ends == ["incomplete", "completed"]
 
 
 async def test_a_decision_outlives_its_server(tmp_path: Path) -> None:

@@ -85,6 +85,20 @@ def test_every_character_is_a_place_to_continue_from() -> None:
         assert _text(told) + _text(pieces) == text
 
 
+def test_what_was_told_of_a_void_answer_is_taken_back_by_another_stream() -> None:
+    """A client that was told of the first attempt is told of its end, then of the second, whole or not."""
+    (*_, piece) = _begun().hear(Piece(RUN, "m", 0, 0, "Hel"))
+    for more in (
+        [*_begun(piece["sequence_number"]).hear(Piece(RUN, "m", 1, 0, "Good "))],
+        [*_begun(piece["sequence_number"]).take(_message("Hel", incomplete=True, superseded=True))],
+    ):
+        assert (more[0]["type"], more[0]["item"]["status"]) == ("response.output_item.done", "incomplete")
+        assert more[0]["output_index"] == 0
+        assert more[0]["sequence_number"] > piece["sequence_number"]
+    (*_, second) = _begun(piece["sequence_number"]).hear(Piece(RUN, "m", 1, 0, "Good "))
+    assert _text([*_begun(second["sequence_number"]).take(_message("Good morning."))]) == "morning."
+
+
 def test_ids_say_one_thing_in_one_way() -> None:
     made = ResponseId(SessionId("a.b"), "k", 7)
     assert ResponseId.of(str(made)) == made

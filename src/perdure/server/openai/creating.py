@@ -83,11 +83,33 @@ class Beginning:
         pending = _pending(session)
         if pending:
             return await self._decided(session, pending)
-        self._require_no_decision("no call of this conversation waits")
-        change = self._change_of(session)
-        if change is not None:
-            await self._sessions.execute(info.id, change)
+        if self._given.decides:
+            return await self._decided_last(session)
+        await self._give_agent(session)
         return await self._left_with(info.id)
+
+    async def _give_agent(self, session: AgentSession) -> None:
+        """Give a conversation the agent that the client names. Another request may do so at the same time."""
+        change = self._change_of(session)
+        if change is None:
+            return
+        try:
+            await self._sessions.execute(session.id, change)
+        except SessionBusy:
+            if self._change_of(await self._sessions.session(session.id)) is not None:
+                raise
+
+    async def _decided_last(self, session: AgentSession) -> ResponseId:
+        """Return the response that the same decision has begun in a conversation before."""
+        execution, journal = session.state.execution, journal_of(self._sessions)
+        runs = [] if execution is None else await journal.runs(session.id, run=execution.execution_id)
+        for run in runs:
+            entries = await journal.read(session.id, run=run.loop_id)
+            starts = [entry.body for entry in entries if entry.kind == "agent_start" and entry.body.get("resumed")]
+            for start in reversed(starts):
+                if run.first.body.get("key") and _is_same(start, self._given):
+                    return ResponseId(session.id, str(run.first.body["key"][0]), start["base_version"])
+        raise invalid("input", "it has outputs or approvals, and no call of this conversation waits")
 
     async def _continued(self, given: str) -> ResponseId:
         previous = await find(self._sessions, given)
@@ -184,7 +206,7 @@ class Beginning:
             found: Found | None = await find(self._sessions, str(response))
         except Problem:
             found = None
-        if found is not None and _is_same(found, self._given):
+        if found is not None and _is_same(found.entries[0].body, self._given):
             return response
         waiting = {call.id for call in pending if call.external}
         if self._given.approved or self._given.denied or waiting != self._given.answers.keys():
@@ -239,9 +261,8 @@ def _pending(session: AgentSession) -> tuple[PendingCall, ...]:
     return execution.pending_calls if execution is not None else ()
 
 
-def _is_same(found: Found, given: Given) -> bool:
-    """Tell whether a response has come of the same decision."""
-    start: Mapping[str, Any] = found.entries[0].body
+def _is_same(start: Mapping[str, Any], given: Given) -> bool:
+    """Tell whether a run was continued with the same decision."""
     answers = {each["call"]: each.get("result") for each in start.get("answers") or ()}
     denied = dict(start.get("denied") or {})
     return (

@@ -134,12 +134,17 @@ def _decisions_in(start: Mapping[str, Any]) -> list[Item]:
 
 
 async def _waited_for(call: Call, response: ResponseId, seconds: float) -> None:
-    """Wait until a response is over, or the time has passed: it goes on then, and can be asked for."""
+    """Wait until a response is over, the time has passed, or the service stops: it goes on then, and can be read."""
+    over = asyncio.ensure_future(settled(call.sessions, response))
+    closing = asyncio.ensure_future(call.service.closing.wait())
     try:
-        async with asyncio.timeout(seconds):
-            await settled(call.sessions, response)
-    except TimeoutError:
-        pass
+        await asyncio.wait({over, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            over.result()
+    finally:
+        over.cancel()
+        closing.cancel()
+        await asyncio.gather(over, closing, return_exceptions=True)
 
 
 async def _told(call: Call, found: Found) -> Mapping[str, Any]:

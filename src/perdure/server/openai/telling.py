@@ -89,7 +89,7 @@ class Telling:
 
     def begun(self, found: Found) -> Iterator[Told]:
         """Yield what there is to tell once the run of a response that waited has begun."""
-        if not self._begin and found.begin:
+        if not self._begin and found.begin and found.refusal is None:
             self._begin, self.run = found.begin, found.run
             self.response = opened(found)
             yield from self._running()
@@ -156,13 +156,14 @@ class Telling:
         """Yield what is new in an answer that is whole."""
         text = "".join(part.text for part in message.parts if isinstance(part, Text))
         if message.is_superseded:
+            yield from self._drop_seen(message.id, _MOST_ATTEMPTS + 1)
             yield from self._drop_answer()
             self._move(cursor)
             return
         if text:
             answer = self._answer
             is_known = answer is not None and answer.message_id == message.id and text.startswith(answer.text)
-            attempt = 0 if answer is None else answer.attempt if is_known else answer.attempt + 1
+            attempt = self._seen or 0 if answer is None else answer.attempt if is_known else answer.attempt + 1
             yield from self._open(message.id, attempt)
             assert self._answer is not None
             yield from self._say(self._answer, text)
@@ -178,6 +179,7 @@ class Telling:
         answer = self._answer
         if answer is not None and (answer.message_id, answer.attempt) == (message_id, attempt):
             return
+        yield from self._drop_seen(message_id, attempt)
         yield from self._drop_answer()
         answer = self._answer = _Answer(message_id, attempt, len(self._items))
         self._items.append(None)
@@ -185,6 +187,19 @@ class Telling:
         number = self._number_in(answer)
         yield from self._at(number, "response.output_item.added", output_index=answer.index, item=added)
         yield from self._at(number + 1, "response.content_part.added", **answer.at, part=text_part(""))
+
+    @property
+    def _seen(self) -> int | None:
+        """The attempt at the answer behind this place that the client was told of; None if it was told of none."""
+        told = self._after - self._place * UNIT - TEXT
+        return told // ATTEMPT if 0 <= told < LAST - TEXT else None
+
+    def _drop_seen(self, message_id: str, attempt: int) -> Iterator[Told]:
+        """Yield the end of an attempt that the client was told of by another stream, before a later one."""
+        if self._answer is None and self._seen is not None and self._seen < attempt:
+            self._answer = _Answer(message_id, self._seen, len(self._items))
+            self._items.append(None)
+            yield from self._drop_answer()
 
     def _number_in(self, answer: _Answer) -> int:
         return self._place * UNIT + TEXT + min(answer.attempt, _MOST_ATTEMPTS) * ATTEMPT
