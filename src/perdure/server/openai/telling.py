@@ -104,7 +104,8 @@ class Telling:
             case AgentStart():
                 self._approved |= event.approved
                 self._settled |= {*event.answered, *event.denied}
-                self._move(cursor)
+                if not self._place:  # a run that is continued after a crash comes back to the answer under way
+                    self._move(cursor)
             case MessageEnd() if is_answer(event.message, event.loop_id):
                 yield from self._said(event.message, cursor)
             case ToolExecutionStart():
