@@ -26,6 +26,8 @@ from perdure.testing import Chunks, Delay, ScriptedDriver
 from perdure.workers.worker import Worker
 
 CLERK = perdure.AgentDefinition("clerk", system_prompt="Be brief.")
+HELPER = perdure.AgentDefinition("helper", description="Helps.", system_prompt="Help.")
+"""An agent that the others call: it makes the calls that it is asked for."""
 COOK = perdure.AgentDefinition("cook", system_prompt="Cook.")
 _EXTRA = {"presence_penalty", "frequency_penalty", "store"}
 """Fields that Open Responses requires, and OpenAI's types do not have."""
@@ -114,7 +116,10 @@ async def reached(
 ) -> AsyncIterator[Reached]:
     """Serve and work. If the block raises, runs are left as they are, as if the process had died."""
     driver = ScriptedDriver(answer)
-    async with perdure.connect(store, driver=driver, tools=list(tools)) as sessions, Worker(sessions) as worker:
+    async with (
+        perdure.connect(store, driver=driver, tools=list(tools), subagents=[HELPER]) as sessions,
+        Worker(sessions) as worker,
+    ):
         work = asyncio.ensure_future(worker.run() if works else asyncio.sleep(0))
         service = Service(sessions, settings, agents=[CLERK, COOK], runs_here=True)
         try:

@@ -246,7 +246,10 @@ async def test_calls_are_approved_and_denied(served: Reached) -> None:
     with pytest.raises(openai.ConflictError):
         await served.ada.responses.create(model="clerk", input=decided, previous_response_id=first.id)
     items = await served.ada.responses.input_items.list(second.id, order="asc")
-    assert [item.type for item in items.data] == ["mcp_approval_response"] * 2
+    assert [(item.approval_request_id, item.approve) for item in items.data] == [  # type: ignore[union-attr]
+        (requests[0].id, True),
+        (requests[1].id, False),
+    ]
 
 
 @over_http
@@ -399,3 +402,15 @@ async def test_the_model_is_asked_as_one_request_says(served: Reached) -> None:
     assert [each.settings.get("top_p") for each in models] == [0.9, None]
     once = await served.ada.responses.create(model="clerk", input="three", store=False, **asked)
     assert (once.temperature, served.driver.requests[-1].model.temperature) == (0.2, 0.2)
+
+
+@over_http
+async def test_calls_of_a_sub_agent_are_settled(served: Reached) -> None:
+    """The client sees what would be made, and decides on that."""
+    first = checked(await served.ada.responses.create(model="clerk", input="call helper"))
+    (request,) = [item for item in first.output if item.type == "mcp_approval_request"]
+    assert request.name == "helper"
+    assert '"refund"' in request.arguments
+    decided: Any = [{"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}]
+    second = checked(await served.ada.responses.create(model="clerk", input=decided, previous_response_id=first.id))
+    assert "order 7 is refunded" in second.output_text

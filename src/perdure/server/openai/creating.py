@@ -107,8 +107,9 @@ class Beginning:
             entries = await journal.read(session.id, run=run.loop_id)
             starts = [entry.body for entry in entries if entry.kind == "agent_start" and entry.body.get("resumed")]
             for start in reversed(starts):
-                if run.first.body.get("key") and _is_same(start, self._given):
-                    return ResponseId(session.id, str(run.first.body["key"][0]), start["base_version"])
+                waited = await self._sessions.session(session.id, start["base_version"])
+                if run.first.body.get("key") and _is_same(start, self._given, _pending(waited)):
+                    return ResponseId(session.id, str(run.first.body["key"][0]), waited.version)
         raise invalid("input", "it has outputs or approvals, and no call of this conversation waits")
 
     async def _continued(self, given: str) -> ResponseId:
@@ -206,12 +207,14 @@ class Beginning:
             found: Found | None = await find(self._sessions, str(response))
         except Problem:
             found = None
-        if found is not None and _is_same(found.entries[0].body, self._given):
+        if found is not None and _is_same(found.entries[0].body, self._given, pending):
             return response
         waiting = {call.id for call in pending if call.external}
         if self._given.approved or self._given.denied or waiting != self._given.answers.keys():
             raise Problem(409, "DecidedBefore", "Somebody else has decided on these calls. Read the response again.")
-        results = [Message.tool(call.id, self._given.answers[call.id], name=call.name) for call in pending]
+        results = [
+            Message.tool(each.id, self._given.answers[each.id], name=each.name) for each in pending if each.external
+        ]
         fork = await self._forked(session.id, session.version)
         self._given = replace(self._given, messages=results)
         return await self._left_with(fork)
@@ -261,13 +264,14 @@ def _pending(session: AgentSession) -> tuple[PendingCall, ...]:
     return execution.pending_calls if execution is not None else ()
 
 
-def _is_same(start: Mapping[str, Any], given: Given) -> bool:
-    """Tell whether a run was continued with the same decision."""
+def _is_same(start: Mapping[str, Any], given: Given, pending: tuple[PendingCall, ...]) -> bool:
+    """Tell whether a run was continued with the same decision on calls that waited."""
+    digests = {call.id: call.digest for call in pending}
     answers = {each["call"]: each.get("result") for each in start.get("answers") or ()}
-    denied = dict(start.get("denied") or {})
+    denied = {digests.get(call, call): reason for call, reason in (start.get("denied") or {}).items()}
     return (
         sorted((start.get("approved") or {}).values()) == sorted(given.approved)
-        and sorted(denied.values()) == sorted(given.denied.values())
+        and denied == given.denied
         and answers == given.answers
     )
 

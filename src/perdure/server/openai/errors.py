@@ -49,4 +49,5 @@ def unsupported(param: str, why: str) -> Problem:
 
 
 def invalid(param: str, why: str) -> Problem:
+    """Return what is told of a parameter that is wrong."""
     return Problem(422, "InvalidParameter", f"'{param}': {why}", facts={"param": param})

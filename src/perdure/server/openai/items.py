@@ -88,7 +88,7 @@ def pending_items(calls: Iterable[PendingCall]) -> Iterator[Item]:
         if call.external:
             yield function_item(call)
             continue
-        outside = [leaf for leaf in call.waits_for if leaf.external]
+        outside = [leaf for leaf in call.leaves if leaf.external]
         yield from (function_item(leaf, leaf.digest) for leaf in outside)
         if len(outside) < len(call.leaves):
             yield request_item(call)

@@ -116,7 +116,9 @@ async def list_input(call: Call) -> ListForm:
 
 async def _input_of(call: Call, found: Found) -> Sequence[Item]:
     if found.previous is not None:
-        return _decisions_in(found.entries[0].body)
+        execution = (await call.sessions.session(found.info.id, found.base)).state.execution
+        pending = () if execution is None else execution.pending_calls
+        return _decisions_in(found.entries[0].body, {each.id: each.digest for each in pending})
     events = await events_of(call.sessions, found)
     items: list[Item] = []
     for event in events:
@@ -127,10 +129,12 @@ async def _input_of(call: Call, found: Found) -> Sequence[Item]:
     return items
 
 
-def _decisions_in(start: Mapping[str, Any]) -> list[Item]:
+def _decisions_in(start: Mapping[str, Any], digests: Mapping[str, str]) -> list[Item]:
+    """Return the decisions that a run was continued with, on calls that had these digests."""
     items = [output_item(each["call"], each.get("result")) for each in start.get("answers") or ()]
     items += [decision_item(digest) for digest in (start.get("approved") or {}).values()]
-    return items + [decision_item(call, reason) for call, reason in (start.get("denied") or {}).items()]
+    denied = (start.get("denied") or {}).items()
+    return items + [decision_item(digests.get(call, call), reason) for call, reason in denied]
 
 
 async def _waited_for(call: Call, response: ResponseId, seconds: float) -> None:

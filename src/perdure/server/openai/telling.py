@@ -12,7 +12,7 @@ record alone, and no event has to be kept for it. Numbers grow, with gaps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ToolExecutionEnd, ToolExecutionStart
@@ -57,7 +57,6 @@ class Telling:
     def __init__(self, found: Found, after: int = -1) -> None:
         self.response = opened(found)
         self.run = found.run
-        self._found = found
         self._after = after
         self._begin = found.begin
         self._place = 0
@@ -288,12 +287,8 @@ def told_whole(found: Found, events: Iterable[AnyLoopEvent], outcome: Outcome | 
     """Return a response as its record tells it."""
     telling = Telling(found)
     for event in events:
-        _consume(telling.take(event))
+        list(telling.take(event))
     if found.state != "over":
         return {**telling.response, "output": telling.output}
-    _consume(telling.end(found, outcome))
+    list(telling.end(found, outcome))
     return telling.response
-
-
-def _consume(told: Iterator[Told]) -> Sequence[Told]:
-    return list(told)
