@@ -128,6 +128,7 @@ MessageEnd
 MessageStart
 MessageUpdate
 ModelConfig
+ModelOptions
 ModelReply
 ModelRequest
 NotLoaded

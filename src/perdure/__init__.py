@@ -121,6 +121,7 @@ if TYPE_CHECKING:
     from perdure.model.execution import ExecutionBudget as ExecutionBudget
     from perdure.model.execution import ExecutionState as ExecutionState
     from perdure.model.execution import ExecutionStatus as ExecutionStatus
+    from perdure.model.execution import ModelOptions as ModelOptions
     from perdure.model.execution import PendingCall as PendingCall
     from perdure.model.execution import Spent as Spent
     from perdure.model.ids import SessionId as SessionId
@@ -289,7 +290,7 @@ _HOMES = {
     "loop.tools": "FunctionTool ToolRegistry tool",
     "model.definition": "AgentDefinition ModelConfig",
     "model.events": "SessionActionExecuted SessionLoadFailed SessionLoaded SessionSaveFailed SessionSaved",
-    "model.execution": "ExecutionBudget ExecutionState ExecutionStatus PendingCall Spent",
+    "model.execution": "ExecutionBudget ExecutionState ExecutionStatus ModelOptions PendingCall Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
     "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "

@@ -441,27 +441,34 @@ class SendPosted:
 class DropWaiting:
     """Take back every message that waits in a session's inbox. Each is refused on record, with the reason.
 
-    `dropped` has the items, in their order.
+    With a `key`, that message alone is taken back, and only if it is the next to be sent. `dropped` has the items, in
+    their order.
     """
 
     may_be_repeated = True
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, key: str | None = None) -> None:
         self._reason = expect_text(reason, "$.reason", blank=False)
+        self._key = key
         self.dropped: list[JournalEntry] = []
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is None or context.journal is None:
             raise ConfigurationError("This store has no inboxes, so nothing waits there.")
         inbox = Inbox(context.journal, session.id)
-        while (entry := await inbox.first_waiting()) is not None:
+        while (entry := await inbox.first_waiting()) is not None and self._is_meant(entry):
             story = await inbox.refuse(session, entry, self._reason)
             self.dropped.append(entry)
             for event in story:
                 await context.emit(event)
+        if self._key is not None:
+            return Answer(session)
         if left := await inbox.items():  # wishes to cancel, and steering that was delivered
             await inbox.take(session, left[-1].seq)
         return Answer(session)
+
+    def _is_meant(self, entry: JournalEntry) -> bool:
+        return self._key is None or (entry.body.get("key") == self._key and not self.dropped)
 
 
 def _refusal(session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:

@@ -72,4 +72,5 @@ async def _start(session: AgentSession, context: ActionContext | None, decisions
         response_format=execution.response_format,
         external_tools=execution.external_tools,
         instructions=execution.instructions,
+        model_options=execution.model_options,
     )

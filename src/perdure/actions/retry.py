@@ -24,7 +24,7 @@ class RetryLastRun:
     with the new answer; log, record and history keep it.
 
     The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had one.
-    Without an `output`, external tools or instructions, it has those of the run.
+    Without an `output`, external tools, instructions or model options, it has those of the run.
     """
 
     def __init__(self, loops: LoopFactory, **options: Any) -> None:
@@ -67,7 +67,7 @@ async def _asked_last(session: AgentSession, journal: Journal, context: ActionCo
         raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
     said = run.first.body
     terms = {"output": said.get("response_format")}
-    terms |= {name: said.get(name) for name in ("external_tools", "instructions")}
+    terms |= {name: said.get(name) for name in ("external_tools", "instructions", "model_options")}
     return Asked(run.loop_id, tuple(messages), Key(*said["key"]) if said.get("key") else None, terms)
 
 

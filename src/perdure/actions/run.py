@@ -25,7 +25,7 @@ from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
-from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec
+from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec, ModelOptions
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import KINDS
 from perdure.model.message import Message
@@ -85,6 +85,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Tools that a new run alone may call; one that is continued has them on record."""
     instructions: str | None = None
     """Instructions for a new run alone; one that is continued has them on record."""
+    model_options: ModelOptions | None = None
+    """How a new run alone asks the model; one that is continued has it on record."""
 
 
 async def run_agent(
@@ -129,6 +131,7 @@ async def run_agent(
         form=options.form,
         external_tools=options.external_tools,
         instructions=options.instructions,
+        model_options=options.model_options,
     )
     run, titling = loop.start(state, start), titling_of(session, loops)
     try:

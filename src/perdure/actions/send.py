@@ -34,7 +34,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect_text
-from perdure.model.execution import ExecutionStatus, ExternalToolSpec
+from perdure.model.execution import ExecutionStatus, ExternalToolSpec, ModelOptions
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
 from perdure.model.value import thawed
@@ -68,6 +68,7 @@ class SendMessage:
     `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
     `output`, a type or a JSON schema, is the form of this answer alone. `external_tools` are tools that this run alone
     may call, and that are called outside. `instructions` are what it alone is told, behind the system prompt.
+    `model_options` say how it alone asks the model.
     `model_for` returns the `ChangeModel` that a session needs first, or None: it is executed once nothing else is in
     the way of the run.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
@@ -89,6 +90,7 @@ class SendMessage:
         output: object = None,
         external_tools: object = None,
         instructions: str | None = None,
+        model_options: object = None,
         model_for: ModelFor | None = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
@@ -105,12 +107,13 @@ class SendMessage:
         if output is not None and when_busy == STEER:
             problem = "a message that steers another run has no answer of its own; use when_busy='queue'"
             raise InvalidData("$.output", problem)
-        if (external_tools or instructions) and when_busy == STEER:
-            problem = "a message that steers another run has no tools and instructions of its own; use 'queue'"
+        if (external_tools or instructions or model_options) and when_busy == STEER:
+            problem = "a message that steers another run has no tools, instructions and options of its own; use 'queue'"
             raise InvalidData("$.when_busy", problem)
         self.form = None if output is None else Form.of(output)
         self._external_tools = _specs_of(external_tools) if external_tools else ()
         self._instructions = None if instructions is None else expect_text(instructions, "$.instructions") or None
+        self._model_options = _options_of(model_options)
         self._metadata = checked_metadata(metadata)
         self._caller = Caller.of(context, context_data)
         self._loops = require_loops(loops)
@@ -153,6 +156,8 @@ class SendMessage:
             raw += msgspec.json.encode(self.form.schema, order="deterministic")
         if self._external_tools or self._instructions:
             raw += msgspec.json.encode([self._external_tools, self._instructions], order="deterministic")
+        if self._model_options is not None:
+            raw += msgspec.json.encode(self._model_options, order="deterministic")
         return hashlib.sha256(raw).hexdigest()
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
@@ -218,7 +223,9 @@ class SendMessage:
         item = item_of(self.messages, key, self._metadata, self._caller.data, output, digest)
         specs = [{name: thawed(getattr(each, name)) for name in _SPEC} for each in self._external_tools]
         tools = {"external_tools": specs} if specs else {}
-        return {**item, **tools, **({"instructions": self._instructions} if self._instructions else {})}
+        told = {"instructions": self._instructions} if self._instructions else {}
+        options = {} if self._model_options is None else {"model_options": self._model_options.to_dict()}
+        return {**item, **tools, **told, **options}
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
@@ -231,6 +238,7 @@ class SendMessage:
             form=self.form,
             external_tools=self._external_tools,
             instructions=self._instructions,
+            model_options=self._model_options,
         )
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
@@ -256,6 +264,15 @@ def _specs_of(tools: object) -> tuple[ExternalToolSpec, ...]:
     from perdure.loop.external import specs_of  # few messages bring tools
 
     return specs_of(tools)
+
+
+def _options_of(given: object) -> ModelOptions | None:
+    """Return how the model is to be asked, from options or from plain data."""
+    if given is None or isinstance(given, ModelOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidData("$.model_options", f"expected ModelOptions, got {type(given).__name__}")
+    return codec.convert(ModelOptions, given)
 
 
 def used_for_another(key: str) -> InvalidData:
@@ -302,7 +319,7 @@ def waiting_messages(
 
 def posted_message(item: JournalEntry, loops: LoopFactory, depth: int = 0) -> SendMessage:
     """Return what sends an item of an inbox."""
-    names = ("key", "metadata", "context_data", "output", "external_tools", "instructions")
+    names = ("key", "metadata", "context_data", "output", "external_tools", "instructions", "model_options")
     facts = {name: item.body.get(name) for name in names}
     # Roles were checked when it was posted.
     return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)

@@ -32,6 +32,7 @@ from perdure.model.execution import (
     ExecutionState,
     ExecutionStatus,
     ExternalToolSpec,
+    ModelOptions,
     PendingCall,
     Spent,
 )
@@ -93,6 +94,8 @@ class RunStart(msgspec.Struct, frozen=True):
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
+    model_options: ModelOptions | None = None
+    """How the model is asked in this run alone."""
 
 
 BY_ITSELF = RunStart()
@@ -222,8 +225,8 @@ class Run:
             self.state = self.state.with_execution_started(self.start.execution_id)
             if self.start.form is not None:
                 self.state = self.state.with_execution(self.execution.with_response_format(self.start.form.schema))
-            if self.start.external_tools or self.start.instructions:
-                terms = self.start.external_tools, self.start.instructions
+            terms = self.start.external_tools, self.start.instructions, self.start.model_options
+            if any(terms):
                 self.state = self.state.with_execution(self.execution.with_terms(*terms))
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
@@ -452,7 +455,7 @@ class Run:
     def _request(self) -> ModelRequest:
         form = self._form()
         return ModelRequest(
-            model=self._setup.model,
+            model=self._setup.model.asked(self.execution.model_options),
             messages=self._prompt(),
             system_prompt=self.state.system_prompt,
             tools=tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._setup.tools),

@@ -100,7 +100,7 @@ class Replay:
             self._resume(event)
             return
         fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id, response_format=event.response_format)
-        fresh = fresh.with_terms(event.external_tools, event.instructions)
+        fresh = fresh.with_terms(event.external_tools, event.instructions, event.model_options)
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
     def _refuse(self, event: InputRejected) -> None:

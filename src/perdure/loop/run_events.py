@@ -153,6 +153,7 @@ class Narrator:
             "response_format": state.execution.response_format,
             "external_tools": state.execution.external_tools,
             "instructions": state.execution.instructions,
+            "model_options": state.execution.model_options,
             **facts,
         }
 

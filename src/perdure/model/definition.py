@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_number
-from perdure.model.execution import ExecutionBudget
+from perdure.model.execution import ExecutionBudget, ModelOptions
 from perdure.model.schema import output_schema
 from perdure.model.secrets import refuse_secrets as refuse_secrets
 from perdure.model.secrets import without_secrets
@@ -63,6 +63,16 @@ class ModelConfig(Value, frozen=True):
     @classmethod
     def of(cls, model: str | ModelConfig) -> ModelConfig:
         return model if isinstance(model, ModelConfig) else cls(model)
+
+    def asked(self, options: ModelOptions | None) -> ModelConfig:
+        """Return the model as a run asks it that has options of its own."""
+        if options is None:
+            return self
+        given = {name: getattr(options, name) for name in ("temperature", "max_tokens", "thinking")}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if options.top_p is not None:
+            changes["settings"] = {**self.settings, "top_p": options.top_p}
+        return replace(self, **changes)
 
     @property
     def provider(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import InvalidData
+from perdure.model.checks import expect_count, expect_number, expect_text
 from perdure.model.ids import Time, new_id, now
 from perdure.model.message import ToolCall
 from perdure.model.step import AgentStep, AgentStepType, StepExecution
@@ -102,6 +103,24 @@ class ExternalToolSpec(Value, frozen=True):
         freeze(self, "parameters")
 
 
+class ModelOptions(Value, frozen=True):
+    """How the model is asked in one run alone. What is None is as the agent has it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    thinking: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            if getattr(self, name) is not None:
+                expect_number(getattr(self, name), f"$.model_options.{name}", least=0)
+        if self.max_tokens is not None:
+            expect_count(self.max_tokens, "$.model_options.max_tokens", least=1)
+        if self.thinking is not None:
+            expect_text(self.thinking, "$.model_options.thinking", blank=False)
+
+
 class PendingCall(ToolCall, frozen=True):
     """A tool call that waits: for a person's approval, or for an answer from outside.
 
@@ -178,6 +197,8 @@ class ExecutionState(Value, frozen=True):
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
+    model_options: ModelOptions | None = None
+    """How the model is asked in this run alone."""
 
     def __post_init__(self) -> None:
         if self.response_format is not None:
@@ -275,9 +296,11 @@ class ExecutionState(Value, frozen=True):
     def with_response_format(self, schema: Mapping[str, Any] | None) -> ExecutionState:
         return msgspec.structs.replace(self, response_format=schema)
 
-    def with_terms(self, tools: tuple[ExternalToolSpec, ...], instructions: str | None) -> ExecutionState:
-        """Return the run with tools and instructions of its own."""
-        return msgspec.structs.replace(self, external_tools=tools, instructions=instructions)
+    def with_terms(
+        self, tools: tuple[ExternalToolSpec, ...], instructions: str | None, options: ModelOptions | None
+    ) -> ExecutionState:
+        """Return the run with tools, instructions and options of its own."""
+        return msgspec.structs.replace(self, external_tools=tools, instructions=instructions, model_options=options)
 
     def with_idle(self, seconds: float) -> ExecutionState:
         return msgspec.structs.replace(self, idle=self.idle + seconds)

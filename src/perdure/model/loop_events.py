@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import force_setattr
 
-from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec
+from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec, ModelOptions
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Message, Role, ToolCall
@@ -94,6 +94,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """Tools that this run alone may call, and whose calls are answered from outside."""
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
+    model_options: ModelOptions | None = None
+    """How the model is asked in this run alone, where that is not as `config` has it."""
     takes_back: str | None = None
     """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from perdure.server.call import Answer, encoded, read_call
 from perdure.server.guard import Guard
+from perdure.server.openai.errors import as_openai
 from perdure.server.problems import Problem, problem_of
 from perdure.server.routes import Face, Route
 from perdure.server.service import Service
@@ -33,12 +34,18 @@ def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
         exception_handlers={HTTPException: _refused},  # a path or a method that is not in the table
     )
     app.router.redirect_slashes = False
-    return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page)
+    return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page, tell=_told_at)
 
 
 def is_page(path: str) -> bool:
     """Tell whether a path is people's, not programs'."""
     return not any(path == each or path.startswith(f"{each}/") for each in _NO_PAGES)
+
+
+def _told_at(error: Exception, path: str) -> Response:
+    """Tell of an error that comes before a route is found, in the form of those whose path it is."""
+    problem = problem_of(error)
+    return as_openai(problem) if path.startswith("/v1/") else problem.response()
 
 
 def _opened(routes: Iterable[Route]) -> Callable[[str], bool]:
@@ -83,13 +90,19 @@ def _as_problem(error: Exception, request: Request) -> Response:
     return problem_of(error, if_match="if-match" in request.headers).response()
 
 
+def _as_openai(error: Exception, request: Request) -> Response:
+    return as_openai(problem_of(error))
+
+
 def _tellers() -> dict[Face, Tell]:
-    return dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem)
+    return {**dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem), "openai": _as_openai}
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = error.headers
     if error.status_code == 405:
-        return Problem(405, "MethodNotAllowed", "This path does not take that method.", headers=headers).response()
-    return Problem(404, "NotFound", "There is nothing here. See /openapi.json for what there is.").response()
+        problem = Problem(405, "MethodNotAllowed", "This path does not take that method.", headers=headers)
+        return _told_at(problem, request.url.path)
+    problem = Problem(404, "NotFound", "There is nothing here. See /openapi.json for what there is.")
+    return _told_at(problem, request.url.path)

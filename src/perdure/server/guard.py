@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.gate import Gate
-from perdure.server.problems import Problem, problem_of
+from perdure.server.problems import Problem
 from perdure.server.settings import Settings
 
 _log = logging.getLogger("perdure.server")
@@ -36,7 +36,10 @@ _ALLOWED = "authorization, content-type, idempotency-key, if-match, last-event-i
 
 
 class Guard:
-    """The outermost part of the service. `is_open` tells which paths need no token, `is_page` which are people's."""
+    """The outermost part of the service. `is_open` tells which paths need no token, `is_page` which are people's.
+
+    `tell` makes the response that tells of an error to whoever uses a path.
+    """
 
     def __init__(
         self,
@@ -46,12 +49,14 @@ class Guard:
         *,
         is_open: Callable[[str], bool],
         is_page: Callable[[str], bool],
+        tell: Callable[[Exception, str], Response],
     ) -> None:
         self._app = app
         self._settings = settings
         self._gate = gate
         self._is_open = is_open
         self._is_page = is_page
+        self._tell = tell
         self._hosts = settings.known_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +78,7 @@ class Guard:
             if out.has_begun:
                 _log.error("a response broke off", exc_info=error)
                 return
-            response = error.response() if isinstance(error, SignIn) else problem_of(error).response()
+            response = error.response() if isinstance(error, SignIn) else self._tell(error, scope["path"])
             await response(scope, receive, out)
 
     async def _passes(self, scope: Scope) -> bool:

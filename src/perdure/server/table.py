@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from perdure.server.agui.inputs import RunAgentInput
 from perdure.server.agui.runs import run_agent
 from perdure.server.api import answers, decisions, messages, moving, runs, sessions, verbs
+from perdure.server.openai.routes import openai_routes
 from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
 from perdure.server.status import get_health, get_metrics, get_openapi, get_readiness
@@ -241,4 +242,14 @@ def _status() -> Iterator[Route]:
     yield Route("GET", "/openapi.json", get_openapi, "Read this document", face="health")
 
 
-ROUTES: tuple[Route, ...] = (*_api(), *_said(), *_ran(), *_verbs(), *_work(), *_agui(), *_status(), *page_routes())
+ROUTES: tuple[Route, ...] = (
+    *_api(),
+    *_said(),
+    *_ran(),
+    *_verbs(),
+    *_work(),
+    *_agui(),
+    *_status(),
+    *openai_routes(),
+    *page_routes(),
+)

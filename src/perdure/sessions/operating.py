@@ -123,13 +123,16 @@ class Operating(Queueing):
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(found, owner=self.owner)
 
-    async def drop_waiting(self, session_id: str, reason: str = TAKEN_BACK) -> Sequence[Dropped]:
+    async def drop_waiting(
+        self, session_id: str, reason: str = TAKEN_BACK, *, key: str | None = None
+    ) -> Sequence[Dropped]:
         """Take back every message that waits in a session's inbox, and return them.
 
+        With a `key` it is the message of that key alone; none is taken back if another is to be sent before it.
         Each is on record as refused for this reason: `Queued.reply` raises InputRefused. SessionBusy while the session
         is being run, RunInterrupted if its run was killed.
         """
-        action = DropWaiting(reason)
+        action = DropWaiting(reason, key=key)
         await self.runtime.execute((await self.info(session_id)).id, action, on_conflict="retry")
         return [_dropped(item) for item in action.dropped]
 

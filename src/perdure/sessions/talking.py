@@ -17,7 +17,7 @@ from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
 from perdure.model.definition import AgentDefinition
-from perdure.model.execution import ExecutionStatus, PendingCall
+from perdure.model.execution import ExecutionStatus, ModelOptions, PendingCall
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
@@ -58,6 +58,16 @@ class SendOptions(TypedDict, total=False):
     context_data: Mapping[str, Any] | None
     external_tools: Iterable[ExternalTool] | None
     instructions: str | None
+    model_options: ModelOptions | None
+
+
+class OnceOptions(TypedDict, total=False):
+    """The options of what is asked without a session."""
+
+    any_role: bool
+    external_tools: Iterable[ExternalTool] | None
+    instructions: str | None
+    model_options: ModelOptions | None
 
 
 class Talking(Looking):
@@ -85,7 +95,8 @@ class Talking(Looking):
         the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
         the form of this answer, which `reply.value` has: a type or a JSON schema. `external_tools` are tools of
-        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told.
+        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told;
+        `model_options` say how it alone asks the model.
         """
         return await self._sent(session_id, await self._sending(message, parts, output, options))
 
@@ -349,17 +360,33 @@ class Talking(Looking):
         return RetryLastRun(self.loops, model_for=self._model_for, **given, **options)
 
     @overload
-    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
+    async def run(
+        self, message: object, agent: AgentDefinition | None = None, *, output: type[T], **options: Unpack[OnceOptions]
+    ) -> Reply[T]: ...
 
     @overload
     async def run(
-        self, message: object, agent: AgentDefinition | None = None, *, output: object = None
+        self,
+        message: object,
+        agent: AgentDefinition | None = None,
+        *,
+        output: object = None,
+        **options: Unpack[OnceOptions],
     ) -> Reply[Any]: ...
 
-    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: object = None) -> Reply[Any]:
+    async def run(
+        self,
+        message: object,
+        agent: AgentDefinition | None = None,
+        *,
+        output: object = None,
+        **options: Unpack[OnceOptions],
+    ) -> Reply[Any]:
         """Ask once, without a session: nothing is kept but what the reply holds.
 
-        ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
+        `any_role`, `external_tools`, `instructions` and `model_options` are those of `send`. The run ends with the
+        first call of an external tool, which `reply.pending_calls` has. ConfigurationError if a tool is called that
+        needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
         runtime = SessionRuntime(
@@ -367,8 +394,9 @@ class Talking(Looking):
         )
         if agent is not None:
             self.loops.learn_output(agent)
+        _require_known(options, OnceOptions)
+        action = SendMessage(message, self.loops, output=output, **options)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
-        action = SendMessage(message, self.loops, output=output)
         self._connection.alone.add(runtime)
         try:
             after = await runtime.execute(session.id, action)
@@ -381,7 +409,8 @@ class Talking(Looking):
         from perdure.loop.unattended import require_nothing_pending
 
         reply = self._answered(after, action)
-        require_nothing_pending(reply.pending_calls)
+        own = {spec.name for spec in after.state.execution.external_tools} if after.state.execution else set()
+        require_nothing_pending([call for call in reply.pending_calls if call.name not in own])
         return reply
 
     async def approve(
@@ -659,8 +688,8 @@ class Talking(Looking):
         return is_named_elsewhere or session.state.default_model == self._connection.model
 
 
-def _require_known(options: SendOptions) -> None:
-    for name in options.keys() - SendOptions.__annotations__.keys():
+def _require_known(options: Mapping[str, object], known: type = SendOptions) -> None:
+    for name in options.keys() - known.__annotations__.keys():
         raise TypeError(f"got an unexpected keyword argument {name!r}")
 
 

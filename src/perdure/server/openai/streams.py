@@ -1,0 +1,121 @@
+"""Responses as streams: what the record has, then what comes, until the response is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from perdure.errors import PerdureError
+from perdure.server.call import Call, encoded
+from perdure.server.feeds import Lagging, News, Piece
+from perdure.server.openai.errors import body_of
+from perdure.server.openai.finding import Found, events_of, find, outcome_of, settled
+from perdure.server.openai.telling import Telling, Told
+from perdure.server.problems import problem_of
+from perdure.server.sse import Events, streamed
+from perdure.sessions.sessions import Sessions
+
+_DONE = "[DONE]"
+
+
+def stream_of(call: Call, found: Found, after: int = -1) -> EventSourceResponse:
+    """Return a response as a stream of events behind a number, and of those to come."""
+    return sent(call, _told(call, found, after), after)
+
+
+def sent(call: Call, events: AsyncIterator[Told], after: int = -1) -> EventSourceResponse:
+    """Return events as a stream."""
+    call.service.require_room(call.caller)
+    sending = _Sending(events, after)
+    return streamed(call, sending.events(), farewell=sending.farewell)
+
+
+class _Sending:
+    """A stream that is being sent. If it breaks off, its last event has the number to continue from."""
+
+    def __init__(self, events: AsyncIterator[Told], after: int) -> None:
+        self._events = events
+        self._last = max(after, 0)
+
+    async def events(self) -> Events:
+        try:
+            async for event in self._events:
+                self._last = event["sequence_number"]
+                yield _event(event)
+        except Lagging:
+            yield self._broken("lagging", "The stream was read too slowly.")
+            return
+        except PerdureError as error:
+            told = body_of(problem_of(error))
+            yield self._broken(told["code"], told["message"])
+            return
+        yield ServerSentEvent(_DONE, sep="\n")
+
+    def farewell(self, reason: str) -> ServerSentEvent:
+        """Return the last event of a stream that has to end before its response does."""
+        return self._broken(reason, "The stream has to end here. The response goes on.")
+
+    def _broken(self, code: str, why: str) -> ServerSentEvent:
+        message = f"{why} Continue with GET and `stream=true&starting_after={self._last}`."
+        told = {"code": code, "message": message, "param": None, "sequence_number": self._last}
+        return _event({"type": "error", **told})
+
+
+def _event(told: Mapping[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(encoded(told).decode(), event=str(told["type"]), sep="\n")
+
+
+async def _told(call: Call, found: Found, after: int) -> AsyncIterator[Told]:
+    sessions, telling = call.sessions, Telling(found, after)
+    for each in telling.opening():
+        yield each
+    if found.state != "over":
+        async with aclosing(_followed(call, sessions, found, telling)) as news:
+            async for each in news:
+                yield each
+        found = await find(sessions, str(found.id))
+    for each in telling.begun(found):
+        yield each
+    for event in await events_of(sessions, found):
+        for each in telling.take(event):
+            yield each
+    for each in telling.end(found, await outcome_of(sessions, found)):
+        yield each
+
+
+async def _followed(call: Call, sessions: Sessions, found: Found, telling: Telling) -> AsyncGenerator[Told, None]:
+    """Yield what comes until the response is over. What was missed is on record."""
+    over = asyncio.ensure_future(settled(sessions, found.id))
+    # One that waits has noted where the record ended before it.
+    begin = found.begin - 1 if found.begin else int(found.asked.get("after") or 0)
+    try:
+        async with aclosing(call.service.feeds.news(found.info.id, begin)) as news:
+            while not over.done():
+                following = asyncio.ensure_future(anext(news, None))
+                await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+                    break
+                for each in await _heard(sessions, found, telling, following.result()):
+                    yield each
+        over.result()
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
+
+
+async def _heard(sessions: Sessions, found: Found, telling: Telling, news: News | None) -> list[Told]:
+    """Return what news add to a response. The run of one that waited is found once anything happens."""
+    told: list[Told] = []
+    if telling.run is None:
+        told += telling.begun(await find(sessions, str(found.id)))
+    if isinstance(news, Piece):
+        told += telling.hear(news)
+    elif news is not None:
+        told += telling.take(news)
+    return told
