@@ -105,7 +105,7 @@ def _by_run(before: AgentSession, after: AgentSession) -> tuple[str, str] | None
 def _by_view(before: AgentSession, after: AgentSession) -> tuple[str, str] | None:
     then, view = before.state.transcript, after.state.transcript
     if after.state.rewound_to and after.state.rewound_to != before.state.rewound_to:
-        return "cut", f"rewound to {after.state.rewound_to}"
+        return "cut", f"undone, back to {after.state.rewound_to}"
     if after.state.adopted != before.state.adopted:
         return "run", "adopted a fork"
     blocks, more = _blocks(before), _blocks(after)
@@ -114,12 +114,18 @@ def _by_view(before: AgentSession, after: AgentSession) -> tuple[str, str] | Non
     if blocks - more and len(view) >= len(then):
         return "fold", "uncompacted"
     if len(view) < len(then):
-        return "cut", "trimmed" if len(view) else "cleared"
+        return "cut", ("trimmed" if _last_place(after) == _last_place(before) else "rewound") if view else "cleared"
     return ("said", "messages added") if len(view) > len(then) else None
 
 
 def _blocks(session: AgentSession) -> set[str]:
     return {piece.id for piece in session.state.transcript.pieces if isinstance(piece, Block)}
+
+
+def _last_place(session: AgentSession) -> tuple[object, int] | None:
+    """Return where in a log the last message that is shown stands."""
+    spans = list(session.state.transcript.spans())
+    return (spans[-1].tape.ref, spans[-1].stop) if spans else None
 
 
 def _by_header(before: AgentSession, after: AgentSession) -> str:
