@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from perdure.server.call import Answer, encoded, read_call
 from perdure.server.guard import Guard
+from perdure.server.pages.render import prepare
 from perdure.server.problems import Problem, problem_of
 from perdure.server.routes import Face, Route
 from perdure.server.service import Service
@@ -33,6 +34,7 @@ def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
         exception_handlers={HTTPException: _refused},  # a path or a method that is not in the table
     )
     app.router.redirect_slashes = False
+    prepare()
     return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,13 +61,11 @@ class VersionLine:
 
 
 async def version_line(sessions: Sessions, newest: AgentSessionInfo, current: AgentSession) -> VersionLine:
-    """Return the line of a session's versions, of which none is read further than its page table."""
+    """Return the line of a session's versions, of which none is read further than its list of pieces."""
     high = min(newest.version, max(current.version + AROUND // 2, newest.first_version + AROUND - 1))
     low = max(newest.first_version, high - AROUND + 1)
-    known = [
-        await _loaded(sessions, newest.id, number, current)
-        for number in range(max(low - 1, newest.first_version), high + 1)
-    ]
+    numbers = range(max(low - 1, newest.first_version), high + 1)
+    known = await asyncio.gather(*(_loaded(sessions, newest.id, number, current) for number in numbers))
     reader = Reader(sessions.runtime.journal)
     dots = [await _dot(reader, known[place - 1] if place else None, after) for place, after in enumerate(known)]
     return VersionLine(dots[-(high - low + 1) :], current.version, newest.version, newest.first_version)
