@@ -337,20 +337,21 @@ async def test_a_page_costs_its_window(served: Served) -> None:
             some = range(start, min(length, start + 5_000))
             await hers.inject(name, [{"role": "user", "content": f"message {number}"} for number in some])
     for view in ("shown", "said"):
-        taken = {name: await _best(served, f"/sessions/{name}?view={view}") for name in ("short", "long")}
-        assert taken["long"] < 1.5 * taken["short"] + 0.005, taken
-        assert taken["long"] < 0.1
+        best = {"short": 1.0, "long": 1.0}
+        for _ in range(30):
+            for name in best:
+                best[name] = min(best[name], await _taken(served, name, view))
+            if best["long"] < min(0.1, 1.5 * best["short"]):
+                break
+        assert best["long"] < min(0.1, 1.5 * best["short"]), best
 
 
-async def _best(served: Served, path: str) -> float:
-    times = []
-    for _ in range(7):
-        for name in ("short", "long"):
-            served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
-        began = time.perf_counter()
-        await Page.get(served.ada, path)
-        times.append(time.perf_counter() - began)
-    return min(times)
+async def _taken(served: Served, name: str, view: str) -> float:
+    """Return how long a page took of a session of which nothing was at hand."""
+    served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    await served.ada.get(f"/sessions/{name}?view={view}")
+    return time.perf_counter() - began
 
 
 @asynccontextmanager
