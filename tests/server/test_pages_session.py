@@ -423,3 +423,25 @@ async def test_branches_are_shown_side_by_side(tmp_path: Path) -> None:
                 assert _said(page) == [("user", "This week?"), ("assistant", "Yes, on Thursday.")]
                 first = next(each for each in page.all("div") if each.classes & {"of-run", "who"})
                 assert "of-run" in first.classes  # above what the run was asked
+
+
+@in_service
+async def test_a_message_that_was_found_is_on_its_page(served: Served) -> None:
+    """Wherever in the log it is, also where the place does not belong to this session's log."""
+    hers = served.sessions.of("ada")
+    await hers.open("long")
+    await hers.inject("long", [{"role": "user", "content": f"message {number}."} for number in range(200)])
+    wanted = (await hers.session("long")).state.messages[17]
+    for place in (17, 190):
+        page = await Page.get(served.ada, f"/sessions/long?view=said&message={wanted.id}&place={place}")
+        assert "message 17." in page.by_id(f"m-{wanted.id}").text
+
+
+@in_service
+async def test_a_text_without_end_is_cut(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    await hers.open("huge")
+    await hers.inject("huge", "x" * 500_000)
+    response = await served.ada.get("/sessions/huge")
+    assert len(response.content) < 100_000
+    assert "480,000 more characters" in response.text
