@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from perdure.server.call import Answer, encoded, read_call
 from perdure.server.guard import Guard
 from perdure.server.openai.errors import as_openai
+from perdure.server.pages.render import prepare
 from perdure.server.problems import Problem, problem_of
 from perdure.server.routes import Face, Route
 from perdure.server.service import Service
@@ -34,6 +35,7 @@ def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
         exception_handlers={HTTPException: _refused},  # a path or a method that is not in the table
     )
     app.router.redirect_slashes = False
+    prepare()
     return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page, tell=_told_at)
 
 
@@ -95,7 +97,9 @@ def _as_openai(error: Exception, request: Request) -> Response:
 
 
 def _tellers() -> dict[Face, Tell]:
-    return {**dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem), "openai": _as_openai}
+    from perdure.server.pages.problem_page import problem_page
+
+    return {"api": _as_problem, "openai": _as_openai, "agui": _as_problem, "page": problem_page, "health": _as_problem}
 
 
 async def _refused(request: Request, error: Exception) -> Response:
