@@ -73,4 +73,4 @@ async def _as_it_was(sessions: Looking, loop: LoopRecord, version: int, start: A
     session = await sessions.session(loop.session_id, version)
     if not isinstance(start, AgentStart) or start.takes_back is None:
         return session
-    return await without_run(session, start.takes_back, sessions.runtime)
+    return await without_run(session, start.takes_back, sessions)

@@ -19,7 +19,7 @@ from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import ToolSpec
 from perdure.run_journal import HANDED_OVER
 from perdure.server.call import Call
-from perdure.server.pages.figures import NONE, counted, money, moment, number, pretty, seconds, short
+from perdure.server.pages.figures import NONE, counted, moment, money, number, pretty, seconds, short
 from perdure.server.pages.render import page
 from perdure.server.pages.spoken import Spoken, spoken
 from perdure.server.pages.steps import Reader, Standing
@@ -120,7 +120,7 @@ def _first_of(asked: RunQuery) -> int:
 
 async def _standing(sessions: Sessions, info: AgentSessionInfo, loop: LoopRecord) -> tuple[str, Standing]:
     """Return how a run stands, in a word, and what of it its steps need to know."""
-    journal = sessions.runtime.journal
+    journal = sessions.journal
     handed_over = await _handed_over(sessions, loop)
     if loop.status.is_over or journal is None:
         return loop.status.value, Standing(is_over=True, handed_over=handed_over)
@@ -146,7 +146,7 @@ async def _waiting(sessions: Sessions, info: AgentSessionInfo, loop: LoopRecord)
 
 async def _handed_over(sessions: Sessions, loop: LoopRecord) -> frozenset[int]:
     """Return the places of those starts before which a worker has handed the run over. The run itself tells of none."""
-    journal, found = sessions.runtime.journal, set()
+    journal, found = sessions.journal, set()
     for before, event in zip(loop.events, loop.events[1:], strict=False):
         if not isinstance(event, AgentStart) or event.cursor is None or before.cursor is None or journal is None:
             continue

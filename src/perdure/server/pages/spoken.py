@@ -59,9 +59,7 @@ def spoken(messages: Sequence[Message], tokens: Sequence[int] | None = None) -> 
     return shown
 
 
-def _shown(
-    message: Message, answers: dict[str, ToolResult], alone: Iterable[ToolResult], size: int | None
-) -> Spoken:
+def _shown(message: Message, answers: dict[str, ToolResult], alone: Iterable[ToolResult], size: int | None) -> Spoken:
     parts = message.parts
     return Spoken(
         id=message.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -299,7 +299,7 @@ def _outcome(done: ToolExecution) -> str:
     return {UNKNOWN: "unknown", _DENIED: "denied"}.get(done.error.type, "failed")
 
 
-def _result(done: ToolExecution, cut: int | None) -> Mapping[str, str]:
+def _result(done: ToolExecution, cut: int | None) -> dict[str, Any]:
     if done.error is not None:
         told = f"{done.error.type}: {done.error.message}"
         return {"result": _shortened(told, cut), "result_line": brief(told), "traceback": done.error.traceback or ""}
@@ -337,7 +337,3 @@ def figures_of(usage: Usage) -> str:
         return ""
     cached = f" ({number(usage.cache_read_tokens)} cached)" if usage.cache_read_tokens else ""
     return f"{number(usage.input_tokens)} in{cached}, {number(usage.output_tokens)} out · {money(usage)}"
-
-
-def calls_in(steps: Sequence[Step]) -> int:
-    return sum(len(step.rows) for step in steps)
