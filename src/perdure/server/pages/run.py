@@ -95,7 +95,7 @@ async def get_run(call: Call) -> Response:
         call,
         "run.html",
         info=info,
-        loop=loop,
+        run=loop,
         name=short(loop.loop_id),
         state=state,
         state_words=_STATES.get(state, state),
@@ -107,6 +107,7 @@ async def get_run(call: Call) -> Response:
         sent=None if step_id is None else await _sent(sessions, loop, step_id),
         kin=_kin(loop),
         start=_start_told(loop),
+        first=first,
         earlier=None if first == 1 else max(0, first - 1 - STEPS),
         later=None if first - 1 + STEPS >= story.total else first - 1 + STEPS,
     )
