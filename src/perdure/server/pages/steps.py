@@ -82,10 +82,16 @@ class Step:
     said: Spoken | None
     bar: Bar
     model_took: str
-    rows: tuple[Row, ...]
+    lanes: tuple[Row | Note, ...]
+    """The calls of tools, and what happened between them: a decision, a kill."""
     errors: tuple[ErrorRecord, ...]
     notes: tuple[Note, ...]
+    """What came before the step."""
     raw: str = ""
+
+    @property
+    def calls(self) -> int:
+        return sum(isinstance(lane, Row) for lane in self.lanes)
 
 
 @dataclass
@@ -104,7 +110,14 @@ class _Open:
     children: dict[str, ChildLoopRef] = field(default_factory=dict)
     errors: tuple[ErrorRecord, ...] = ()
     notes: list[Note] = field(default_factory=list)
-    """What came before the step, or in it."""
+    """What came before the step."""
+    inside: list[tuple[datetime, Note]] = field(default_factory=list)
+
+    def began(self, call_id: str) -> datetime | None:
+        """Return when a call was made; None if it was not."""
+        if call_id in self.started:
+            return self.started[call_id].at
+        return self.done[call_id].started_at if call_id in self.done else None
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,7 @@ class Reader:
             case TurnEnd() if step:
                 step.ended_at, step.errors = event.at, event.errors
             case Compaction():
-                self._fold(event, step)
+                self._fold(event)
             case InputRejected():
                 self._note("bad", "What was said was refused", event.at, event.reason)
             case UnknownEvent():
@@ -189,7 +202,12 @@ class Reader:
                 self._end(event, step)
 
     def _note(self, kind: str, text: str, at: datetime, more: str = "") -> None:
-        self._notes.append(Note(kind, text, moment(at, date=False, fine=True), more))
+        """Keep a note: in the step under way, or for the one to come."""
+        note = Note(kind, text, moment(at, date=False, fine=True), more)
+        if self._steps and self._steps[-1].ended_at is None:
+            self._steps[-1].inside.append((at, note))
+        else:
+            self._notes.append(note)
 
     def _resume(self, event: AgentStart, before: AnyLoopEvent | None) -> None:
         lay = seconds(event.idle)
@@ -215,13 +233,11 @@ class Reader:
         elif message.role in ("user", "system"):
             self._note("plain", f"{message.role} said in between: {brief(message.text)}", event.at)
 
-    def _fold(self, event: Compaction, step: _Open | None) -> None:
+    def _fold(self, event: Compaction) -> None:
         block = event.block
         sizes = f"{block.tokens_before or 0:,} → {block.tokens_after or 0:,} tokens"
         text = f"{counted(block.covered, 'message')} folded by {block.by}, because of: {event.trigger}, {sizes}"
-        is_before_answer = step is not None and step.message is None
-        note = Note("fold", text, moment(event.at, date=False, fine=True), block.summary)
-        (step.notes if step is not None and is_before_answer else self._notes).append(note)
+        self._note("fold", text, event.at, block.summary)
 
     def _end(self, event: AgentEnd, step: _Open | None) -> None:
         if step is not None and step.ended_at is None:
@@ -245,19 +261,25 @@ class Reader:
             said=None if step.message is None else spoken([step.message])[0],
             bar=self.line.bar(asked, answered, kind),
             model_took=seconds(self.line.took(asked, answered)),
-            rows=tuple(self._rows(step, is_whole=is_whole)),
+            lanes=tuple(self._lanes(step, is_whole=is_whole)),
             errors=_own_errors(step),
             notes=tuple(step.notes),
             raw=_raw(step) if is_whole else "",
         )
 
-    def _rows(self, step: _Open, *, is_whole: bool) -> Iterator[Row]:
+    def _lanes(self, step: _Open, *, is_whole: bool) -> Iterator[Row | Note]:
+        """Yield the calls of a step, each note before the first call that was made after it."""
+        notes = list(step.inside)
         asked_for = step.message.tool_calls if step.message is not None else ()
         calls: dict[str, ToolCall] = {call.id: call for call in asked_for}
         calls |= {each.call.id: each.call for each in step.started.values() if each.call.id not in calls}
         cut = None if is_whole else _CUT
         for call_id, call in calls.items():
+            begun = step.began(call_id)
+            while notes and begun is not None and notes[0][0] <= begun:
+                yield notes.pop(0)[1]
             yield self._row(step, call_id, call, cut)
+        yield from (note for _, note in notes)
 
     def _row(self, step: _Open, call_id: str, call: ToolCall, cut: int | None) -> Row:
         done, started = step.done.get(call_id), step.started.get(call_id)
