@@ -90,7 +90,9 @@ def _as_problem(error: Exception, request: Request) -> Response:
 
 
 def _tellers() -> dict[Face, Tell]:
-    return dict.fromkeys(("api", "openai", "agui", "page", "health"), _as_problem)
+    from perdure.server.pages.problem_page import problem_page
+
+    return {**dict.fromkeys(("api", "openai", "agui", "health"), _as_problem), "page": problem_page}
 
 
 async def _refused(request: Request, error: Exception) -> Response:

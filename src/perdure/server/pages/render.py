@@ -6,19 +6,47 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from perdure.server.call import Call
+from perdure.server.pages.texts import FILTERS, as_shown
 
 
 @cache
 def templates() -> Environment:
     """Return the environment of all templates. A name that is missing is an error, not a hole in the page."""
-    loader = PackageLoader("perdure.server.pages", "templates")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=PackageLoader("perdure.server.pages", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=as_shown,
+        auto_reload=False,
+    )
+    made.filters.update(FILTERS)
+    return made
 
 
 def page(call: Call, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. Every template knows who asks, whether they may change anything, and where it is."""
-    known = {"may_write": call.is_signed_in and call.caller.may_write, "path": call.request.url.path}
-    return HTMLResponse(templates().get_template(template).render(**known, **values), status)
+    return HTMLResponse(filled(template, **_known(call), **values), status)
+
+
+def filled(template: str, **values: Any) -> str:
+    """Return a template filled in."""
+    return templates().get_template(template).render(**values)
+
+
+def is_fragment(request: Request) -> bool:
+    """Tell whether a script of ours asks for a part of a page, and not a person for all of it."""
+    return "hx-request" in request.headers
+
+
+def _known(call: Call) -> dict[str, Any]:
+    return {
+        "may_write": call.is_signed_in and call.caller.may_write,
+        "is_operator": call.is_signed_in and call.caller.owner is None,
+        "path": call.request.url.path,
+    }

@@ -1,0 +1,219 @@
+"""The page of one session: what was said, what ran, what waits, and what happens now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from perdure.errors import InvalidData, NotLoaded, SessionNotFound
+from perdure.loop.tokens import TokenEstimator
+from perdure.model.ids import SessionId, new_id
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.transcript import Block
+from perdure.server.call import Call
+from perdure.server.pages.conversation import (
+    Conversation,
+    SaidBox,
+    boxes_of,
+    plain_entries,
+    view_entries,
+)
+from perdure.server.pages.event_rows import last_events
+from perdure.server.pages.family import family_of
+from perdure.server.pages.render import is_fragment, page
+from perdure.server.pages.run_list import run_list
+from perdure.server.pages.token_bar import token_bar
+from perdure.server.pages.version_line import version_line
+from perdure.server.pages.windows import (
+    WINDOW,
+    Reader,
+    cut,
+    end_of_session,
+    length_of,
+    place_in_log,
+    said_spans,
+)
+from perdure.sessions.sessions import Sessions
+from perdure.sessions.viewing import View, view_of, view_without_journal
+
+_ESTIMATOR = TokenEstimator()
+
+
+class SessionQuery(msgspec.Struct, kw_only=True):
+    """What of a session is looked at."""
+
+    version: int | None = None
+    view: Literal["shown", "said"] = "shown"
+    end: int | None = None
+    """Where the window of messages ends."""
+    run: str | None = None
+    """The run whose facts are shown."""
+    runs_before: int | None = None
+    message: str | None = None
+    """A message to be shown, as a search has found it."""
+    place: int | None = None
+    """Where in the session's log that message is."""
+
+
+class BlockQuery(msgspec.Struct, kw_only=True):
+    """What of a compaction is looked at."""
+
+    version: int | None = None
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A session as it is now, and what of it is looked at."""
+
+    info: AgentSessionInfo
+    """The newest header."""
+    session: AgentSession
+    """The version that is looked at."""
+    now: View
+
+    @property
+    def is_past(self) -> bool:
+        return self.session.version < self.info.version
+
+
+async def get_session(call: Call) -> Response:
+    """Return the page of a session."""
+    asked: SessionQuery = call.query
+    sessions = call.sessions
+    standing = await _standing(sessions, call.session_id, asked.version)
+    said = await _conversation(sessions, standing, asked)
+    runs = await run_list(sessions, standing.info.id, asked.runs_before, standing.now.activity)
+    newest = next(reversed(runs.records.values()), None)
+    values: dict[str, Any] = {
+        "info": standing.info,
+        "session": standing.session,
+        "title": await _title(sessions, standing.info),
+        "now": standing.now,
+        "is_past": standing.is_past,
+        "asked": asked,
+        "said": said,
+        "coming": _coming(standing, asked, said),
+        "bar": token_bar(sessions, standing.session, said.messages, _ESTIMATOR) if asked.view == "shown" else None,
+        "line": await version_line(sessions, standing.info, standing.session),
+        "runs": runs,
+        "run": runs.records.get(asked.run or "", newest),
+        "family": await family_of(sessions, standing.info),
+        "events": await last_events(sessions, standing.info.id),
+        "query": urlencode({name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}),
+        "key": new_id(),
+        "runs_here": call.service.runs_here,
+    }
+    return page(call, "session.html", **values)
+
+
+async def _standing(sessions: Sessions, session_id: str, version: int | None) -> Standing:
+    info = await sessions.info(session_id)
+    now = await standing_now(sessions, info.id)
+    newest = now.session
+    if version is None or version == newest.version:
+        return Standing(newest.info, newest, now)
+    if not 0 < version <= newest.version:
+        raise SessionNotFound(info.id, version)
+    return Standing(newest.info, await end_of_session(sessions, info.id, version), now)
+
+
+async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
+    """Return how a conversation stands, without reading more than its end."""
+    journal = sessions.runtime.journal
+    if journal is None:
+        is_running = sessions.live.is_running(session_id)
+        return view_without_journal(await end_of_session(sessions, session_id), is_running=is_running)
+
+    async def version() -> int:
+        return (await sessions.runtime.get_session_info(session_id)).version
+
+    try:
+        return await view_of(journal, partial(end_of_session, sessions, session_id), version)
+    except NotLoaded:  # the run under way has said more than the end that was read
+        return await view_of(journal, partial(sessions.runtime.get_session, session_id), version)
+
+
+async def _title(sessions: Sessions, info: AgentSessionInfo) -> str:
+    listed = await sessions.list(id=info.id, limit=1)
+    return (listed[0].title if listed else None) or info.name or "Untitled"
+
+
+async def _conversation(sessions: Sessions, standing: Standing, asked: SessionQuery) -> Conversation:
+    reader = Reader(sessions.runtime.journal)
+    if asked.view == "shown":
+        transcript = standing.session.state.transcript
+        stop = _end(asked, len(transcript))
+        start = max(0, stop - WINDOW)
+        pending = standing.now.pending_calls
+        entries, messages = await view_entries(reader, transcript.pieces, start, stop, pending, top=True)
+        return Conversation(entries, start, stop, len(transcript), messages)
+    return await _all_said(sessions, standing, asked, reader)
+
+
+async def _all_said(sessions: Sessions, standing: Standing, asked: SessionQuery, reader: Reader) -> Conversation:
+    spans = await said_spans(sessions, standing.now.session)
+    if spans is not None:
+        total = length_of(spans)
+        found = None if asked.place is None else place_in_log(spans, asked.place)
+        stop = _end(asked, total, found)
+        start = max(0, stop - WINDOW)
+        return Conversation(plain_entries(await reader.messages(cut(spans, start, stop))), start, stop, total)
+    said = await sessions.history(standing.info.id)
+    found = next((place for place, each in enumerate(said) if each.id == asked.message), None)
+    stop = _end(asked, len(said), found if asked.message else None)
+    start = max(0, stop - WINDOW)
+    return Conversation(plain_entries(said[start:stop]), start, stop, len(said))
+
+
+def _end(asked: SessionQuery, total: int, found: int | None = None) -> int:
+    """Return where the window ends: behind a message that was found, where it is asked to, or at the very end."""
+    if found is not None:
+        return min(total, found + WINDOW // 2)
+    if asked.end is None:
+        return total
+    if asked.end < 0:
+        raise InvalidData("$.end", "expected 0 or more")
+    return min(asked.end, total)
+
+
+def _coming(standing: Standing, asked: SessionQuery, said: Conversation) -> list[SaidBox]:
+    """Return what the run under way was asked and has said, which is in no version yet."""
+    now = standing.now
+    if standing.is_past or said.stop < said.total or now.activity not in ("running", "killed", "left"):
+        return []
+    shown = {entry.id for entry in said.entries if isinstance(entry, SaidBox)}
+    boxes = boxes_of([*now.asked, *now.said], now.pending_calls)
+    return [box for box in boxes if box.id not in shown]
+
+
+async def get_block(call: Call) -> Response:
+    """Return what a compaction covers: a part of a page for a script, and else a page of its own."""
+    asked: BlockQuery = call.query
+    info = await call.sessions.info(call.session_id)
+    session = await end_of_session(call.sessions, info.id, asked.version, last=0)
+    block = _block_of(session, call.path("block"))
+    total, start = length_of(block.covered), max(0, asked.start)
+    stop = min(total, start + WINDOW)
+    reader = Reader(call.sessions.runtime.journal)
+    entries, _ = await view_entries(reader, block.covered, start, stop, top=False)
+    values: dict[str, Any] = {
+        "info": info,
+        "version": session.version,
+        "block": block,
+        "said": Conversation(entries, start, stop, total),
+        "next": stop if stop < total else None,
+    }
+    return page(call, "block_part.html" if is_fragment(call.request) else "block.html", **values)
+
+
+def _block_of(session: AgentSession, block_id: str) -> Block:
+    for block in session.state.transcript.blocks():
+        if block.id == block_id:
+            return block
+    raise InvalidData("$.block", "this version of the session has no such compaction")

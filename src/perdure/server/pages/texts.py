@@ -1,0 +1,115 @@
+"""Numbers, times and texts as people read them. Characters that could deceive a reader are made visible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from markupsafe import Markup
+
+from perdure.model.ids import now
+from perdure.model.usage import Usage
+
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
+)
+"""Control characters, marks that turn the direction of writing, and halves of pairs, which are not Unicode."""
+_SHOWN_ARGUMENTS = 160
+
+
+def visible(text: str) -> str:
+    """Return a text in which control characters can be seen, and nothing turns the direction of what follows."""
+    return _ODD.sub(_seen, text) if _ODD.search(text) else text
+
+
+def _seen(found: re.Match[str]) -> str:
+    return f"‹U+{ord(found[0]):04X}›"
+
+
+def as_shown(value: Any) -> Any:
+    """Return a value as templates put it out: every text of ours or of others passes here."""
+    if value is None:
+        return "–"
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def whole(number: int | None) -> str:
+    """Return a number with its thousands apart."""
+    return "–" if number is None else f"{number:,}"
+
+
+def money(usage: Usage | None) -> str:
+    """Return what was spent, in dollars. What has no known price is said to have none."""
+    if usage is None or (not usage.cost and not usage.is_cost_known):
+        return "–"
+    known = "$0" if not usage.cost else f"${usage.cost:.4f}" if usage.cost < 1 else f"${usage.cost:,.2f}"
+    return known if usage.is_cost_known else f"> {known}"
+
+
+def seconds(taken: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if taken is None:
+        return "–"
+    if taken < 0.9995:
+        return f"{taken * 1000:.0f} ms"
+    if taken < 60:
+        return f"{taken:.1f} s"
+    minutes, rest = divmod(round(taken), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def since(at: datetime | None) -> str:
+    """Return how long ago something was, for a glance."""
+    if at is None:
+        return "–"
+    passed = (now() - at).total_seconds()
+    for size, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if passed >= size:
+            return f"{passed // size:.0f} {name} ago"
+    return "now" if passed < 5 else f"{passed:.0f} s ago"
+
+
+def clock(at: datetime | None) -> str:
+    """Return the time of day, in UTC."""
+    return "–" if at is None else at.astimezone(UTC).strftime("%H:%M:%S")
+
+
+def moment(at: datetime | None) -> str:
+    """Return a date and its time, in UTC."""
+    return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def indented(value: Any) -> str:
+    """Return JSON over several lines."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=dict), indent=2).decode()
+
+
+def arguments_in_line(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a call in one line, cut where it becomes long."""
+    told = ", ".join(
+        f"{name}={msgspec.json.encode(value, enc_hook=dict).decode()}" for name, value in arguments.items()
+    )
+    return shortened(told, _SHOWN_ARGUMENTS)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return the beginning of a text, in one line."""
+    line = " ".join(text[: most * 4].split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+FILTERS = {
+    "whole": whole,
+    "money": money,
+    "seconds": seconds,
+    "since": since,
+    "clock": clock,
+    "moment": moment,
+    "indented": indented,
+    "in_line": arguments_in_line,
+    "shortened": shortened,
+}
+"""What templates can write a value with."""

@@ -1,0 +1,105 @@
+"""Parts of long conversations: what is read is what a page shows, however much was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from perdure.errors import NotLoaded, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Piece, Span, Tape, every_span
+from perdure.protocols import FORGOTTEN, Chronicle, Journal
+from perdure.sessions.sessions import Sessions
+
+WINDOW = 60
+"""How many messages a page shows."""
+_END = 2 * WINDOW
+
+
+async def end_of_session(
+    sessions: Sessions, session_id: SessionId, version: int | None = None, last: int = _END
+) -> AgentSession:
+    """Return a session of which only the end is read, if its store can do that. Others are loaded whole."""
+    store: Any = sessions.store
+    if not callable(getattr(store, "glance", None)):  # which stores have that read ends
+        return await sessions.session(session_id, version)
+    found: AgentSession | None = await store.load(session_id, version, last=last)
+    if found is None:
+        raise SessionNotFound(session_id, version)
+    return found
+
+
+class Reader:
+    """Reads messages where they are: in memory, or in a log of the store."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal = journal
+
+    async def messages(self, spans: Iterable[Span]) -> list[Message]:
+        """Return the messages of spans, in order."""
+        return [message for span in spans for message in await self._of(span)]
+
+    async def _of(self, span: Span) -> Sequence[Message]:
+        tape = span.tape
+        if tape.items is not None and tape.base <= span.start and span.stop <= tape.end:
+            return span.messages()
+        if tape.ref is None or self._journal is None:
+            raise NotLoaded("a message that no store has")
+        return await self._journal.messages(tape.ref, span.start, span.stop)
+
+
+async def said_spans(sessions: Sessions, session: AgentSession) -> list[Span] | None:
+    """Return where all that was said stands, if that is plain: what the session began with, then its own log.
+
+    None if something was selected, adopted or forgotten: then `history` has to put it together from everything.
+    """
+    journal = sessions.runtime.journal
+    if not isinstance(journal, Chronicle) or session.state.adopted is not None or session.info.first_version > 1:
+        return None
+    own, end = await journal.log_of(session.id)
+    first = await end_of_session(sessions, session.id, 1, last=0)
+    began = [span for span in every_span(first.state.transcript.pieces) if span.tape.ref != own]
+    if _overlap(began) or any(run.log != own and run.start < run.stop for run in await journal.branches(session.id)):
+        return None
+    known = [*began, Span(Tape(None, own), 0, end)]
+    view = every_span(session.state.transcript.pieces)
+    return known if all(any(_holds(each, span) for each in known) for span in view) else None
+
+
+def _overlap(spans: Sequence[Span]) -> bool:
+    """Tell whether two spans name the same message: a block may show what it covers."""
+    ordered = sorted(spans, key=lambda span: (str(span.tape.ref), span.start))
+    return any(before.tape.ref == after.tape.ref and after.start < before.stop for before, after in pairwise(ordered))
+
+
+def _holds(outer: Span, inner: Span) -> bool:
+    return outer.tape.ref == inner.tape.ref and outer.start <= inner.start and inner.stop <= outer.stop
+
+
+def cut(pieces: Sequence[Span], start: int, stop: int) -> list[Span]:
+    """Return those parts of spans that lie between two places, counted over all of them."""
+    kept = []
+    for span in pieces:
+        low, high = max(start, 0), min(stop, len(span))
+        if low < high:
+            kept.append(span.cut(low, high))
+        start, stop = start - len(span), stop - len(span)
+    return kept
+
+
+def place_in_log(spans: Sequence[Span], position: int) -> int:
+    """Return the place of a message of the session's own log among all that was said."""
+    return sum(map(len, spans[:-1])) + position
+
+
+def length_of(pieces: Iterable[Piece]) -> int:
+    """Return how many messages pieces show."""
+    return sum(map(len, pieces))
+
+
+def is_there(message: Message) -> bool:
+    """Tell whether a message was not forgotten."""
+    return message.id != FORGOTTEN
