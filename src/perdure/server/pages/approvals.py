@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -13,7 +15,6 @@ from perdure.model.execution import PendingCall
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Filters
 from perdure.server.call import Call
-from perdure.server.pages.figures import Moment, in_line, moment, pretty
 from perdure.server.pages.notices import Notice, back_to, notice_of
 from perdure.server.pages.render import page
 from perdure.server.problems import problem_of
@@ -43,17 +44,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     digest: str
-    arguments: str
-    line: str
+    arguments: Mapping[str, Any]
     is_external: bool
     session_id: str | None
     """The session of the sub-agent that wants it."""
     below: tuple[Wanted, ...] = ()
     """The calls that a sub-agent waits for: approving its caller's call approves these."""
-
-    @property
-    def can_be_approved(self) -> bool:
-        return not self.is_external
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -63,7 +59,7 @@ class Asking(msgspec.Struct, frozen=True):
     name: str
     agent: str
     owner: str | None
-    since: Moment
+    since: datetime
     run: str | None
     calls: tuple[Wanted, ...]
 
@@ -123,10 +119,7 @@ async def _page(call: Call, after: str | None, notice: Notice | None, status: in
         filters["after"] = after
     found = await sessions.list(**filters)
     asking = [each for info in found if (each := await _asking(sessions, info)) is not None]
-    shows_owner = call.caller.owner is None
-    return page(
-        call, "approvals.html", status, asking=asking, following=found.next, notice=notice, shows_owner=shows_owner
-    )
+    return page(call, "approvals.html", status, asking=asking, following=found.next, notice=notice)
 
 
 async def _asking(sessions: Sessions, info: AgentSessionInfo) -> Asking | None:
@@ -138,15 +131,14 @@ async def _asking(sessions: Sessions, info: AgentSessionInfo) -> Asking | None:
     calls = tuple(_wanted(each) for each in await pending_now(view.session, sessions))
     title = getattr(info, "title", None) or info.name or info.id
     run = None if execution is None else execution.execution_id
-    return Asking(info.id, title, info.agent_name, info.owner, moment(info.updated_at), run, calls)
+    return Asking(info.id, title, info.agent_name, info.owner, info.updated_at, run, calls)
 
 
 def _wanted(call: PendingCall) -> Wanted:
     return Wanted(
         name=call.name,
         digest=call.digest,
-        arguments=pretty(call.arguments),
-        line=in_line(call.arguments),
+        arguments=call.arguments,
         is_external=call.external,
         session_id=call.session_id,
         below=tuple(map(_wanted, call.waits_for)),

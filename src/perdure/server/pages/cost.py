@@ -12,8 +12,8 @@ from starlette.responses import Response
 from perdure.model.ids import now
 from perdure.model.usage import Usage
 from perdure.server.call import Call
-from perdure.server.pages.figures import NONE, counted, money, number
 from perdure.server.pages.render import page
+from perdure.server.pages.texts import counted, money, whole
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.spending import Part, RunCost, Spending, Sum, spending_of, summed
 
@@ -88,19 +88,19 @@ async def get_cost(call: Call) -> Response:
         tables=_tables(found, is_operator=call.caller.owner is None),
         top=await _top(sessions, found),
         is_whole=found.is_whole,
-        looked_at=number(_SESSIONS),
+        looked_at=whole(_SESSIONS),
     )
 
 
 def _facts(total: Sum) -> list[tuple[str, str]]:
     usage = total.usage
-    unpriced = number(usage.unpriced_tokens) if usage.unpriced_tokens else NONE
+    unpriced = whole(usage.unpriced_tokens) if usage.unpriced_tokens else "–"
     return [
         ("cost", money(usage)),
-        ("runs", number(total.runs)),
-        ("tokens in", number(usage.input_tokens)),
-        ("of these from a cache", number(usage.cache_read_tokens)),
-        ("tokens out", number(usage.output_tokens)),
+        ("runs", whole(total.runs)),
+        ("tokens in", whole(usage.input_tokens)),
+        ("of these from a cache", whole(usage.cache_read_tokens)),
+        ("tokens out", whole(usage.output_tokens)),
         ("without a known price", unpriced),
     ]
 
@@ -129,7 +129,7 @@ def _sorted(rows: Sequence[Sum]) -> list[Sum]:
 def _lines(rows: Sequence[Sum]) -> list[Line]:
     costs = any(row.usage.cost for row in rows)
     most = max((_amount(row.usage, costs) for row in rows), default=0.0) or 1.0
-    return [_line(row, row.key or NONE, _amount(row.usage, costs) / most) for row in rows]
+    return [_line(row, row.key or "–", _amount(row.usage, costs) / most) for row in rows]
 
 
 def _amount(usage: Usage, costs: bool) -> float:
@@ -139,9 +139,9 @@ def _amount(usage: Usage, costs: bool) -> float:
 def _line(row: Sum, name: str, share: float, link: str | None = None) -> Line:
     return Line(
         name=name,
-        runs=number(row.runs),
-        input=number(row.usage.input_tokens),
-        output=number(row.usage.output_tokens),
+        runs=whole(row.runs),
+        input=whole(row.usage.input_tokens),
+        output=whole(row.usage.output_tokens),
         cost=money(row.usage),
         share=round(100 * share, 1),
         link=link,
@@ -156,7 +156,7 @@ async def _top(sessions: Sessions, found: Spending) -> list[Line]:
     lines = []
     for row in rows:
         page_ = await sessions.list(id=row.key or "", limit=1)
-        title = next((each.title for each in page_ if each.title), None) or row.key or NONE
+        title = next((each.title for each in page_ if each.title), None) or row.key or "–"
         lines.append(_line(row, title, _amount(row.usage, costs) / most, f"/sessions/{row.key}"))
     return lines
 

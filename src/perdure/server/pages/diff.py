@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 from starlette.responses import Response
@@ -11,9 +12,9 @@ from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.server.call import Call
-from perdure.server.pages.figures import Moment, counted, moment
+from perdure.server.pages.conversation import SaidBox, boxes_of
 from perdure.server.pages.render import page
-from perdure.server.pages.spoken import Spoken, spoken
+from perdure.server.pages.texts import counted, moment
 from perdure.sessions.lineage import diff_of
 from perdure.sessions.sessions import Sessions
 
@@ -40,8 +41,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     agent: str
-    at: Moment
-    messages: tuple[Spoken, ...]
+    at: datetime
+    messages: Sequence[SaidBox]
     count: int
     """How many messages it has behind the parting."""
 
@@ -51,7 +52,7 @@ class Fold(msgspec.Struct, frozen=True):
 
     count: int
     words: str
-    last: tuple[Spoken, ...]
+    last: Sequence[SaidBox]
 
 
 class Relative(msgspec.Struct, frozen=True):
@@ -105,14 +106,14 @@ def _side(given: str, session: AgentSession, own: Sequence[Message], after: int)
         name=info.name or info.id,
         version=session.version,
         agent=info.agent_name,
-        at=moment(info.updated_at),
-        messages=tuple(spoken(list(own[after : after + _SHOWN]))),
+        at=info.updated_at,
+        messages=boxes_of(list(own[after : after + _SHOWN])),
         count=len(own),
     )
 
 
 def _folded(common: Sequence[Message]) -> Fold:
-    return Fold(len(common), counted(len(common), "message"), tuple(spoken(list(common[-_COMMON:]))))
+    return Fold(len(common), counted(len(common), "message"), boxes_of(list(common[-_COMMON:])))
 
 
 def _pages(sides: tuple[Side, Side], after: int) -> tuple[int | None, int | None]:
@@ -128,4 +129,4 @@ async def _relatives(sessions: Sessions, given: str) -> list[Relative]:
     found = [Relative(each, "forked from") for each in reversed(kin.line)]
     found += [Relative(each, "its fork") for each in kin.children]
     heads = await sessions.versions(info.id, limit=_VERSIONS)
-    return [*found, *(Relative(f"{info.id}@{head.info.version}", str(moment(head.info.updated_at))) for head in heads)]
+    return [*found, *(Relative(f"{info.id}@{head.info.version}", moment(head.info.updated_at)) for head in heads)]

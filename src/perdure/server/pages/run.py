@@ -14,15 +14,16 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionBudget, PendingCall
 from perdure.model.ids import now
 from perdure.model.loop_events import AgentStart
+from perdure.model.message import Message
 from perdure.model.record import LoopRecord
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import ToolSpec
 from perdure.run_journal import HANDED_OVER
 from perdure.server.call import Call
-from perdure.server.pages.figures import NONE, counted, moment, money, number, pretty, seconds, short
+from perdure.server.pages.conversation import SaidBox, boxes_of
 from perdure.server.pages.render import page
-from perdure.server.pages.spoken import Spoken, spoken
 from perdure.server.pages.steps import Reader, Standing
+from perdure.server.pages.texts import counted, indented, money, seconds, whole
 from perdure.sessions.sent import Sent, sent_in
 from perdure.sessions.sessions import Sessions
 
@@ -58,7 +59,8 @@ class SentTold(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolTold, ...] = ()
     tools_tokens: int = 0
     form: str = ""
-    messages: tuple[Spoken, ...] = ()
+    messages: tuple[tuple[SaidBox, int], ...] = ()
+    """The messages, each with its tokens. Those of a result count for the message that has the call."""
     messages_tokens: int = 0
     earlier: int = 0
     """How many messages are not shown, since there are too many."""
@@ -96,12 +98,12 @@ async def get_run(call: Call) -> Response:
         "run.html",
         info=info,
         run=loop,
-        name=short(loop.loop_id),
+        name=loop.loop_id[-6:],
         state=state,
         state_words=_STATES.get(state, state),
         facts=_facts(loop),
         budget=_budget(head.definition.budget, loop, len(story.steps) if story.total <= STEPS else story.total),
-        asked=spoken(story.asked),
+        asked=boxes_of(story.asked),
         story=story,
         opened=asked.step,
         sent=None if step_id is None else await _sent(sessions, loop, step_id),
@@ -160,12 +162,12 @@ async def _handed_over(sessions: Sessions, loop: LoopRecord) -> frozenset[int]:
 def _facts(loop: LoopRecord) -> list[tuple[str, str]]:
     usage, config = loop.usage, loop.config
     facts = [
-        ("model", NONE if config is None else config.model),
+        ("model", "–" if config is None else config.model),
         ("took", seconds(loop.duration)),
-        ("waited or lay dead", seconds(loop.idle) if loop.idle else NONE),
-        ("tokens", f"{number(usage.input_tokens)} in, {number(usage.output_tokens)} out"),
+        ("waited or lay dead", seconds(loop.idle) if loop.idle else "–"),
+        ("tokens", f"{whole(usage.input_tokens)} in, {whole(usage.output_tokens)} out"),
         ("cost", money(usage)),
-        ("ended by", loop.stop_reason or (NONE if not loop.status.is_over else loop.status.value)),
+        ("ended by", loop.stop_reason or ("–" if not loop.status.is_over else loop.status.value)),
     ]
     return facts if loop.idle else [fact for fact in facts if fact[0] != "waited or lay dead"]
 
@@ -175,8 +177,8 @@ def _budget(budget: ExecutionBudget, loop: LoopRecord, steps: int) -> list[tuple
     cost, tokens = loop.usage.cost, loop.usage.total_tokens
     took = loop.duration or 0.0
     limits = (
-        ("steps", budget.max_steps, steps, number(steps), budget.max_steps and number(budget.max_steps)),
-        ("tokens", budget.max_tokens, tokens, number(tokens), budget.max_tokens and number(budget.max_tokens)),
+        ("steps", budget.max_steps, steps, whole(steps), budget.max_steps and whole(budget.max_steps)),
+        ("tokens", budget.max_tokens, tokens, whole(tokens), budget.max_tokens and whole(budget.max_tokens)),
         ("time", budget.max_seconds, took, seconds(took), seconds(budget.max_seconds)),
         ("cost", budget.max_cost, cost, money(loop.usage), f"${budget.max_cost or 0:,.2f}"),
     )
@@ -206,15 +208,15 @@ def _start_told(loop: LoopRecord) -> dict[str, Any]:
     first = starts[0] if starts else AgentStart()
     config = None if loop.config is None else {k: v for k, v in loop.config.to_dict().items() if v is not None}
     return {
-        "at": None if loop.started_at is None else moment(loop.started_at),
-        "ended": None if loop.ended_at is None else moment(loop.ended_at),
+        "at": loop.started_at,
+        "ended": loop.ended_at,
         "key": None if first.key is None else first.key[0],
         "version": first.base_version,
         "tries": counted(len(starts), "start"),
         "resumed": len(starts) > 1,
-        "metadata": pretty(loop.metadata) if loop.metadata else "",
-        "config": "" if config is None else pretty(config),
-        "events": number(len(loop.events)),
+        "metadata": indented(loop.metadata) if loop.metadata else "",
+        "config": "" if config is None else indented(config),
+        "events": whole(len(loop.events)),
     }
 
 
@@ -241,15 +243,25 @@ async def _told(sessions: Sessions, loop: LoopRecord, found: Sent) -> SentTold:
         instructions=(execution.instructions or "") if execution is not None else "",
         tools=tuple(_tool_told(each, estimate, model) for each in tools),
         tools_tokens=estimate.overhead("", tools, model),
-        form="" if form is None else pretty(form),
-        messages=tuple(spoken(found.messages[earlier:], sizes[earlier:])),
+        form="" if form is None else indented(form),
+        messages=_sized(found.messages[earlier:], sizes[earlier:]),
         messages_tokens=sum(sizes),
         earlier=earlier,
     )
 
 
+def _sized(messages: Sequence[Message], sizes: Sequence[int]) -> tuple[tuple[SaidBox, int], ...]:
+    boxes = {box.id: box for box in boxes_of(messages)}
+    tokens: dict[str, int] = {}
+    for message, size in zip(messages, sizes, strict=True):
+        owner = message.id if message.id in boxes else next(reversed(tokens), None)
+        if owner is not None:
+            tokens[owner] = tokens.get(owner, 0) + size
+    return tuple((box, tokens[box_id]) for box_id, box in boxes.items())
+
+
 def _tool_told(tool: ToolSpec, estimate: TokenEstimator, model: str | None) -> ToolTold:
-    return ToolTold(tool.name, tool.description, pretty(tool.parameters), estimate.overhead("", [tool], model))
+    return ToolTold(tool.name, tool.description, indented(tool.parameters), estimate.overhead("", [tool], model))
 
 
 def tools_here(sessions: Sessions, definition: AgentDefinition) -> list[ToolSpec]:

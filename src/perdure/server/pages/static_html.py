@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 Target = Callable[[str], str | None]
 """Returns the file that a URL of the service is in; None if it is in none."""
-_LEFT_OUT = frozenset({"form", "script", "button", "input", "textarea", "select", "template", "dialog"})
+_LEFT_OUT = frozenset({"form", "script", "button", "input", "textarea", "select", "template", "dialog", "footer"})
 _UNWRAPPED = frozenset({"noscript"})
 """What a page shows without scripts, which is how a file is shown."""
 _LIVE = ("hx-", "sse-", "ws-", "on", "data-hx")

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -20,9 +21,9 @@ from perdure.model.ids import SessionId, now
 from perdure.server.app import unguarded
 from perdure.server.call import Call
 from perdure.server.gate import Caller
-from perdure.server.pages.figures import Moment, counted, moment
 from perdure.server.pages.render import page
 from perdure.server.pages.static_html import as_file, links_of
+from perdure.server.pages.texts import counted
 from perdure.server.routes import Handler, Route
 from perdure.server.service import Service
 from perdure.server.table import ROUTES
@@ -32,8 +33,8 @@ INDEX = "index.html"
 MOST = 500
 """How many pages of one session are written beside those of its runs: older versions, and what steps were sent."""
 _STATIC = "/static/"
-_RUN = re.compile(r"/sessions/([^/]+)/runs/([^/]+)")
-_SESSION = re.compile(r"/sessions/([^/]+)")
+_OF_SESSION = re.compile(r"/sessions/([^/]+)(?:/(run|block)s/[^/]+)?")
+"""The paths of pages about one session. What follows a session live is none."""
 _UNFIT = re.compile("[^a-z0-9]+")
 _READABLE = 24
 Tell = Callable[[int, int], None]
@@ -47,7 +48,7 @@ class Listed(msgspec.Struct, frozen=True):
     agent: str
     status: str
     messages: str
-    changed: Moment
+    changed: datetime
     runs: tuple[tuple[str, str], ...]
     """The ids and the ends of the ids of its last runs."""
 
@@ -126,7 +127,7 @@ class _Site:
     def _is_about(self, url: str, session_id: SessionId) -> bool:
         """Tell whether a page shows this session, or it beside another that is written too."""
         parts = urlsplit(url)
-        found = _RUN.fullmatch(parts.path) or _SESSION.fullmatch(parts.path)
+        found = _OF_SESSION.fullmatch(parts.path)
         if found is not None:
             return unquote(found[1]) == session_id
         sides = parse_qs(parts.query)
@@ -167,7 +168,8 @@ class _Site:
 def _file_name(url: str) -> str:
     """Return a name that is safe everywhere: a few letters for people, and a hash, since case may not count."""
     path = unquote(urlsplit(url).path)
-    kind = "run" if _RUN.fullmatch(path) else "session" if _SESSION.fullmatch(path) else "page"
+    found = _OF_SESSION.fullmatch(path)
+    kind = "page" if found is None else found[2] or "session"
     readable = _UNFIT.sub("-", path.rpartition("/")[2].lower())[-_READABLE:].strip("-")
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{kind}-{readable}-{digest}.html"
@@ -177,7 +179,7 @@ def _index_of(sessions: Sessions, chosen: Sequence[SessionId]) -> Handler:
     async def get_index(call: Call) -> Response:
         """Show the sessions that were written."""
         listed = [await _listed(sessions, each) for each in chosen]
-        return page(call, "site.html", listed=listed, made=moment(now()))
+        return page(call, "site.html", listed=listed, made=now())
 
     return get_index
 
@@ -191,7 +193,7 @@ async def _listed(sessions: Sessions, session_id: SessionId) -> Listed:
         info.agent_name,
         info.status.value,
         counted(info.message_count or 0, "message"),
-        moment(info.updated_at),
+        info.updated_at,
         tuple((loop.loop_id, loop.loop_id[-6:]) for loop in reversed(loops)),
     )
 

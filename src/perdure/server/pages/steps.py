@@ -27,13 +27,13 @@ from perdure.model.record import LoopRecord
 from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
-from perdure.server.pages.figures import Moment, brief, counted, in_line, moment, money, number, pretty, seconds
-from perdure.server.pages.spoken import UNKNOWN, Spoken, spoken
+from perdure.server.pages.conversation import SaidBox, boxes_of
+from perdure.server.pages.texts import arguments_in_line, counted, indented, money, seconds, shortened, whole
 from perdure.server.pages.timeline import Bar, Timeline
 
 _CUT = 2_000
 """How many characters of arguments and results are shown of steps that nobody has opened."""
-_DENIED = "Denied"
+_DENIED, _UNKNOWN = "Denied", "OutcomeUnknown"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Note:
     kind: str
     """"bad", "wait", "fold" or "plain"."""
     text: str
-    at: Moment
+    at: datetime
     more: str = ""
 
 
@@ -73,13 +73,13 @@ class Step:
 
     number: int
     step_id: str
-    at: Moment
+    at: datetime
     took: str
     model: str
     figures: str
     """Tokens and cost of the model call."""
     finish: str
-    said: Spoken | None
+    said: SaidBox | None
     bar: Bar
     model_took: str
     lanes: tuple[Row | Note, ...]
@@ -111,7 +111,7 @@ class _Open:
     errors: tuple[ErrorRecord, ...] = ()
     notes: list[Note] = field(default_factory=list)
     """What came before the step."""
-    inside: list[tuple[datetime, Note]] = field(default_factory=list)
+    inside: list[Note] = field(default_factory=list)
 
     def began(self, call_id: str) -> datetime | None:
         """Return when a call was made; None if it was not."""
@@ -197,15 +197,15 @@ class Reader:
             case InputRejected():
                 self._note("bad", "What was said was refused", event.at, event.reason)
             case UnknownEvent():
-                self._note("plain", brief(event.kind), event.at)
+                self._note("plain", shortened(event.kind), event.at)
             case AgentEnd():
                 self._end(event, step)
 
     def _note(self, kind: str, text: str, at: datetime, more: str = "") -> None:
         """Keep a note: in the step under way, or for the one to come."""
-        note = Note(kind, text, moment(at, date=False, fine=True), more)
+        note = Note(kind, text, at, more)
         if self._steps and self._steps[-1].ended_at is None:
-            self._steps[-1].inside.append((at, note))
+            self._steps[-1].inside.append(note)
         else:
             self._notes.append(note)
 
@@ -231,7 +231,7 @@ class Reader:
         elif message.role == "user" and step is None:
             self._asked.append(message)
         elif message.role in ("user", "system"):
-            self._note("plain", f"{message.role} said in between: {brief(message.text)}", event.at)
+            self._note("plain", f"{message.role} said in between: {shortened(message.text)}", event.at)
 
     def _fold(self, event: Compaction) -> None:
         block = event.block
@@ -253,12 +253,12 @@ class Reader:
         return Step(
             number=place,
             step_id=step.step_id,
-            at=moment(step.begun, date=False, fine=True),
+            at=step.begun,
             took=seconds(self.line.took(step.begun, step.ended_at or self._until)),
             model=response.model or (self._loop.config.model if self._loop.config else "model"),
             figures=figures_of(response.usage),
             finish=response.finish_reason or "",
-            said=None if step.message is None else spoken([step.message])[0],
+            said=None if step.message is None else boxes_of([step.message])[0],
             bar=self.line.bar(asked, answered, kind),
             model_took=seconds(self.line.took(asked, answered)),
             lanes=tuple(self._lanes(step, is_whole=is_whole)),
@@ -276,17 +276,17 @@ class Reader:
         cut = None if is_whole else _CUT
         for call_id, call in calls.items():
             begun = step.began(call_id)
-            while notes and begun is not None and notes[0][0] <= begun:
-                yield notes.pop(0)[1]
+            while notes and begun is not None and notes[0].at <= begun:
+                yield notes.pop(0)
             yield self._row(step, call_id, call, cut)
-        yield from (note for _, note in notes)
+        yield from notes
 
     def _row(self, step: _Open, call_id: str, call: ToolCall, cut: int | None) -> Row:
         done, started = step.done.get(call_id), step.started.get(call_id)
         told: dict[str, Any] = {
             "name": call.name,
-            "line": in_line(call.arguments),
-            "arguments": _shortened(pretty(call.arguments), cut),
+            "line": arguments_in_line(call.arguments),
+            "arguments": _cut_at(indented(call.arguments), cut),
             "decided": self._decided.get(call_id, ""),
             "child": step.children.get(call_id),
         }
@@ -318,23 +318,27 @@ class Reader:
 def _outcome(done: ToolExecution) -> str:
     if done.error is None:
         return "done"
-    return {UNKNOWN: "unknown", _DENIED: "denied"}.get(done.error.type, "failed")
+    return {_UNKNOWN: "unknown", _DENIED: "denied"}.get(done.error.type, "failed")
 
 
 def _result(done: ToolExecution, cut: int | None) -> dict[str, Any]:
     if done.error is not None:
         told = f"{done.error.type}: {done.error.message}"
-        return {"result": _shortened(told, cut), "result_line": brief(told), "traceback": done.error.traceback or ""}
+        return {
+            "result": _cut_at(told, cut),
+            "result_line": shortened(told),
+            "traceback": done.error.traceback or "",
+        }
     if isinstance(done.result, str):
-        return {"result": _shortened(done.result, cut), "result_line": brief(done.result)}
-    text = pretty(done.result)
-    return {"result": _shortened(text, cut), "result_line": brief(text)}
+        return {"result": _cut_at(done.result, cut), "result_line": shortened(done.result)}
+    text = indented(done.result)
+    return {"result": _cut_at(text, cut), "result_line": shortened(text)}
 
 
-def _shortened(text: str, most: int | None) -> str:
+def _cut_at(text: str, most: int | None) -> str:
     if most is None or len(text) <= most:
         return text
-    return f"{text[:most]}\n… {number(len(text) - most)} characters more: open the step"
+    return f"{text[:most]}\n… {whole(len(text) - most)} characters more: open the step"
 
 
 def _own_errors(step: _Open) -> tuple[ErrorRecord, ...]:
@@ -346,7 +350,7 @@ def _own_errors(step: _Open) -> tuple[ErrorRecord, ...]:
 def _raw(step: _Open) -> str:
     said = None if step.message is None else step.message.to_dict()
     response = None if step.response is None else step.response.to_dict()
-    return pretty({"message": said, "response": response, "tools": [each.to_dict() for each in step.done.values()]})
+    return indented({"message": said, "response": response, "tools": [each.to_dict() for each in step.done.values()]})
 
 
 def _reasons(event: AgentStart) -> str:
@@ -357,5 +361,5 @@ def figures_of(usage: Usage) -> str:
     """Return tokens and cost in a line."""
     if usage == Usage():
         return ""
-    cached = f" ({number(usage.cache_read_tokens)} cached)" if usage.cache_read_tokens else ""
-    return f"{number(usage.input_tokens)} in{cached}, {number(usage.output_tokens)} out · {money(usage)}"
+    cached = f" ({whole(usage.cache_read_tokens)} cached)" if usage.cache_read_tokens else ""
+    return f"{whole(usage.input_tokens)} in{cached}, {whole(usage.output_tokens)} out · {money(usage)}"

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from perdure.model.ids import now
 from perdure.protocols import Running, Timer, Waiting
 from perdure.server.call import Call
-from perdure.server.pages.figures import Moment, brief, counted, moment, seconds
 from perdure.server.pages.notices import back_to, notice_of
 from perdure.server.pages.render import page
+from perdure.server.pages.texts import counted, seconds, shortened
 from perdure.sessions.json_forms import moment_of, of_timer
 from perdure.sessions.operating import Backlog, ParkedSession
 from perdure.sessions.timing import UNTIL
@@ -41,7 +41,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     owner: str | None
     state: str
-    since: Moment | None
+    since: datetime | None
     lasts: str
 
 
@@ -63,7 +63,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None
     count: str
     priority: int
-    since: Moment
+    since: datetime
     waits: str
 
 
@@ -72,7 +72,7 @@ class Later(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     name: str
-    due: Moment
+    due: datetime
     after: str
     text: str
     again: str
@@ -86,7 +86,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None
     reason: str
     tries: str
-    since: Moment | None
+    since: datetime | None
     count: str
     has_waiting: bool
 
@@ -98,7 +98,6 @@ async def get_workers(call: Call) -> Response:
         call,
         "workers.html",
         notice=notice_of(call.query.notice),
-        shows_owner=call.caller.owner is None,
         processes=_processes(found, at),
         waiting=[_left(each, at) for each in found.waiting],
         held=[_left(each, at) for each in found.held],
@@ -154,7 +153,7 @@ def _work(run: Running, is_handed_over: bool, at: datetime) -> Work:
         session_id=run.session_id,
         owner=run.owner,
         state=state,
-        since=None if since is None else moment(since),
+        since=since,
         lasts="" if since is None else _since(since, at),
     )
 
@@ -166,7 +165,7 @@ def _left(each: Waiting, at: datetime) -> Left:
         owner=each.owner,
         count=counted(each.count, "message"),
         priority=each.priority,
-        since=moment(since),
+        since=since,
         waits=_since(since, at),
     )
 
@@ -178,9 +177,9 @@ def _later(timer: Timer, at: datetime) -> Later:
     return Later(
         session_id=timer.session_id,
         name=timer.name,
-        due=moment(due),
+        due=due,
         after=f"in {seconds(left)}" if left > 0 else "due",
-        text="the session is opened again" if is_pause else brief(of_timer(timer)["text"] or ""),
+        text="the session is opened again" if is_pause else shortened(of_timer(timer)["text"] or ""),
         again=" ".join(filter(None, (timer.cron, timer.timezone))),
         is_pause=is_pause,
     )
@@ -193,7 +192,7 @@ def _stopped(each: ParkedSession) -> Stopped:
         owner=each.owner,
         reason="" if why is None else why.reason,
         tries="" if why is None else counted(why.tries, "try", "tries"),
-        since=None if why is None else moment(datetime.fromisoformat(why.at)),
+        since=None if why is None else datetime.fromisoformat(why.at),
         count=counted(each.waiting, "message"),
         has_waiting=each.waiting > 0,
     )
