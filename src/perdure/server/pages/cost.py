@@ -86,6 +86,7 @@ async def get_cost(call: Call) -> Response:
         total=_facts(total),
         plot=_plot(found.runs, first, days) if found.runs else None,
         tables=_tables(found, is_operator=call.caller.owner is None),
+        days_table=_by_day(found),
         top=await _top(sessions, found),
         is_whole=found.is_whole,
         looked_at=whole(_SESSIONS),
@@ -110,11 +111,12 @@ def _tables(found: Spending, *, is_operator: bool) -> list[tuple[str, list[Line]
     parts: list[tuple[str, Part]] = [("Model", "model"), ("Agent", "agent")]
     parts += [("Owner", "owner")] if is_operator else []
     tables = [(title, _sorted(found.by(part))) for title, part in parts]
-    days = sorted(found.by("day"), key=lambda each: each.key or "", reverse=True)
-    return [
-        *((title, _lines(rows[:_TABLE]), max(0, len(rows) - _TABLE)) for title, rows in tables),
-        ("Day", _lines(days), 0),
-    ]
+    return [(title, _lines(rows[:_TABLE]), max(0, len(rows) - _TABLE)) for title, rows in tables]
+
+
+def _by_day(found: Spending) -> list[Line]:
+    """Return what was spent each day, the last day first."""
+    return _lines(sorted(found.by("day"), key=lambda each: each.key or "", reverse=True))
 
 
 def _weight(usage: Usage) -> tuple[float, int]:
