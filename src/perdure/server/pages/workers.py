@@ -178,7 +178,7 @@ def _later(timer: Timer, at: datetime) -> Later:
         session_id=timer.session_id,
         name=timer.name,
         due=due,
-        after=f"in {seconds(left)}" if left > 0 else "due",
+        after=f"in {_lasting(left)}" if left > 0 else "due",
         text="the session is opened again" if is_pause else shortened(of_timer(timer)["text"] or ""),
         again=" ".join(filter(None, (timer.cron, timer.timezone))),
         is_pause=is_pause,
@@ -199,4 +199,9 @@ def _stopped(each: ParkedSession) -> Stopped:
 
 
 def _since(then: datetime, at: datetime) -> str:
-    return seconds(max(0.0, (at - then).total_seconds()))
+    return _lasting(max(0.0, (at - then).total_seconds()))
+
+
+def _lasting(span: float) -> str:
+    """Return a duration; what waits may wait for days."""
+    return f"{span / 86_400:.0f} d" if span >= 2 * 86_400 else seconds(span)
