@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.responses import Response
@@ -14,11 +15,14 @@ from perdure.model.usage import Usage
 from perdure.server.call import Call
 from perdure.server.pages.render import page
 from perdure.server.pages.texts import counted, money, whole
+from perdure.server.service import Service
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.spending import Part, RunCost, Spending, Sum, spending_of, summed
 
 _SESSIONS = 1_000
 """How many sessions are counted: those that were changed last."""
+_KEPT_FOR = 30.0
+"""Seconds after which it is counted again."""
 _TOP = 20
 _TABLE = 50
 _COLOURS = 5
@@ -74,10 +78,9 @@ class Plot(msgspec.Struct, frozen=True):
 
 async def get_cost(call: Call) -> Response:
     """Show what was spent in the last days."""
-    days, sessions = int(call.query.days), call.sessions
-    today = now().date()
-    first = today - timedelta(days=days - 1)
-    found = await spending_of(sessions, datetime.fromisoformat(f"{first}T00:00:00+00:00"), limit=_SESSIONS)
+    days = int(call.query.days)
+    first = now().date() - timedelta(days=days - 1)
+    found, at = await _counted(call, first)
     total = summed(None, found.runs)
     return page(
         call,
@@ -87,10 +90,27 @@ async def get_cost(call: Call) -> Response:
         plot=_plot(found.runs, first, days) if found.runs else None,
         tables=_tables(found, is_operator=call.caller.owner is None),
         days_table=_by_day(found),
-        top=await _top(sessions, found),
+        top=await _top(call.sessions, found),
+        at=at,
         is_whole=found.is_whole,
         looked_at=whole(_SESSIONS),
     )
+
+
+_Counts = dict[tuple[str | None, date], tuple[Spending, datetime]]
+_COUNTS: WeakKeyDictionary[Service, _Counts] = WeakKeyDictionary()
+"""What was counted last for each service, by whose sessions and since when."""
+
+
+async def _counted(call: Call, first: date) -> tuple[Spending, datetime]:
+    """Return what was spent since a day, and when it was counted: a moment ago will do, since every run is read."""
+    known, key, at = _COUNTS.setdefault(call.service, {}), (call.caller.owner, first), now()
+    for stale in [each for each, (_, then) in known.items() if (at - then).total_seconds() > _KEPT_FOR]:
+        del known[stale]
+    if key not in known:
+        since = datetime.combine(first, time.min, UTC)
+        known[key] = await spending_of(call.sessions, since, limit=_SESSIONS), at
+    return known[key]
 
 
 def _facts(total: Sum) -> list[tuple[str, str]]:
