@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from perdure.server.call import Answer, encoded, read_call
 from perdure.server.guard import Guard
+from perdure.server.pages.render import prepare
 from perdure.server.problems import Problem, problem_of
 from perdure.server.routes import Face, Route
 from perdure.server.service import Service
@@ -29,6 +30,7 @@ _NO_PAGES = ("/api", "/v1", "/agui", "/healthz", "/readyz", "/metrics", "/openap
 def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
     """Return the app of a service. It can be mounted at the root of a host of its own, and nowhere else."""
     app = unguarded(service, routes)
+    prepare()
     return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page)
 
 

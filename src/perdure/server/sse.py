@@ -9,6 +9,7 @@ from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import InvalidData, PerdureError
 from perdure.model.ids import SessionId
 from perdure.server.call import Call, encoded
@@ -52,10 +53,12 @@ async def until_told(call: Call, events: Events) -> Events:
         async with call.service.stream(call.caller), aclosing(events):
             while True:
                 following = asyncio.ensure_future(anext(events, None))
-                await asyncio.wait({following, watch}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
+                try:
+                    await asyncio.wait({following, watch}, return_when=asyncio.FIRST_COMPLETED)
+                finally:  # a reader that has gone cancels this, and events cannot be closed while they are awaited
+                    if not following.done():
+                        await finish_despite_cancel(_stop(following))
+                if following.cancelled():
                     yield ServerSentEvent(_json({"reason": watch.result()}), event="end", retry=RETRY, sep="\n")
                     return
                 event = following.result()
@@ -64,6 +67,11 @@ async def until_told(call: Call, events: Events) -> Events:
                 yield event
     finally:
         watch.cancel()
+
+
+async def _stop(following: asyncio.Future[Any]) -> None:
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 async def _events(call: Call, session_id: SessionId, after: int, end: int) -> Events:

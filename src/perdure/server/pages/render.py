@@ -29,6 +29,12 @@ def templates() -> Environment:
     return made
 
 
+def prepare() -> None:
+    """Compile every template, so that the first visitor does not wait for that."""
+    for name in templates().list_templates():
+        templates().get_template(name)
+
+
 def page(call: Call, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. Every template knows who asks, whether they may change anything, and where it is."""
     return HTMLResponse(filled(template, **_known(call), **values), status)

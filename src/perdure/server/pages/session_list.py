@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from perdure.errors import ConfigurationError, InvalidSessionId
+from perdure.errors import InvalidSessionId
 from perdure.model.ids import SessionId
-from perdure.model.session import AgentSessionInfo, ListedSession, SessionStatus
+from perdure.model.session import ListedSession, SessionStatus
 from perdure.protocols import SHORTEST_SUFFIX, Filters, Names, SearchHit
 from perdure.server.call import Call
 from perdure.server.pages.render import is_fragment, page
@@ -23,6 +23,7 @@ from perdure.sessions.sessions import Sessions
 _PAGE = 50
 _HITS = 60
 _HITS_OF_SESSION = 3
+_NAMED = 10
 _STRIP = Strip()
 
 
@@ -181,18 +182,13 @@ def hit_of(found: SearchHit) -> Hit:
 
 async def _named(sessions: Sessions, words: str) -> list[SessionId]:
     """Return the sessions whose id is the text, or begins or ends with it."""
-    store, found = sessions.store, []
-    header = await _header(sessions, words)
-    if header is not None:
-        found.append(header.id)
-    if isinstance(store, Names) and len(words) >= SHORTEST_SUFFIX and " " not in words:
-        found += await store.ids_with_prefix(words, owner=sessions.owner, limit=10)
-        found += await store.ids_with_suffix(words, owner=sessions.owner, limit=10)
-    return list(dict.fromkeys(found))
-
-
-async def _header(sessions: Sessions, name: str) -> AgentSessionInfo | None:
     try:
-        return await sessions._find(name)
-    except (InvalidSessionId, ConfigurationError):  # words that cannot be an id
-        return None
+        header = await sessions._find(words)
+    except InvalidSessionId:  # words that no id can have
+        return []
+    found = [] if header is None else [header.id]
+    store = sessions.store
+    if isinstance(store, Names) and len(words) >= SHORTEST_SUFFIX:
+        found += await store.ids_with_prefix(words, owner=sessions.owner, limit=_NAMED)
+        found += await store.ids_with_suffix(words, owner=sessions.owner, limit=_NAMED)
+    return list(dict.fromkeys(found))

@@ -30,6 +30,8 @@ class LiveQuery(msgspec.Struct, kw_only=True):
     after: int = 0
     version: int = 0
     """The newest version that the page knows."""
+    running: bool = False
+    """Whether the page shows that the session is being run."""
     follow: bool = True
     """Whether the page shows the newest messages, so that new ones belong to it."""
 
@@ -46,7 +48,7 @@ async def follow_session(call: Call) -> Response:
 
 async def _events(call: Call, session_id: SessionId, after: int, asked: LiveQuery) -> Events:
     yield ServerSentEvent(comment="perdure", retry=RETRY, sep="\n")
-    known = _Known(call, session_id, asked.version)
+    known = _Known(call, session_id, asked)
     try:
         async for news in _with_pauses(call.service.feeds.news(session_id, after)):
             if news is not None:
@@ -78,13 +80,13 @@ async def _with_pauses(feed: AsyncIterator[News]) -> AsyncIterator[News | None]:
 
 
 class _Known:
-    """The version that a page knows of."""
+    """What a page shows of a session's state."""
 
-    def __init__(self, call: Call, session_id: SessionId, version: int) -> None:
+    def __init__(self, call: Call, session_id: SessionId, asked: LiveQuery) -> None:
         self._call = call
         self._session_id = session_id
-        self._seen: tuple[int, bool, int] | None = None
-        self._version = version
+        self._state = (asked.version, asked.running)
+        self._waits: int | None = None
 
     async def has_changed(self) -> bool:
         """Tell whether a page has to be drawn again: another version, a run that begins, or messages that wait."""
@@ -96,9 +98,10 @@ class _Known:
         journal = sessions.runtime.journal
         assert journal is not None  # or there would be no feed
         waits = len(await journal.read(self._session_id, inbox=True))
-        seen = (version, await journal.is_claimed(self._session_id), waits)
-        before, self._seen = self._seen, seen
-        return version != self._version if before is None else seen != before
+        state = (version, await journal.is_claimed(self._session_id))
+        is_other = state != self._state or self._waits not in (None, waits)
+        self._state, self._waits = state, waits
+        return is_other
 
 
 def _rendered(news: News, *, follow: bool) -> ServerSentEvent:

@@ -15,6 +15,7 @@ from perdure.loop.tokens import TokenEstimator
 from perdure.model.ids import SessionId, new_id
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.transcript import Block
+from perdure.protocols import said_in
 from perdure.server.call import Call
 from perdure.server.pages.conversation import (
     Conversation,
@@ -38,6 +39,7 @@ from perdure.server.pages.windows import (
     place_in_log,
     said_spans,
 )
+from perdure.sessions.following import progress_of
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.viewing import View, view_of, view_without_journal
 
@@ -99,6 +101,7 @@ async def get_session(call: Call) -> Response:
         "asked": asked,
         "said": said,
         "coming": _coming(standing, asked, said),
+        "writing": await _writing(sessions, standing, said),
         "bar": token_bar(sessions, standing.session, said.messages, _ESTIMATOR) if asked.view == "shown" else None,
         "line": await version_line(sessions, standing.info, standing.session),
         "runs": runs,
@@ -190,6 +193,14 @@ def _coming(standing: Standing, asked: SessionQuery, said: Conversation) -> list
     shown = {entry.id for entry in said.entries if isinstance(entry, SaidBox)}
     boxes = boxes_of([*now.asked, *now.said], now.pending_calls)
     return [box for box in boxes if box.id not in shown]
+
+
+async def _writing(sessions: Sessions, standing: Standing, said: Conversation) -> str:
+    """Return the text of the answer that is being written, as far as it is known."""
+    journal = sessions.runtime.journal
+    if journal is None or standing.is_past or said.stop < said.total or standing.now.activity != "running":
+        return ""
+    return said_in((await progress_of(journal, standing.info.id)).sketches)
 
 
 async def get_block(call: Call) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 
 from starlette.responses import Response
@@ -20,7 +21,11 @@ async def get_static(call: Call) -> Response:
     if found is None:
         raise Problem(404, "NotFound", "There is no such file.")
     kind = _KINDS[name.rpartition(".")[2]]
-    return Response(found, media_type=kind, headers={"Cache-Control": "no-cache"})
+    tag = f'"{blake2b(found, digest_size=12).hexdigest()}"'
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if call.request.headers.get("if-none-match") == tag:
+        return Response(None, 304, headers)
+    return Response(found, media_type=kind, headers=headers)
 
 
 @cache

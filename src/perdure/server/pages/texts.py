@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
 )
 """Control characters, marks that turn the direction of writing, and halves of pairs, which are not Unicode."""
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _SHOWN_ARGUMENTS = 160
 
 
@@ -111,7 +113,13 @@ def shortened(text: str, most: int = 80) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+def anchor(id: str) -> str:
+    """Return a name for the place of something on a page: its id, or where that has odd characters, a digest of it."""
+    return id if _PLAIN.fullmatch(id) else blake2b(id.encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
 FILTERS = {
+    "anchor": anchor,
     "whole": whole,
     "money": money,
     "seconds": seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,13 +61,11 @@ class VersionLine:
 
 
 async def version_line(sessions: Sessions, newest: AgentSessionInfo, current: AgentSession) -> VersionLine:
-    """Return the line of a session's versions, of which none is read further than its page table."""
+    """Return the line of a session's versions, of which none is read further than its list of pieces."""
     high = min(newest.version, max(current.version + AROUND // 2, newest.first_version + AROUND - 1))
     low = max(newest.first_version, high - AROUND + 1)
-    known = [
-        await _loaded(sessions, newest.id, number, current)
-        for number in range(max(low - 1, newest.first_version), high + 1)
-    ]
+    numbers = range(max(low - 1, newest.first_version), high + 1)
+    known = await asyncio.gather(*(_loaded(sessions, newest.id, number, current) for number in numbers))
     reader = Reader(sessions.runtime.journal)
     dots = [await _dot(reader, known[place - 1] if place else None, after) for place, after in enumerate(known)]
     return VersionLine(dots[-(high - low + 1) :], current.version, newest.version, newest.first_version)
@@ -105,7 +104,7 @@ def _by_run(before: AgentSession, after: AgentSession) -> tuple[str, str] | None
 def _by_view(before: AgentSession, after: AgentSession) -> tuple[str, str] | None:
     then, view = before.state.transcript, after.state.transcript
     if after.state.rewound_to and after.state.rewound_to != before.state.rewound_to:
-        return "cut", f"rewound to {after.state.rewound_to}"
+        return "cut", f"undone, back to {after.state.rewound_to}"
     if after.state.adopted != before.state.adopted:
         return "run", "adopted a fork"
     blocks, more = _blocks(before), _blocks(after)
@@ -114,12 +113,18 @@ def _by_view(before: AgentSession, after: AgentSession) -> tuple[str, str] | Non
     if blocks - more and len(view) >= len(then):
         return "fold", "uncompacted"
     if len(view) < len(then):
-        return "cut", "trimmed" if len(view) else "cleared"
+        return "cut", ("trimmed" if _last_place(after) == _last_place(before) else "rewound") if view else "cleared"
     return ("said", "messages added") if len(view) > len(then) else None
 
 
 def _blocks(session: AgentSession) -> set[str]:
     return {piece.id for piece in session.state.transcript.pieces if isinstance(piece, Block)}
+
+
+def _last_place(session: AgentSession) -> tuple[object, int] | None:
+    """Return where in a log the last message that is shown stands."""
+    spans = list(session.state.transcript.spans())
+    return (spans[-1].tape.ref, spans[-1].stop) if spans else None
 
 
 def _by_header(before: AgentSession, after: AgentSession) -> str:

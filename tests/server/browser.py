@@ -1,0 +1,159 @@
+"""A real Chromium that looks at a real server. Where there is none, its tests are skipped, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp
+
+import perdure
+from perdure.server.app import make_app
+from perdure.server.gate import COOKIE
+from perdure.server.service import Service
+from perdure.server.settings import Settings
+from perdure.server.tokens import new_token
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+def chromium() -> str:
+    """Return where a Chromium is. Skip the test if there is none; in CI that is a failure."""
+    found = os.environ.get("PERDURE_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is not None:
+        return found
+    lacking = (
+        f"NO BROWSER WAS TESTED: install chromium, or name one in PERDURE_CHROMIUM (looked for {', '.join(_NAMES)})"
+    )
+    if os.environ.get("CI"):
+        pytest.fail(lacking)
+    pytest.skip(lacking)
+
+
+@dataclass
+class Seen:
+    """What a browser was shown, and what went wrong meanwhile."""
+
+    page: Any
+    base: str
+    errors: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    async def go(self, path: str) -> None:
+        await self.page.goto(self.base + path)
+
+    async def is_wider_than_its_window(self) -> bool:
+        wide: bool = await self.page.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+        return wide
+
+
+@asynccontextmanager
+async def browsing(base: str, secret: str | None, *, width: int = 1280, script: bool = True) -> AsyncIterator[Seen]:
+    """Open a browser that is signed in with a token. Nothing may go wrong in it, and no other host be asked."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=list(_ARGUMENTS))
+        size: Any = {"width": width, "height": 844}
+        context = await browser.new_context(viewport=size, java_script_enabled=script)
+        context.set_default_timeout(10_000)
+        if secret is not None:
+            await context.add_cookies([{"name": COOKIE, "value": secret, "url": base}])
+        seen = Seen(await context.new_page(), base)
+        seen.page.on(
+            "console", lambda said: seen.errors.append(said.text) if said.type in ("error", "warning") else None
+        )
+        seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        seen.page.on("request", lambda asked: None if asked.url.startswith(base) else seen.foreign.append(asked.url))
+        try:
+            yield seen
+        finally:
+            await browser.close()
+        assert not seen.errors, seen.errors
+        assert not seen.foreign, seen.foreign
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0.01)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the tests."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, port: int) -> AsyncIterator[None]:
+    """Serve an app on a port of this machine."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve())
+    await until(lambda: server.started)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@dataclass
+class Site:
+    """A service that browsers reach."""
+
+    sessions: perdure.Sessions
+    secret: str
+    port: int
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def up(self, *, runs_here: bool = False) -> AsyncIterator[None]:
+        """Serve, until the block ends. It can be served again on the same port."""
+        service = Service(self.sessions, Settings(port=self.port), runs_here=runs_here)
+        async with listening(make_app(service), self.port):
+            try:
+                yield
+            finally:
+                service.closing.set()  # streams end by themselves
+                await until(lambda: not service.open_streams)
+        await service.feeds.close()
+
+
+async def site_of(sessions: perdure.Sessions, owner: str | None = None) -> Site:
+    """Return a site for sessions that are open, and a token for its visitors."""
+    from perdure.server.tokens import token_book
+
+    secret, _ = await new_token(token_book(sessions.store), owner)
+    return Site(sessions, secret, free_port())

@@ -1,0 +1,343 @@
+"""The page of a session: what it shows of a conversation, its versions, runs and family."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.html_page import Page
+from tests.server.serving import Served, in_service, serving
+
+import perdure
+from perdure.model.message import Message, Text, Thinking, ToolCall
+from perdure.server.pages.static_files import _all as static_files
+from perdure.testing import ScriptedDriver
+
+
+def _said(page: Page) -> list[tuple[str, str]]:
+    """Return who said what on a page."""
+    who, what = page.all("div", "who"), page.all("div", "what")
+    return [(one.text, " ".join(other.text.split())) for one, other in zip(who, what, strict=True)]
+
+
+@in_service
+async def test_a_conversation_is_shown_with_its_facts(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    await (await hers.open("talk")).send("What is 2 + 3?")
+    page = await Page.get(served.ada, "/sessions/talk")
+    assert _said(page) == [("user", "What is 2 + 3?"), ("assistant", "The answer is 5.")]
+    facts = page.one("dl", "facts").text
+    assert all(word in facts for word in ("assistant", "version", "tokens used", "ada"))
+    assert page.one("title").text == "What is 2 + 3? · perdure"
+    assert [each.text for each in page.all("span", "cause")] == ["created", "What is 2 + 3?"]
+    assert "What is 2 + 3?" in page.all("ul", "runs")[0].text
+    assert "AgentEnd" in page.by_id("events").text
+
+
+@in_service
+async def test_a_call_and_its_result_are_one_box(served: Served) -> None:
+    """Though a provider uses the id of a call again."""
+    hers = served.sessions.of("ada")
+    await hers.open("calls")
+    for number in (1, 2):
+        await hers.inject(
+            "calls",
+            [
+                Message.assistant(Thinking("hm"), ToolCall("look", {"at": number}, id="call_0")),
+                Message.tool("call_0", f"seen {number}", name="look"),
+            ],
+        )
+    refused = "OutcomeUnknown: This call was interrupted."
+    await hers.inject(
+        "calls",
+        [
+            Message.assistant(ToolCall("pay", id="call_9")),
+            Message.tool("call_9", refused, name="pay", is_error=True),
+            Message.assistant("half an ans", metadata={"incomplete": "length"}),
+        ],
+    )
+    page = await Page.get(served.ada, "/sessions/calls")
+    assert [each.text for each in page.all("span", "out")] == ["→ seen 1", "→ seen 2", "✗ outcome unknown"]
+    assert len(page.all("details", "unknown")) == 1
+    assert refused in page.one("details", "unknown").text
+    assert "this answer is not whole" in page.all("article", "cut")[0].text
+    assert len(page.all("details", "thinking")) == 2
+
+
+@in_service
+async def test_an_older_version_is_shown_as_it_was(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    chat = await hers.open("talk")
+    for text in ("one", "two", "three"):
+        await chat.send(text)
+    await hers.trim("talk", 2)
+    await hers.undo("talk")
+    await hers.rename("talk", "Talk")
+    page = await Page.get(served.ada, "/sessions/talk?version=3")
+    assert [who for who, _ in _said(page)] == ["user", "assistant"] * 2
+    assert "You look at version 3" in page.one("div", "past").text
+    assert [each.text for each in page.all("span", "cause")] == [
+        *("created", "one", "two", "three", "trimmed", "undone, back to 4", "renamed")
+    ]
+    for missing in (0, 8, 99):
+        await Page.get(served.ada, f"/sessions/talk?version={missing}", 404)
+
+
+@in_service
+async def test_versions_are_windowed(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    await hers.open("many")
+    for number in range(40):
+        await hers.rename("many", f"name {number}")
+    for version, shown in ((1, (1, 15)), (20, (13, 27)), (41, (27, 41))):
+        page = await Page.get(served.ada, f"/sessions/many?version={version}")
+        numbers = [int(each.text) for each in page.all("i") if each.text.isdecimal()]
+        assert (numbers[0], numbers[-1]) == shown
+    assert any(each.attributes.get("max") == "41" for each in page.all("input"))
+
+
+@in_service
+async def test_what_a_compaction_covers_is_fetched_when_it_is_opened(served: Served) -> None:
+    """A part of a page for a script, a page for those without, and in both one window at a time."""
+    hers = served.sessions.of("ada")
+    await hers.open("long")
+    await hers.inject("long", [{"role": "user", "content": f"message {number}"} for number in range(100)])
+    await hers.compact("long", compact_strategy="truncate", keep_last=2)
+    page = await Page.get(served.ada, "/sessions/long")
+    assert "message 50" not in page.text
+    covered = page.one("section", "block")
+    assert "98 messages folded into 1" in covered.text
+    link = page.link("Show them")
+    whole = await Page.get(served.ada, link)
+    assert "message 0" in whole.text
+    assert "message 60" not in whole.text
+    part = await served.ada.get(link, headers={"HX-Request": "true"})
+    assert "<html" not in part.text
+    following = Page(f"<html>{part.text}</html>").link("38 more")
+    assert "message 97" in (await Page.get(served.ada, following)).text
+    assert (await served.bob.get(link)).status_code == 404
+    await Page.get(served.ada, link.replace("/blocks/", "/blocks/no"), 422)
+
+
+@in_service
+async def test_a_window_moves_through_a_long_conversation(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    await hers.open("long")
+    await hers.inject("long", [{"role": "user", "content": f"message {number}."} for number in range(150)])
+    for view in ("shown", "said"):
+        page = await Page.get(served.ada, f"/sessions/long?view={view}")
+        seen = [text for _, text in _said(page)]
+        while "Earlier messages" in page.text:
+            page = await Page.get(served.ada, page.link("Earlier messages"))
+            seen = [text for _, text in _said(page)] + seen
+        assert seen == [f"message {number}." for number in range(150)]
+        assert "Later messages" in page.text
+    await Page.get(served.ada, "/sessions/long?end=-1", 422)
+
+
+@in_service
+async def test_all_that_was_said_is_shown_of_forks_and_rewound_sessions(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    chat = await hers.open("talk")
+    for text in ("one", "two", "three"):
+        await chat.send(text)
+    await hers.rewind("talk", 2)
+    await chat.send("four")
+    await hers.fork("talk", "forked")
+    await hers.send("forked", "five")
+    for session, asked in (("talk", "one two three four"), ("forked", "one four five")):
+        page = await Page.get(served.ada, f"/sessions/{session}?view=said")
+        users = [text for who, text in _said(page) if who == "user"]
+        assert users == asked.split()
+        assert [each.text for each in await hers.history(session) if each.role == "user"] == users
+    family = (await Page.get(served.ada, "/sessions/talk")).one("ul", "family")
+    assert "fork" in family.text
+
+
+@in_service
+async def test_what_waits_for_a_person_is_shown_to_those_who_may_decide(served: Served) -> None:
+    await (await served.sessions.of("ada").open("order")).send('call refund {"order": 7}')
+    page = await Page.get(served.ada, "/sessions/order")
+    assert '"order": 7' in page.one("section", "asks").text
+    assert page.form("approve").fields.keys() == {"call"}
+    reader = await Page.get(served.reader, "/sessions/order")
+    assert '"order": 7' in reader.one("section", "asks").text
+    assert reader.forms == []
+
+
+@in_service
+async def test_another_owners_session_is_as_one_that_is_not_there(served: Served) -> None:
+    """Byte for byte, on every page and for every form."""
+    chat = await served.sessions.of("ada").open("hers")
+    await chat.send("secret")
+    missing = str(chat.id)[:-4] + "none"
+    for path in ("", "?view=said", "?version=1", "/live", "/blocks/x"):
+        there = await served.bob.get(f"/sessions/{chat.id}{path}")
+        not_there = await served.bob.get(f"/sessions/{missing}{path}")
+        assert there.status_code == not_there.status_code == 404
+        assert there.content == not_there.content.replace(missing.encode(), str(chat.id).encode())
+        assert b"secret" not in there.content
+
+
+@in_service
+async def test_the_live_stream_sends_rows_and_reads_on(served: Served) -> None:
+    """An id is a place on the record: with the last one seen, nothing comes twice."""
+    hers = served.sessions.of("ada")
+    chat = await hers.open("talk")
+    await chat.send("one")
+    first = await _rows(served.ada, "/sessions/talk/live?version=2", 3)
+    assert [each for each, _ in first] == [1, 2, 3]
+    assert 'hx-target="#events"' in first[0][1]
+    await chat.send("two")
+    rest = await _rows(served.ada, "/sessions/talk/live?version=2", 3, {"Last-Event-ID": "3"})
+    assert [each for each, _ in rest] == [4, 5, 6]
+    assert (await served.bob.get("/sessions/talk/live")).status_code == 404
+
+
+async def _rows(
+    client: httpx.AsyncClient, path: str, count: int, headers: dict[str, str] | None = None
+) -> list[tuple[int, str]]:
+    """Return the first rows of a stream, each with its id. The app is asked: httpx's transport waits for the end."""
+    rows: list[tuple[int, str]] = []
+    gone = asyncio.Event()
+    body = ""
+    app = client._transport.app  # type: ignore[attr-defined]
+    given = {**client.headers, "accept": "text/event-stream", **(headers or {})}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path.partition("?")[0],
+        "query_string": path.partition("?")[2].encode(),
+        "headers": [(b"host", b"127.0.0.1:7433"), *((k.lower().encode(), v.encode()) for k, v in given.items())],
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, object]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        nonlocal body
+        body += bytes(message.get("body", b"")).decode()  # type: ignore[arg-type]
+        *whole, body = body.split("\n\n")
+        for each in whole:
+            lines = each.split("\n")
+            ids = [line[4:] for line in lines if line.startswith("id: ")]
+            rows.extend((int(found), each) for found in ids)
+        if len(rows) >= count:
+            gone.set()
+
+    async with asyncio.timeout(10):
+        await app(scope, receive, send)
+    return rows[:count]
+
+
+CANARY = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{{7*7}}\u202e\x07"
+
+
+async def _hostile(sessions: perdure.Sessions) -> None:
+    """Leave a session in which every text is an attack."""
+    agent = perdure.AgentDefinition(CANARY, system_prompt=CANARY)
+    await sessions.open("hostile", agent, tags=[CANARY])
+    await sessions.rename("hostile", CANARY)
+    call = ToolCall(CANARY, {CANARY: CANARY}, id=CANARY)
+    await sessions.inject(
+        "hostile",
+        [
+            Message("user", (Text(CANARY),), id=CANARY),
+            Message.assistant(Thinking(CANARY), CANARY, call, id="b" + CANARY),
+            Message.tool(CANARY, CANARY, name=CANARY),
+            *(Message.user(f"{CANARY} {number}") for number in range(6)),
+        ],
+    )
+    await sessions.compact("hostile", compact_strategy="truncate", keep_last=3)
+    await sessions.send("hostile", CANARY)
+    await sessions.fork("hostile", "fork")
+    await sessions.rename("fork", CANARY)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/?q=alert",
+        f"/?{httpx.QueryParams({'tag': CANARY})}",
+        "/sessions/hostile",
+        "/sessions/hostile?view=said",
+        "/sessions/hostile?version=2",
+        "/sessions/fork",
+        "BLOCK",
+    ],
+)
+async def test_what_was_stored_cannot_act(tmp_path: Path, path: str) -> None:
+    """Every text that somebody has stored is shown as the text that it is."""
+    driver = ScriptedDriver([CANARY] * 3)
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver) as sessions:
+        await _hostile(sessions)
+        await sessions.enqueue("hostile", CANARY)
+    async with serving(f"sqlite:///{tmp_path}/a.db") as served:
+        if path == "BLOCK":
+            path = (await Page.get(served.operator, "/sessions/hostile")).link("Show them")
+        page = await Page.get(served.operator, path)
+        assert_harmless(page)
+        assert "onerror=alert(1)" in page.text
+        assert "\u202e" not in page.text
+        assert "\x07" not in page.text
+        assert "49" not in [each.text for each in page.all("bdi")]
+
+
+def assert_harmless(page: Page) -> None:
+    """Nothing on the page is of another's making, and nothing would need a weaker policy."""
+    assert not page.all("img")
+    for each in page.elements:
+        names = each.attributes.keys()
+        assert not any(name.startswith("on") or name == "style" for name in names), each
+        assert each.tag not in ("style", "iframe", "object", "base"), each
+        assert each.tag != "script" or each.attributes["src"].startswith("/static/"), each
+        for address in ("href", "src", "action", "hx-get"):
+            given = each.attributes.get(address, "/")
+            assert given.startswith(("/", "#", "?")), each
+            assert not given.startswith("//"), each
+
+
+@in_service
+async def test_the_first_page_is_small(served: Served) -> None:
+    """HTML, style and scripts, compressed: 60 KB at most, of a full list and of a full window."""
+    hers = served.sessions.of("ada")
+    for number in range(60):
+        await hers.inject((await hers.open(f"s{number}")).id, f"a question about the trains of line {number}")
+    await hers.inject("s0", [{"role": "user", "content": f"message {n}, " * 20} for n in range(200)])
+    static = sum(len(gzip.compress(body)) for body in static_files().values())
+    for path in ("/", "/sessions/s0"):
+        html = (await served.ada.get(path)).content
+        assert static + len(gzip.compress(html)) < 60_000
+
+
+@in_service
+async def test_a_page_costs_its_window(served: Served) -> None:
+    """However long the session is: the best of several times, as other work on this machine only adds to one."""
+    hers = served.sessions.of("ada")
+    for name, length in (("short", 100), ("long", 20_000)):
+        await hers.open(name)
+        for start in range(0, length, 5_000):
+            some = range(start, min(length, start + 5_000))
+            await hers.inject(name, [{"role": "user", "content": f"message {number}"} for number in some])
+    for view in ("shown", "said"):
+        taken = {name: await _best(served, f"/sessions/{name}?view={view}") for name in ("short", "long")}
+        assert taken["long"] < 1.5 * taken["short"] + 0.005, taken
+        assert taken["long"] < 0.1
+
+
+async def _best(served: Served, path: str) -> float:
+    times = []
+    for _ in range(7):
+        for name in ("short", "long"):
+            served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
+        began = time.perf_counter()
+        await Page.get(served.ada, path)
+        times.append(time.perf_counter() - began)
+    return min(times)
