@@ -73,7 +73,7 @@ async def browsing(base: str, secret: str | None, *, width: int = 1280, script: 
         browser = await playwright.chromium.launch(executable_path=chromium(), args=list(_ARGUMENTS))
         size: Any = {"width": width, "height": 844}
         context = await browser.new_context(viewport=size, java_script_enabled=script)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(30_000)
         if secret is not None:
             await context.add_cookies([{"name": COOKIE, "value": secret, "url": base}])
         seen = Seen(await context.new_page(), base)

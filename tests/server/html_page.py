@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -51,6 +53,14 @@ class Page(HTMLParser):
         assert response.status_code == status, response.text
         assert response.headers["Content-Type"] == "text/html; charset=utf-8"
         return cls(response.text)
+
+    @classmethod
+    async def once(cls, client: httpx.AsyncClient, path: str, is_so: Callable[[Page], bool]) -> Page:
+        """Return a page as it is once something holds of it."""
+        async with asyncio.timeout(40):
+            while not is_so(page := await cls.get(client, path)):  # noqa: ASYNC110  # nobody tells of it
+                await asyncio.sleep(0.05)
+        return page
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         made = Element(tag, {name: value or "" for name, value in attrs})

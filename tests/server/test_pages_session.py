@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.server.html_page import Page
-from tests.server.serving import Served, in_service, serving
+from tests.server.serving import Served, client_of, in_service, refund, serving
 
 import perdure
+from perdure import SendParallel
+from perdure.actions.metadata import TagSession
+from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message, Text, Thinking, ToolCall
+from perdure.parallel import LongestAnswer
+from perdure.protocols import PARKED, ModelRequest
+from perdure.server.app import make_app
 from perdure.server.pages.static_files import _all as static_files
+from perdure.server.service import Service
+from perdure.server.tokens import new_token
 from perdure.testing import ScriptedDriver
 
 
@@ -341,3 +351,74 @@ async def _best(served: Served, path: str) -> float:
         await Page.get(served.ada, path)
         times.append(time.perf_counter() - began)
     return min(times)
+
+
+@asynccontextmanager
+async def _served(sessions: perdure.Sessions) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve sessions without a worker, to an operator."""
+    service = Service(sessions)
+    secret, _ = await new_token(service.gate._book, None)
+    async with client_of(make_app(service), secret) as client:
+        yield client
+    await service.feeds.close()
+
+
+async def test_a_killed_run_and_a_parked_session_are_told(tmp_path: Path) -> None:
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
+        for name in ("killed", "parked", "well"):
+            await (await sessions.open(name)).send(f"I am {name}")
+        journal = sessions.runtime.journal
+        assert journal is not None
+        claim, _ = await journal.claim("killed", version=2, owner="a process that is gone")
+        await journal.release(claim, interrupted=True)
+        await sessions.execute("parked", TagSession(PARKED))
+        await sessions.suspend("parked")
+        async with _served(sessions) as client:
+            page = await Page.get(client, "/")
+            strips = {each.text.split()[1]: each.text.split()[0] for each in page.all("a", "strip")}
+            assert strips == {"running": "0", "waiting": "0", "killed": "1", "parked": "1"}
+            assert "I am killed" in (await Page.get(client, "/?show=killed")).by_id("rows").text
+            assert "I am parked" in (await Page.get(client, "/?show=parked")).by_id("rows").text
+            killed = await Page.get(client, "/sessions/killed")
+            assert "killed" in killed.one("h1").text
+            assert killed.form("cancel")
+
+
+async def test_a_long_run_that_waits_is_shown(tmp_path: Path) -> None:
+    """It has said more than is read of a session at first."""
+    look = [ToolCall("look") for _ in range(70)]
+    driver = ScriptedDriver([*look, ToolCall("refund", {"order": 7})])
+    tools = [perdure.tool(_look, name="look"), refund]
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver, tools=tools) as sessions:
+        await (await sessions.open("long")).send("look, and pay")
+        assert await sessions.length("long") > 140
+        async with _served(sessions) as client:
+            page = await Page.get(client, "/sessions/long")
+            assert '"order": 7' in page.one("section", "asks").text
+            assert len(page.all("details", "waits")) == 1
+
+
+def _look() -> str:
+    """Look."""
+    return "seen"
+
+
+async def test_branches_are_shown_side_by_side(tmp_path: Path) -> None:
+    def by_model(request: ModelRequest) -> str:
+        return {"small": "Yes.", "large": "Yes, on Thursday."}[request.model.name]
+
+    loops = LoopFactory(driver=ScriptedDriver(by_model))
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
+        await sessions.open("talk")
+        action = SendParallel("This week?", loops, configs=["small", "large"], strategy=LongestAnswer())
+        await sessions.execute("talk", action)
+        async with _served(sessions) as client:
+            page = await Page.get(client, "/sessions/talk")
+            runs = page.all("ul", "runs")[0].text
+            assert "2 branches side by side" in runs
+            assert [each.text for each in page.all("span", "title")][:3] == ["This week?", "small", "large"]
+            for view in ("shown", "said"):
+                page = await Page.get(client, f"/sessions/talk?view={view}")
+                assert _said(page) == [("user", "This week?"), ("assistant", "Yes, on Thursday.")]
+                first = next(each for each in page.all("div") if each.classes & {"of-run", "who"})
+                assert "of-run" in first.classes  # above what the run was asked

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx
 import pytest
 from tests.server.html_page import Page
@@ -33,11 +31,7 @@ async def test_a_message_is_queued_and_answered(served: Served) -> None:
     form = (await Page.get(served.ada, "/sessions/talk")).form("send")
     for _ in range(2):
         assert (await form.send(served.ada, text="What is 2 + 3?")).status_code == 303
-    for _ in range(200):
-        page = await Page.get(served.ada, "/sessions/talk")
-        if "The answer is 5." in page.text:
-            break
-        await asyncio.sleep(0.05)
+    page = await Page.once(served.ada, "/sessions/talk", lambda page: "The answer is 5." in page.text)
     assert [each.text for each in page.all("p", "text")].count("What is 2 + 3?") == 1
     blank = await form.send(served.ada, text="  ", key="other")
     assert blank.status_code == 422
@@ -113,12 +107,11 @@ async def test_calls_are_decided_on_as_they_were_shown(served: Served, verb: str
     wrong = await form.send(served.ada, call="0" * 64)
     assert wrong.status_code in (409, 422)
     assert (await form.send(served.ada, reason="not today")).status_code == 303
-    for _ in range(200):
-        page = await Page.get(served.ada, "/sessions/talk")
-        if then in page.by_id("main").text and not page.all("section", "asks"):
-            break
-        await asyncio.sleep(0.05)
-    assert not page.all("section", "asks")
+
+    def is_decided(page: Page) -> bool:
+        return then in page.by_id("main").text and not page.all("section", "asks")
+
+    await Page.once(served.ada, "/sessions/talk", is_decided)
     assert (await form.send(served.ada, reason="not today")).status_code in (409, 422)
 
 
@@ -129,12 +122,7 @@ async def test_a_call_that_is_made_outside_is_answered(served: Served) -> None:
     page = await Page.get(served.ada, "/sessions/talk")
     assert "is made outside" in page.one("section", "asks").text
     assert (await page.form("answer").send(served.ada, result="sunny")).status_code == 303
-    for _ in range(200):
-        page = await Page.get(served.ada, "/sessions/talk")
-        if "→ sunny" in page.text:
-            break
-        await asyncio.sleep(0.05)
-    assert "→ sunny" in page.text
+    await Page.once(served.ada, "/sessions/talk", lambda page: "→ sunny" in page.text)
 
 
 @in_service

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from perdure.loop.compaction.draft import MARK
@@ -131,11 +132,11 @@ async def view_entries(
     messages = [message for _, some in sections for message in some]
     boxes = _Boxes(messages, {call.id for call in pending})
     entries: list[Entry] = []
-    for piece, some in sections:
-        if isinstance(piece, Block):
-            entries.append(_block(piece, boxes.of(some), is_top=top))
-        else:
-            entries += _with_runs(some, boxes)
+    for is_block, group in groupby(sections, key=lambda section: isinstance(section[0], Block)):
+        if is_block:
+            entries += [_block(piece, boxes.of(some), is_top=top) for piece, some in group if isinstance(piece, Block)]
+        else:  # a run may have been asked in one log and have answered in another
+            entries += _with_runs((message for _, some in group for message in some), boxes)
     return entries, messages
 
 
@@ -172,14 +173,12 @@ def _with_runs(messages: Iterable[Message], boxes: _Boxes) -> list[Entry]:
     """Where that begins which no run has answered yet."""
     for message in messages:
         run = message.metadata.get("execution_id")
-        if isinstance(run, str):
-            if run != last:
-                entries.insert(asked_from, RunLine(run))
-                last = run
-            entries += boxes.of([message])
+        if isinstance(run, str) and run != last:
+            entries.insert(asked_from, RunLine(run))
+            last = run
+        entries += boxes.of([message])
+        if isinstance(run, str) or message.role != "user":
             asked_from = len(entries)
-        else:
-            entries += boxes.of([message])
     return entries
 
 

@@ -125,11 +125,16 @@ def _grouped(rows: dict[str, RunRow]) -> list[RunRow]:
         if group is None or len(group.all_loop_ids) < 2:
             made.append(row)
             continue
-        branches = [rows[each] for each in group.all_loop_ids if each in rows]
+        branches = [_branch(rows[each]) for each in group.all_loop_ids if each in rows]
         done |= {each.id for each in branches}
         notes = [f"{len(branches)} branches side by side"]
         made.append(replace(row, icon="fork", style="", bar=0.0, branches=branches, notes=notes))
     return made
+
+
+def _branch(row: RunRow) -> RunRow:
+    """Return the row of a branch, which is named by what tells it from the others: its model."""
+    return row if row.record.config is None else replace(row, title=row.record.config.model)
 
 
 async def _title(journal: Journal, session_id: SessionId, run: RunOnRecord) -> str:

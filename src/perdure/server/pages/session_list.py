@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from perdure.errors import InvalidSessionId
+from perdure.errors import InvalidSessionId, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import ListedSession, SessionStatus
 from perdure.protocols import SHORTEST_SUFFIX, Filters, Names, SearchHit
@@ -76,6 +76,8 @@ class Listing:
     rows: list[Row] = field(default_factory=list)
     next: str | None = None
     mark: str = ""
+    damaged: int = 0
+    """How many sessions of the page cannot be read."""
 
 
 async def list_sessions(call: Call) -> Response:
@@ -83,9 +85,9 @@ async def list_sessions(call: Call) -> Response:
     asked: ListQuery = call.query
     sessions = call.sessions
     strips = await _STRIP.look(sessions)
-    is_plain = not asked.q.strip() and not asked.show
-    mark = await _mark(sessions, asked, strips) if is_plain else ""
-    if is_fragment(call.request) and is_plain and mark == asked.mark:
+    is_search = bool(asked.q.strip())  # which is not repeated by itself: it costs more than a list
+    mark = "" if is_search else await _mark(sessions, asked, strips)
+    if is_fragment(call.request) and mark and mark == asked.mark:
         return Response(None, 204)
     listing = await _listing(sessions, asked, strips)
     listing.mark = mark
@@ -124,7 +126,7 @@ async def _listing(sessions: Sessions, asked: ListQuery, strips: Strips) -> List
             [row for each in strips.ids[asked.show][:_PAGE] for row in await _rows(sessions, asked, each, strips)]
         )
     listed = await sessions.list(**_filters(asked))
-    return Listing([_row(each, strips) for each in listed], listed.next)
+    return Listing([_row(each, strips) for each in listed], listed.next, damaged=len(listed.damaged))
 
 
 def _filters(asked: ListQuery) -> Filters:
@@ -182,11 +184,13 @@ def hit_of(found: SearchHit) -> Hit:
 
 async def _named(sessions: Sessions, words: str) -> list[SessionId]:
     """Return the sessions whose id is the text, or begins or ends with it."""
+    found = []
     try:
-        header = await sessions._find(words)
+        found.append((await sessions.info(words)).id)
     except InvalidSessionId:  # words that no id can have
         return []
-    found = [] if header is None else [header.id]
+    except SessionNotFound:
+        pass
     store = sessions.store
     if isinstance(store, Names) and len(words) >= SHORTEST_SUFFIX:
         found += await store.ids_with_prefix(words, owner=sessions.owner, limit=_NAMED)
