@@ -23,12 +23,12 @@ def test_a_directory_that_has_something_in_it_is_left_alone(perdure: Callable[..
     perdure("send", "--new", "hello", "--model", "offline")
     Path("site").mkdir()
     Path("site/mine.txt").write_text("keep me")
-    assert "--force" in perdure("inspect", "--static", "site", "@", code=5).err
+    assert "--force" in perdure("inspect", "--static", "site", "@", code=2).err
     assert [path.name for path in Path("site").iterdir()] == ["mine.txt"]
     perdure("inspect", "--static", "site", "@", "--force")
     assert Path("site/index.html").is_file()
     assert Path("site/mine.txt").read_text() == "keep me"
-    assert "is a file" in perdure("inspect", "--static", "site/mine.txt", "@", "--force", code=5).err
+    assert "is a file" in perdure("inspect", "--static", "site/mine.txt", "@", "--force", code=2).err
 
 
 def test_it_says_where_the_inspector_is(perdure: Callable[..., Any], home: Path) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.errors import NOT_ALLOWED, Failure
 from perdure.cli.options import session_argument, store_command
 from perdure.cli.session_ids import named
 from perdure.cli.setup import on_sessions
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
 
 @store_command()
 @session_argument("sessions", nargs=-1, metavar="SESSION...")
-@click.option("--static", "folder", metavar="DIR", help="Write the pages into this directory.")
+@click.option(
+    "--static", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Write the pages into this directory."
+)
 @click.option("--force", is_flag=True, help="Write over files that are there.")
 def inspect(ctx: click.Context, sessions: tuple[str, ...], folder: str | None, force: bool) -> None:
     """Write the inspector's pages about each SESSION into files that need no server: open index.html in a browser.
@@ -34,19 +35,13 @@ def inspect(ctx: click.Context, sessions: tuple[str, ...], folder: str | None, f
     if not sessions:
         raise click.UsageError("Name the sessions to write pages about: perdure inspect --static DIR SESSION.")
     target = Path(folder)
-    _require_room(target, force)
+    if not force and target.is_dir() and any(target.iterdir()):
+        raise click.UsageError(f"{target} is not empty. Choose another directory, or add --force.")
     report = on_sessions(ctx, lambda opened: _written(opened, sessions, target))
     say(str(target / "index.html"))
     note(f"wrote {counted(report.pages, 'file')} about {counted(report.sessions, 'session')}")
     if not report.is_whole:
         note("A session has more pages than were written: some older versions are left out.")
-
-
-def _require_room(target: Path, force: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise Failure(f"{target} is a file. Name a directory.", NOT_ALLOWED)
-    if not force and target.is_dir() and any(target.iterdir()):
-        raise Failure(f"{target} is not empty. Name another directory, or add --force.", NOT_ALLOWED)
 
 
 async def _written(opened: Sessions, given: tuple[str, ...], target: Path) -> SiteReport:
