@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from perdure.errors import SessionNotFound
 from perdure.model.usage import Usage
 from perdure.paging import pages
 from perdure.protocols import Filters
@@ -112,8 +113,14 @@ async def _changed_since(
 
 
 async def _loops(sessions: Looking, session_id: str) -> list[LoopRecord]:
-    """Return the headers of a session's runs. That of one that has not ended does not know its usage: it is read."""
-    headers = (await sessions.record(session_id)).loops
+    """Return the headers of a session's runs. That of one that has not ended does not know its usage: it is read.
+
+    A session that was erased meanwhile has none.
+    """
+    try:
+        headers = (await sessions.record(session_id)).loops
+    except SessionNotFound:
+        return []
     return [each if each.status.is_over else await sessions.loop(session_id, each.loop_id) for each in headers]
 
 

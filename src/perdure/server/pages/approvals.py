@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from perdure.actions.children import pending_now
-from perdure.errors import InvalidData, PendingCallsChanged, PerdureError
+from perdure.errors import CorruptRecord, InvalidData, PendingCallsChanged, PerdureError, SessionNotFound
 from perdure.model.execution import PendingCall
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Filters
@@ -123,8 +123,14 @@ async def _page(call: Call, after: str | None, notice: Notice | None, status: in
 
 
 async def _asking(sessions: Sessions, info: AgentSessionInfo) -> Asking | None:
-    """Return what a session waits for; None if it is closed for another reason, or its run was decided on already."""
-    view = await sessions.view(info.id)
+    """Return what a session waits for; None if it is closed for another reason, or its run was decided on already.
+
+    One that cannot be read, or was erased since it was listed, does not keep the others from being shown.
+    """
+    try:
+        view = await sessions.view(info.id)
+    except (CorruptRecord, SessionNotFound):
+        return None
     if view.activity != "waiting":
         return None
     execution = view.session.state.execution

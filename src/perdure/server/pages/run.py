@@ -8,29 +8,22 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from perdure.errors import ConfigurationError, VersionForgotten
-from perdure.loop.tokens import TokenEstimator
-from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionBudget, PendingCall
 from perdure.model.ids import now
 from perdure.model.loop_events import AgentStart
-from perdure.model.message import Message
 from perdure.model.record import LoopRecord
 from perdure.model.session import AgentSessionInfo, SessionStatus
-from perdure.protocols import ToolSpec
 from perdure.run_journal import HANDED_OVER
 from perdure.server.call import Call
-from perdure.server.pages.conversation import SaidBox, boxes_of
+from perdure.server.pages.conversation import boxes_of
+from perdure.server.pages.model_call import what_was_sent
 from perdure.server.pages.render import page
 from perdure.server.pages.steps import Reader, Standing
 from perdure.server.pages.texts import counted, indented, money, seconds, whole
-from perdure.sessions.sent import Sent, sent_in
 from perdure.sessions.sessions import Sessions
 
 STEPS = 50
 """How many steps a page has."""
-_MOST_SENT = 200
-"""How many of the messages that were sent are shown: the last of them."""
 _STATES = {"running": "running", "killed": "killed", "waiting": "waits for a decision", "left": "left to a worker"}
 
 
@@ -39,47 +32,6 @@ class RunQuery(msgspec.Struct, kw_only=True):
     """The step of which all is shown: what was sent, and the raw record."""
     after: int = 0
     """How many steps to pass over."""
-
-
-class ToolTold(msgspec.Struct, frozen=True):
-    """A tool as a model is told of it."""
-
-    name: str
-    description: str
-    parameters: str
-    tokens: int
-
-
-class SentTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model was sent, with the tokens of each part."""
-
-    prompt: str = ""
-    prompt_tokens: int = 0
-    instructions: str = ""
-    tools: tuple[ToolTold, ...] = ()
-    tools_tokens: int = 0
-    form: str = ""
-    messages: tuple[tuple[SaidBox, int], ...] = ()
-    """The messages, each with its tokens. Those of a result count for the message that has the call."""
-    messages_tokens: int = 0
-    earlier: int = 0
-    """How many messages are not shown, since there are too many."""
-    missing: str = ""
-    """Why nothing is known of it."""
-
-    @property
-    def total(self) -> int:
-        return self.prompt_tokens + self.tools_tokens + self.messages_tokens
-
-    @property
-    def bars(self) -> list[tuple[str, float, float]]:
-        """The parts as stretches of a bar that is 1000 wide: their kinds, where they begin, how wide they are."""
-        parts = {"prompt": self.prompt_tokens, "tools": self.tools_tokens, "messages": self.messages_tokens}
-        scale, x, bars = 1000 / (self.total or 1), 0.0, []
-        for kind, tokens in parts.items():
-            bars.append((kind, round(x, 1), round(tokens * scale, 1)))
-            x += tokens * scale
-        return bars
 
 
 async def get_run(call: Call) -> Response:
@@ -106,7 +58,7 @@ async def get_run(call: Call) -> Response:
         asked=boxes_of(story.asked),
         story=story,
         opened=asked.step,
-        sent=None if step_id is None else await _sent(sessions, loop, step_id),
+        sent=None if step_id is None else await what_was_sent(sessions, loop, step_id),
         kin=_kin(loop),
         start=_start_told(loop),
         first=first,
@@ -218,62 +170,3 @@ def _start_told(loop: LoopRecord) -> dict[str, Any]:
         "config": "" if config is None else indented(config),
         "events": whole(len(loop.events)),
     }
-
-
-async def _sent(sessions: Sessions, loop: LoopRecord, step_id: str) -> SentTold:
-    try:
-        found = await sent_in(sessions, loop, step_id)
-    except VersionForgotten:
-        return SentTold(missing="The version that this run set out from was forgotten, so it cannot be told any more.")
-    if found is None:
-        return SentTold(missing="The record does not tell from which version this run set out.")
-    return await _told(sessions, loop, found)
-
-
-async def _told(sessions: Sessions, loop: LoopRecord, found: Sent) -> SentTold:
-    model = None if loop.config is None else loop.config.model
-    estimate, execution = TokenEstimator(), found.state.execution
-    tools = [*tools_here(sessions, found.definition), *_of_run(found)]
-    sizes = await estimate.count_each(found.messages, model)
-    earlier = max(0, len(found.messages) - _MOST_SENT)
-    form = found.state.response_format or found.definition.output
-    return SentTold(
-        prompt=found.state.context.system_prompt,
-        prompt_tokens=estimate.overhead(found.state.system_prompt, (), model),
-        instructions=(execution.instructions or "") if execution is not None else "",
-        tools=tuple(_tool_told(each, estimate, model) for each in tools),
-        tools_tokens=estimate.overhead("", tools, model),
-        form="" if form is None else indented(form),
-        messages=_sized(found.messages[earlier:], sizes[earlier:]),
-        messages_tokens=sum(sizes),
-        earlier=earlier,
-    )
-
-
-def _sized(messages: Sequence[Message], sizes: Sequence[int]) -> tuple[tuple[SaidBox, int], ...]:
-    boxes = {box.id: box for box in boxes_of(messages)}
-    tokens: dict[str, int] = {}
-    for message, size in zip(messages, sizes, strict=True):
-        owner = message.id if message.id in boxes else next(reversed(tokens), None)
-        if owner is not None:
-            tokens[owner] = tokens.get(owner, 0) + size
-    return tuple((box, tokens[box_id]) for box_id, box in boxes.items())
-
-
-def _tool_told(tool: ToolSpec, estimate: TokenEstimator, model: str | None) -> ToolTold:
-    return ToolTold(tool.name, tool.description, indented(tool.parameters), estimate.overhead("", [tool], model))
-
-
-def tools_here(sessions: Sessions, definition: AgentDefinition) -> list[ToolSpec]:
-    """Return the tools that an agent has in this process: which ones it was sent elsewhere is not on record."""
-    try:
-        found = sessions.loops.all_tools(definition, 0)
-    except ConfigurationError:  # a capability or a toolset that only workers have
-        return []
-    return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in found]
-
-
-def _of_run(found: Sent) -> list[ToolSpec]:
-    execution = found.state.execution
-    tools = execution.external_tools if execution is not None else ()
-    return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools]

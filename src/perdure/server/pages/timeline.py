@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from perdure.model.loop_events import AgentStart, AnyLoopEvent
+from perdure.model.loop_events import AgentStart, AnyLoopEvent, UnknownEvent
 
 _THINNEST = 0.6
 """A bar's least width, in hundredths of the run: something that took no time at all happened, too."""
@@ -25,7 +25,8 @@ class Timeline:
     """Places times of a run between 0, its start, and 100, its end."""
 
     def __init__(self, events: Sequence[AnyLoopEvent], until: datetime) -> None:
-        self._begin = events[0].at if events else until
+        # An event of a kind that we do not know may not tell its time.
+        self._begin = next((event.at for event in events if not isinstance(event, UnknownEvent)), until)
         self._pauses = [(event.at, event.idle) for event in events if isinstance(event, AgentStart) and event.resumed]
         self.total = max(self.after(until), 1e-6)
 
