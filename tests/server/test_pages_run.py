@@ -15,6 +15,7 @@ from tests.server.serving import Served
 
 import perdure
 from perdure import AgentDefinition, ExecutionBudget, SendParallel
+from perdure.model.ids import use
 from perdure.model.loop_events import AgentStart, TurnStart
 from perdure.model.message import Message, Thinking, ToolCall
 from perdure.model.step import InferenceResponse
@@ -121,7 +122,9 @@ async def test_a_decision_stands_where_it_was_made(tmp_path: Path) -> None:
         ada = served.sessions.of("ada")
         for name in ("yes", "no", "open"):
             await (await ada.open(name, CLERK)).send("refund")
-        waiting = await run_page(served, "open")
+        later = datetime.now(UTC) + timedelta(hours=1)
+        with use(clock=lambda: later):
+            waiting = await run_page(served, "open")
         await ada.approve("open", wait=False)
         left = await run_page(served, "open")
         await ada.approve("yes")
@@ -129,6 +132,7 @@ async def test_a_decision_stands_where_it_was_made(tmp_path: Path) -> None:
         approved, denied = await run_page(served, "yes"), await run_page(served, "no")
     assert waiting.has("lane", "waits") == 1
     assert waiting.has("pill", "waiting") == 1
+    assert "1 h" not in waiting.text  # which it has waited, and not worked
     assert left.has("pill", "left") == 1
     assert "1 call decided on" in approved.text
     assert approved.text.index("1 call decided on") < approved.text.index("order 7 is refunded")

@@ -149,5 +149,6 @@ def test_what_needs_a_server_is_left_out() -> None:
     assert '<a href="x.html#c">x</a><a>y</a>' in made
     assert '<a href="n.html">n</a>' in made
     assert '<div class="k">&lt;b&gt; &amp;#x26;</div>' in made
+    assert '<body class="static">' in made
     assert "script-src 'none'" in made
     assert links_of(html, "/here") == ["/x?b=1", "", "/n"]

@@ -40,7 +40,7 @@ async def get_run(call: Call) -> Response:
     info = await sessions.info(call.session_id)
     loop = await sessions.loop(info.id, call.path("run"))
     state, standing = await _standing(sessions, info, loop)
-    reader = Reader(loop, standing, now())
+    reader = Reader(loop, standing, now() if standing.is_running or not loop.events else loop.events[-1].at)
     first = _first_of(asked)
     story = reader.story(first, STEPS, asked.step)
     step_id = None if asked.step is None else reader.step_id(asked.step)

@@ -71,7 +71,8 @@ class _Rewriter(HTMLParser):
             self._skipped.append(tag)
         if self._skipped or tag == "input" or tag in _UNWRAPPED:
             return
-        self.out.append(f"<{tag}{''.join(self._attributes(tag, attrs))}>")
+        marked = [*attrs, ("class", "static")] if tag == "body" else attrs  # by which the style sheet knows files
+        self.out.append(f"<{tag}{''.join(self._attributes(tag, marked))}>")
         if tag == "head":
             self.out.append(_POLICY)
 
