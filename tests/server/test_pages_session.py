@@ -337,20 +337,21 @@ async def test_a_page_costs_its_window(served: Served) -> None:
             some = range(start, min(length, start + 5_000))
             await hers.inject(name, [{"role": "user", "content": f"message {number}"} for number in some])
     for view in ("shown", "said"):
-        taken = {name: await _best(served, f"/sessions/{name}?view={view}") for name in ("short", "long")}
-        assert taken["long"] < 1.5 * taken["short"] + 0.005, taken
-        assert taken["long"] < 0.1
+        best = {"short": 1.0, "long": 1.0}
+        for _ in range(30):
+            for name in best:
+                best[name] = min(best[name], await _taken(served, name, view))
+            if best["long"] < min(0.1, 1.5 * best["short"]):
+                break
+        assert best["long"] < min(0.1, 1.5 * best["short"]), best
 
 
-async def _best(served: Served, path: str) -> float:
-    times = []
-    for _ in range(7):
-        for name in ("short", "long"):
-            served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
-        began = time.perf_counter()
-        await Page.get(served.ada, path)
-        times.append(time.perf_counter() - began)
-    return min(times)
+async def _taken(served: Served, name: str, view: str) -> float:
+    """Return how long a page took of a session of which nothing was at hand."""
+    served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    await served.ada.get(f"/sessions/{name}?view={view}")
+    return time.perf_counter() - began
 
 
 @asynccontextmanager
@@ -422,3 +423,25 @@ async def test_branches_are_shown_side_by_side(tmp_path: Path) -> None:
                 assert _said(page) == [("user", "This week?"), ("assistant", "Yes, on Thursday.")]
                 first = next(each for each in page.all("div") if each.classes & {"of-run", "who"})
                 assert "of-run" in first.classes  # above what the run was asked
+
+
+@in_service
+async def test_a_message_that_was_found_is_on_its_page(served: Served) -> None:
+    """Wherever in the log it is, also where the place does not belong to this session's log."""
+    hers = served.sessions.of("ada")
+    await hers.open("long")
+    await hers.inject("long", [{"role": "user", "content": f"message {number}."} for number in range(200)])
+    wanted = (await hers.session("long")).state.messages[17]
+    for place in (17, 190):
+        page = await Page.get(served.ada, f"/sessions/long?view=said&message={wanted.id}&place={place}")
+        assert "message 17." in page.by_id(f"m-{wanted.id}").text
+
+
+@in_service
+async def test_a_text_without_end_is_cut(served: Served) -> None:
+    hers = served.sessions.of("ada")
+    await hers.open("huge")
+    await hers.inject("huge", "x" * 500_000)
+    response = await served.ada.get("/sessions/huge")
+    assert len(response.content) < 100_000
+    assert "480,000 more characters" in response.text

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from perdure.aio import finish_despite_cancel
 from perdure.errors import InvalidData, PerdureError
 from perdure.model.ids import SessionId
 from perdure.server.call import Call, encoded
@@ -17,6 +15,8 @@ from perdure.server.feeds import Lagging, News, Piece
 from perdure.server.problems import problem_of
 
 Events = AsyncGenerator[ServerSentEvent, None]
+Farewell = Callable[[str], ServerSentEvent]
+"""Makes the last event of a stream that has to end for a reason of the service's own."""
 RETRY = 2000
 """Milliseconds until a browser connects again."""
 PING = 15
@@ -39,27 +39,31 @@ async def event_stream(call: Call, session_id: SessionId, after: int) -> EventSo
     return streamed(call, _events(call, session_id, after, end))
 
 
-def streamed(call: Call, events: Events) -> EventSourceResponse:
+def ended(reason: str) -> ServerSentEvent:
+    """Return the event that ends a stream of the API, and says why."""
+    return ServerSentEvent(_json({"reason": reason}), event="end", retry=RETRY, sep="\n")
+
+
+def streamed(call: Call, events: Events, farewell: Farewell = ended) -> EventSourceResponse:
     """Return a response that sends events until they end, the caller may not listen any more, or the service stops."""
     patience = call.service.settings.limits.patience
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-    return EventSourceResponse(until_told(call, events), ping=PING, send_timeout=patience, headers=headers, sep="\n")
+    return EventSourceResponse(
+        until_told(call, events, farewell), ping=PING, send_timeout=patience, headers=headers, sep="\n"
+    )
 
 
-async def until_told(call: Call, events: Events) -> Events:
+async def until_told(call: Call, events: Events, farewell: Farewell = ended) -> Events:
     """Yield events. The last one says why there are no more, unless the events have ended by themselves."""
     watch = asyncio.ensure_future(call.service.watch(call.caller))
+    following: asyncio.Future[ServerSentEvent | None] | None = None
     try:
-        async with call.service.stream(call.caller), aclosing(events):
+        async with call.service.stream(call.caller):
             while True:
                 following = asyncio.ensure_future(anext(events, None))
-                try:
-                    await asyncio.wait({following, watch}, return_when=asyncio.FIRST_COMPLETED)
-                finally:  # a reader that has gone cancels this, and events cannot be closed while they are awaited
-                    if not following.done():
-                        await finish_despite_cancel(_stop(following))
-                if following.cancelled():
-                    yield ServerSentEvent(_json({"reason": watch.result()}), event="end", retry=RETRY, sep="\n")
+                await asyncio.wait({following, watch}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    yield farewell(watch.result())
                     return
                 event = following.result()
                 if event is None:
@@ -67,11 +71,10 @@ async def until_told(call: Call, events: Events) -> Events:
                 yield event
     finally:
         watch.cancel()
-
-
-async def _stop(following: asyncio.Future[Any]) -> None:
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+        if following is not None:  # a client that leaves ends this in the middle of a wait
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await events.aclose()
 
 
 async def _events(call: Call, session_id: SessionId, after: int, end: int) -> Events:

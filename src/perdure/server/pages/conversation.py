@@ -17,7 +17,6 @@ from perdure.server.pages.windows import Reader, is_there
 
 _UNKNOWN = "OutcomeUnknown"
 """What the result of a call begins with that was cut off, so that nobody knows whether it took effect."""
-_LONG_RESULT = 20_000
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,6 @@ class CallBox:
         if self.result is None:
             return "waits for you" if self.is_pending else "no result yet"
         return ("✗ " if self.is_error else "→ ") + shortened(self.result, 60)
-
-    @property
-    def full_result(self) -> str:
-        """Return the result, cut where nobody reads on."""
-        told = self.result or ""
-        left_out = len(told) - _LONG_RESULT
-        return told if left_out <= 0 else f"{told[:_LONG_RESULT]}\n… {left_out:,} more characters"
 
 
 @dataclass(frozen=True)

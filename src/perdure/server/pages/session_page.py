@@ -21,9 +21,9 @@ from perdure.server.pages.conversation import (
     Conversation,
     SaidBox,
     boxes_of,
-    plain_entries,
     view_entries,
 )
+from perdure.server.pages.conversation_window import said_window, shown_window
 from perdure.server.pages.event_rows import last_events
 from perdure.server.pages.family import family_of
 from perdure.server.pages.render import is_fragment, page
@@ -33,11 +33,8 @@ from perdure.server.pages.version_line import version_line
 from perdure.server.pages.windows import (
     WINDOW,
     Reader,
-    cut,
     end_of_session,
     length_of,
-    place_in_log,
-    said_spans,
 )
 from perdure.sessions.following import progress_of
 from perdure.sessions.sessions import Sessions
@@ -148,41 +145,11 @@ async def _title(sessions: Sessions, info: AgentSessionInfo) -> str:
 
 
 async def _conversation(sessions: Sessions, standing: Standing, asked: SessionQuery) -> Conversation:
-    reader = Reader(sessions.runtime.journal)
-    if asked.view == "shown":
-        transcript = standing.session.state.transcript
-        stop = _end(asked, len(transcript))
-        start = max(0, stop - WINDOW)
-        pending = standing.now.pending_calls
-        entries, messages = await view_entries(reader, transcript.pieces, start, stop, pending, top=True)
-        return Conversation(entries, start, stop, len(transcript), messages)
-    return await _all_said(sessions, standing, asked, reader)
-
-
-async def _all_said(sessions: Sessions, standing: Standing, asked: SessionQuery, reader: Reader) -> Conversation:
-    spans = await said_spans(sessions, standing.now.session)
-    if spans is not None:
-        total = length_of(spans)
-        found = None if asked.place is None else place_in_log(spans, asked.place)
-        stop = _end(asked, total, found)
-        start = max(0, stop - WINDOW)
-        return Conversation(plain_entries(await reader.messages(cut(spans, start, stop))), start, stop, total)
-    said = await sessions.history(standing.info.id)
-    found = next((place for place, each in enumerate(said) if each.id == asked.message), None)
-    stop = _end(asked, len(said), found if asked.message else None)
-    start = max(0, stop - WINDOW)
-    return Conversation(plain_entries(said[start:stop]), start, stop, len(said))
-
-
-def _end(asked: SessionQuery, total: int, found: int | None = None) -> int:
-    """Return where the window ends: behind a message that was found, where it is asked to, or at the very end."""
-    if found is not None:
-        return min(total, found + WINDOW // 2)
-    if asked.end is None:
-        return total
-    if asked.end < 0:
+    if asked.end is not None and asked.end < 0:
         raise InvalidData("$.end", "expected 0 or more")
-    return min(asked.end, total)
+    if asked.view == "shown":
+        return await shown_window(sessions, standing.session, asked.end, standing.now.pending_calls)
+    return await said_window(sessions, standing.now.session, asked.end, asked.message, asked.place)
 
 
 def _coming(standing: Standing, asked: SessionQuery, said: Conversation) -> list[SaidBox]:

@@ -20,6 +20,7 @@ _ODD = re.compile(
 """Control characters, marks that turn the direction of writing, and halves of pairs, which are not Unicode."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _SHOWN_ARGUMENTS = 160
+_LONGEST = 20_000
 
 
 def visible(text: str) -> str:
@@ -118,7 +119,14 @@ def anchor(id: str) -> str:
     return id if _PLAIN.fullmatch(id) else blake2b(id.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
+def bounded(text: str) -> str:
+    """Return a text, cut where nobody reads on in a page."""
+    left_out = len(text) - _LONGEST
+    return text if left_out <= 0 else f"{text[:_LONGEST]}\n… and {left_out:,} more characters, which an export has."
+
+
 FILTERS = {
+    "bounded": bounded,
     "anchor": anchor,
     "whole": whole,
     "money": money,

@@ -24,7 +24,8 @@ async def end_of_session(
 ) -> AgentSession:
     """Return a session of which only the end is read, if its store can do that. Others are loaded whole."""
     store: Any = sessions.store
-    if not callable(getattr(store, "glance", None)):  # which stores have that read ends
+    may_be_part = sessions._connection.controller is None  # which may look at all of a session
+    if not may_be_part or not callable(getattr(store, "glance", None)):  # which stores have that read ends
         return await sessions.session(session_id, version)
     found: AgentSession | None = await store.load(session_id, version, last=last)
     if found is None:

@@ -1,0 +1,57 @@
+"""A window of a conversation: of what the model is shown, or of all that was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perdure.model.execution import PendingCall
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Span
+from perdure.server.pages.conversation import Conversation, plain_entries, view_entries
+from perdure.server.pages.windows import WINDOW, Reader, cut, length_of, place_in_log, said_spans
+from perdure.sessions.sessions import Sessions
+
+
+async def shown_window(
+    sessions: Sessions, session: AgentSession, end: int | None, pending: Iterable[PendingCall]
+) -> Conversation:
+    """Return what the model is shown up to a place, or up to the end."""
+    transcript = session.state.transcript
+    start, stop = _window(len(transcript), end)
+    reader = Reader(sessions.runtime.journal)
+    entries, messages = await view_entries(reader, transcript.pieces, start, stop, pending, top=True)
+    return Conversation(entries, start, stop, len(transcript), messages)
+
+
+async def said_window(
+    sessions: Sessions, session: AgentSession, end: int | None, message: str | None, place: int | None
+) -> Conversation:
+    """Return what was said up to a place, or around a message, which a search has found at a place of a log."""
+    spans = await said_spans(sessions, session)
+    if spans is not None:
+        found = await _of_spans(sessions, spans, end, None if place is None else place_in_log(spans, place))
+        if message is None or any(each.id == message for each in found.messages):
+            return found
+    said = await sessions.history(session.id)  # which reads everything
+    around = next((at for at, each in enumerate(said) if each.id == message), None)
+    start, stop = _window(len(said), end, around)
+    return _of_messages(said[start:stop], start, stop, len(said))
+
+
+async def _of_spans(sessions: Sessions, spans: Sequence[Span], end: int | None, around: int | None) -> Conversation:
+    total = length_of(spans)
+    start, stop = _window(total, end, around)
+    messages = await Reader(sessions.runtime.journal).messages(cut(spans, start, stop))
+    return _of_messages(messages, start, stop, total)
+
+
+def _of_messages(messages: Sequence[Message], start: int, stop: int, total: int) -> Conversation:
+    return Conversation(plain_entries(messages), start, stop, total, list(messages))
+
+
+def _window(total: int, end: int | None, around: int | None = None) -> tuple[int, int]:
+    """Return where a window begins and ends: around a message, up to a place, or at the very end."""
+    wanted = total if end is None else end
+    stop = max(0, min(total, wanted if around is None else around + WINDOW // 2))
+    return max(0, stop - WINDOW), stop
