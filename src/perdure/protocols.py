@@ -123,6 +123,16 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_TERMS = Terms()
 
 
+class Kept(Protocol):
+    """Where sessions and their record can be read: what an action is given has it, and so have `Sessions`."""
+
+    @property
+    def store(self) -> SessionStore: ...
+
+    @property
+    def journal(self) -> Journal | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ActionContext:
     """What the runtime gives an action beside the session. Most actions ignore it, and none can change it."""

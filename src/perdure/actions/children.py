@@ -7,7 +7,7 @@ import hashlib
 from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId, mark_of
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
-from perdure.protocols import ActionContext, Filters, SessionStore
+from perdure.protocols import ActionContext, Filters, Kept, SessionStore
 
 
 def child_session_id(parent: AgentSessionInfo, execution_id: str, call_id: str) -> SessionId:
@@ -30,7 +30,7 @@ async def depth_of(session: AgentSession, context: ActionContext | None) -> int:
     return depth
 
 
-async def pending_now(session: AgentSession, context: ActionContext | None) -> tuple[PendingCall, ...]:
+async def pending_now(session: AgentSession, context: Kept | None) -> tuple[PendingCall, ...]:
     """Return the calls that a session waits with, those of sub-agents with what these wait for by now."""
     execution = session.state.execution
     if execution is None or context is None:
@@ -38,7 +38,7 @@ async def pending_now(session: AgentSession, context: ActionContext | None) -> t
     return tuple([await _as_it_is(call, context) for call in execution.pending_calls])
 
 
-async def _as_it_is(call: PendingCall, context: ActionContext) -> PendingCall:
+async def _as_it_is(call: PendingCall, context: Kept) -> PendingCall:
     if call.session_id is None:
         return call
     child = await context.store.load(call.session_id)

@@ -32,7 +32,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel, keeps_files
+from perdure.protocols import ActionContext, Interrupted, Journal, Kept, Key, Next, ReadFiles, Sequel, keeps_files
 
 if TYPE_CHECKING:
     from perdure.actions.titles import Titling
@@ -291,7 +291,7 @@ def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return plain
 
 
-def require_journal(context: ActionContext | None, what: str) -> Journal:
+def require_journal(context: Kept | None, what: str) -> Journal:
     if context is None or context.journal is None:
         raise ConfigurationError(f"{what} needs a store with a journal, and SessionRuntime.execute() to hand it over.")
     return context.journal

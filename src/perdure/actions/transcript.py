@@ -12,7 +12,7 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
 from perdure.model.value import brief
-from perdure.protocols import ActionContext, ActionResult
+from perdure.protocols import ActionContext, ActionResult, Kept
 
 _ORPHAN = (
     "no message before it makes the call {call} that this result answers, so the model would not be shown it; "
@@ -194,7 +194,7 @@ async def _without_waiting(
     return await end_waiting(session, after, context, why)
 
 
-async def at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:
+async def at_version(session: AgentSession, version: int, context: Kept | None) -> AgentSession:
     """A session as of an older version."""
     if context is None:
         raise ConfigurationError("Going back to a version needs the store: execute it with SessionRuntime.execute().")

@@ -16,7 +16,7 @@ from perdure.loop.compaction.draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Transcript
-from perdure.protocols import ActionContext, ActionResult, Answer, JournalEntry
+from perdure.protocols import ActionContext, ActionResult, Answer, JournalEntry, Kept
 
 IsOwn = Callable[[Message], bool]
 
@@ -44,7 +44,7 @@ class TakeBackRun:
         return await end_waiting(session, shown, context, "the run was taken back") if ran_last else shown
 
 
-async def without_run(session: AgentSession, loop_id: str, context: ActionContext | None) -> AgentSession:
+async def without_run(session: AgentSession, loop_id: str, context: Kept | None) -> AgentSession:
     """Return a session as one of its runs is to be begun again: without what that run was asked and has said.
 
     Nothing is saved. The same version gives the same session, so that a recovery begins where the killed run did.
@@ -59,7 +59,7 @@ async def without_run(session: AgentSession, loop_id: str, context: ActionContex
 
 
 async def _without_run(
-    session: AgentSession, loop_id: str, context: ActionContext | None, versions: tuple[int, int] | None
+    session: AgentSession, loop_id: str, context: Kept | None, versions: tuple[int, int] | None
 ) -> AgentSession:
     """Return a session without a run that led from one version's view to another's; without these, its words are cut.
 

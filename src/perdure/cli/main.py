@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
         "search": Place("looking:search", "Find messages by their words, covered and trimmed ones too."),
         "stats": Place("runs:stats", "Count tokens and cost by agent, model and day."),
+        "inspect": Place("inspecting:inspect", "Write the inspector's pages into files that need no server."),
     },
     "Change": {
         "fork": Place("changing:fork", "Begin a new session where another stands; nothing is copied."),
@@ -120,6 +121,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "diff": ("perdure diff order-7 order-7-again",),
     "search": ("perdure search 'refund order*'", "perdure search '\"two words\"' --limit 5"),
     "stats": ("perdure stats", "perdure stats --by model --since 30d"),
+    "inspect": ("perdure inspect --static pages @", "perdure inspect --static pages order-7 order-8 --force"),
     "fork": ("perdure fork @", "perdure fork order-7 order-7-again --at 4"),
     "trim": ("perdure trim @ 6",),
     "compact": ("perdure compact @", "perdure compact order-7 --strategy truncate --keep-last 4"),

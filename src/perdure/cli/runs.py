@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +24,16 @@ from perdure.cli.terminal import (
     safe,
     width,
 )
-from perdure.model.usage import Usage
-from perdure.paging import all_infos
 from perdure.sessions.json_forms import of_usage
+from perdure.sessions.spending import Part, Spending, Sum, spending_of, summed
 
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
-    from perdure.model.record import LoopRecord
-    from perdure.model.session import AgentSessionInfo
     from perdure.sessions.sessions import Sessions
 
 _BAR, _TABLE = 40, 50
 _BEFORE = 52
 """How wide the columns before an event's words are."""
-Key = tuple[str, str]
 
 
 @store_command(json=True)
@@ -97,99 +92,35 @@ _WORDS: dict[str, Callable[[Any], str]] = {
 }
 
 
-@dataclass
-class Run:
-    """What one run has used."""
-
-    agent: str
-    model: str
-    at: datetime | None
-    usage: Usage
-
-    @property
-    def day(self) -> str:
-        return self.at.date().isoformat() if self.at else "unknown"
-
-
 @store_command(json=True)
 @click.option("--by", type=click.Choice(["agent", "model", "day"]), help="Only by this. [all three]")
 @agent_name_option
 @since_option("since", "runs")
-def stats(ctx: click.Context, by: str | None, agent: str | None, since: datetime | None, as_json: bool) -> None:
+def stats(ctx: click.Context, by: Part | None, agent: str | None, since: datetime | None, as_json: bool) -> None:
     """Count tokens and cost by agent, model and day. What a sub-agent has used counts for it, not for its caller."""
 
-    runs = on_sessions(ctx, lambda sessions: runs_in(sessions, since))
-    found = [each for each in runs if agent in (None, each.agent)]
-    groups = {name: _summed(found, name) for name in ([by] if by else ["agent", "model", "day"])}
+    spent = on_sessions(ctx, lambda sessions: _counted(sessions, since))
+    found = Spending([each for each in spent.runs if agent in (None, each.agent)], spent.is_whole)
+    parts: tuple[Part, ...] = (by,) if by else ("agent", "model", "day")
+    groups = {part: [_row(each) for each in found.by(part)] for part in parts}
     if as_json:
-        total = _row("total", found)
+        total = _row(summed("total", found.runs))
         print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}})
         return
-    if not found:
+    if not found.runs:
         note("No runs here.")
         return
     for name, rows in groups.items():
         print_costs(name, rows)
 
 
-async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run]:
-    """Every run since a time. A caller's usage holds that of its sub-agents, which is taken out of it here."""
-    runs: dict[Key, Run] = {}
-    spawned: list[tuple[Key, Usage]] = []
+async def _counted(sessions: Sessions, since: datetime | None) -> Spending:
     with progress("counting") as tell:
-        infos = await (all_infos(sessions.headers, updated_after=since) if since else all_infos(sessions.headers))
-        for done, info in enumerate(infos, 1):
-            found = _runs_of(info, await _loops(sessions, info.id))
-            runs |= found
-            if info.spawn_ref is not None:
-                ref = info.spawn_ref
-                used = sum((each.usage for each in found.values()), start=Usage())
-                spawned.append(((ref.parent_session_id, ref.parent_loop_id), used))
-            tell(done, len(infos))
-    for caller, used in spawned:
-        if caller in runs:
-            runs[caller].usage = _without(runs[caller].usage, used)
-    return [each for each in runs.values() if since is None or (each.at is not None and each.at >= since)]
+        return await spending_of(sessions, since, tell=tell)
 
 
-async def _loops(sessions: Sessions, session_id: str) -> list[LoopRecord]:
-    """The headers of a session's runs. That of one that has not ended does not know what it has used: it is read."""
-    headers = (await sessions.record(session_id)).loops
-    return [each if each.status.is_over else await sessions.loop(session_id, each.loop_id) for each in headers]
-
-
-def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, Run]:
-    runs: dict[Key, Run] = {}
-    for loop in loops:
-        usage = loop.usage
-        group = loop.parallel_group
-        if group is not None and group.all_loop_ids[0] == loop.loop_id:
-            usage = usage + group.evaluation_usage
-        runs[info.id, loop.loop_id] = Run(info.agent_name, _model_of(loop), loop.started_at, usage)
-    return runs
-
-
-def _model_of(loop: LoopRecord) -> str:
-    if loop.config is not None:
-        return loop.config.model
-    return "none (compaction)" if loop.continuation_kind.kind == "compaction" else "unknown"
-
-
-def _without(usage: Usage, part: Usage) -> Usage:
-    """A usage less a part of it; a run that was killed may not have counted the part yet."""
-    fields = of_usage(usage)
-    return Usage(**{name: max(0, amount - getattr(part, name)) for name, amount in fields.items()})
-
-
-def _summed(runs: Iterable[Run], name: str) -> list[dict[str, Any]]:
-    groups: dict[str, list[Run]] = {}
-    for each in runs:
-        groups.setdefault(getattr(each, name), []).append(each)
-    return [_row(key, groups[key]) for key in sorted(groups)]
-
-
-def _row(key: str, runs: list[Run]) -> dict[str, Any]:
-    return {"key": key, "runs": len(runs), **of_usage(sum((each.usage for each in runs), start=Usage()))}
+def _row(found: Sum) -> dict[str, Any]:
+    return {"key": found.key, "runs": found.runs, **of_usage(found.usage)}
 
 
 def print_costs(name: str, rows: list[dict[str, Any]]) -> None:

@@ -30,13 +30,19 @@ _NO_PAGES = ("/api", "/v1", "/agui", "/healthz", "/readyz", "/metrics", "/openap
 
 def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
     """Return the app of a service. It can be mounted at the root of a host of its own, and nowhere else."""
+    app = unguarded(service, routes)
+    prepare()
+    return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page, tell=_told_at)
+
+
+def unguarded(service: Service, routes: Sequence[Route]) -> ASGIApp:
+    """Return the app without its guard, for those of this process: `scope["state"]["caller"]` says who asks."""
     app = Starlette(
         routes=list(_served(service, routes)),
         exception_handlers={HTTPException: _refused},  # a path or a method that is not in the table
     )
     app.router.redirect_slashes = False
-    prepare()
-    return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page, tell=_told_at)
+    return app
 
 
 def is_page(path: str) -> bool:

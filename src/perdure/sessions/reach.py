@@ -9,7 +9,7 @@ from perdure.errors import ConfigurationError, InvalidSessionId, SessionNotFound
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
-from perdure.protocols import Action, Queue, SessionStore, is_queue
+from perdure.protocols import Action, Journal, Queue, SessionStore, is_queue
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.connection import Connection
 from perdure.sessions.open_sessions import LiveSet
@@ -41,6 +41,11 @@ class Reach:
     @property
     def runtime(self) -> SessionRuntime:
         return self._connection.runtime
+
+    @property
+    def journal(self) -> Journal | None:
+        """The part of the store that records runs; None if it records none."""
+        return self.runtime.journal
 
     def _queue(self) -> Queue:
         """Return the part of the store that keeps what workers are to do."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from perdure.server.call import Call
+from perdure.server.gate import COOKIE
 from perdure.server.pages.texts import FILTERS, as_shown
 
 
@@ -53,6 +54,7 @@ def is_fragment(request: Request) -> bool:
 def _known(call: Call) -> dict[str, Any]:
     return {
         "may_write": call.is_signed_in and call.caller.may_write,
+        "is_signed_in": call.is_signed_in and COOKIE in call.request.cookies,
         "is_operator": call.is_signed_in and call.caller.owner is None,
         "path": call.request.url.path,
     }

@@ -75,6 +75,16 @@ def since(at: datetime | None) -> str:
     return "now" if passed < 5 else f"{passed:.0f} s ago"
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: `1 step`, `1,360 tokens`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def fine(at: datetime | None) -> str:
+    """Return the time of day with its milliseconds, in UTC."""
+    return "–" if at is None else at.astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
 def clock(at: datetime | None) -> str:
     """Return the time of day, in UTC."""
     return "–" if at is None else at.astimezone(UTC).strftime("%H:%M:%S")
@@ -123,6 +133,7 @@ FILTERS = {
     "seconds": seconds,
     "since": since,
     "clock": clock,
+    "fine": fine,
     "moment": moment,
     "indented": indented,
     "in_line": arguments_in_line,

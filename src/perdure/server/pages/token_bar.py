@@ -9,6 +9,7 @@ from perdure.errors import ConfigurationError
 from perdure.loop.compaction.draft import MARK
 from perdure.loop.compaction.options import STRATEGIES
 from perdure.loop.tokens import TokenEstimator
+from perdure.model.definition import AgentDefinition
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import ToolSpec
@@ -46,7 +47,7 @@ def token_bar(
     """Return what the model would be sent. Of a long view only the window is counted, and the rest is estimated."""
     model = sessions.loops.named_model(session.definition, session.state)
     name = None if model is None else model.name
-    tools = _tools(sessions, session)
+    tools = tools_here(sessions, session.definition)
     made = [each for each in messages if each.metadata.get(MARK) in STRATEGIES]
     said = [each for each in messages if each.metadata.get(MARK) not in STRATEGIES]
     beyond = len(session.state.transcript) - len(messages)
@@ -58,10 +59,11 @@ def token_bar(
         ("summary", "summaries", estimator.messages(made, name)),
         ("messages", "messages", of_said),
     ]
-    return TokenBar(_shares(counted), sum(tokens for _, _, tokens in counted), beyond > 0, name)
+    return TokenBar(shares_of(counted), sum(tokens for _, _, tokens in counted), beyond > 0, name)
 
 
-def _shares(counted: Sequence[tuple[str, str, int]]) -> list[Share]:
+def shares_of(counted: Sequence[tuple[str, str, int]]) -> list[Share]:
+    """Return parts, each a kind, a name and its tokens, as stretches of the bar. What has no tokens is left out."""
     total = sum(tokens for _, _, tokens in counted) or 1
     shares, at = [], 0.0
     for kind, name, tokens in counted:
@@ -72,10 +74,10 @@ def _shares(counted: Sequence[tuple[str, str, int]]) -> list[Share]:
     return shares
 
 
-def _tools(sessions: Sessions, session: AgentSession) -> list[ToolSpec]:
+def tools_here(sessions: Sessions, definition: AgentDefinition) -> list[ToolSpec]:
     """Return the agent's tools, as far as they are known in this process: a worker may have others."""
     try:
-        known = sessions.loops.tools_of(session.definition, 0)
+        known = sessions.loops.all_tools(definition, 0)
     except ConfigurationError:
         return []
     return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in known]

@@ -1,0 +1,151 @@
+"""The page of all calls that wait: for a person's decision, or for an answer from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from perdure.actions.children import pending_now
+from perdure.errors import CorruptRecord, InvalidData, PendingCallsChanged, PerdureError, SessionNotFound
+from perdure.model.execution import PendingCall
+from perdure.model.session import AgentSessionInfo
+from perdure.protocols import Filters
+from perdure.server.call import Call
+from perdure.server.pages.notices import Notice, back_to, notice_of
+from perdure.server.pages.render import page
+from perdure.server.problems import problem_of
+from perdure.sessions.sessions import Sessions
+
+_LOOKED_AT = 50
+"""How many closed sessions a page looks at."""
+
+
+class ApprovalsQuery(msgspec.Struct, kw_only=True):
+    after: str | None = None
+    notice: str | None = None
+
+
+class Decision(msgspec.Struct, kw_only=True):
+    """A form that decides on one call, as it was shown."""
+
+    decide: Literal["approve", "deny", "answer", "fail"]
+    call: str
+    """The digest of the call: what is decided on is what was shown."""
+    reason: str = ""
+    answer: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that waits."""
+
+    name: str
+    digest: str
+    arguments: Mapping[str, Any]
+    is_external: bool
+    session_id: str | None
+    """The session of the sub-agent that wants it."""
+    below: tuple[Wanted, ...] = ()
+    """The calls that a sub-agent waits for: approving its caller's call approves these."""
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """A session, and the calls that it waits with."""
+
+    id: str
+    name: str
+    agent: str
+    owner: str | None
+    since: datetime
+    run: str | None
+    calls: tuple[Wanted, ...]
+
+
+async def get_approvals(call: Call) -> Response:
+    """Show every call that waits in a session within reach, the newest session first."""
+    return await _page(call, call.query.after, notice_of(call.query.notice))
+
+
+async def post_decision(call: Call) -> Response:
+    """Put a decision on record, and leave the run to a worker. One that comes too late decides nothing."""
+    try:
+        return back_to("/approvals", await _decide(call, call.body))
+    except PendingCallsChanged:
+        text = "Nothing was decided: by now the session waits for something else. Look at what it waits for below."
+        return await _page(call, None, Notice(text, "bad"), 409)
+    except PerdureError as error:
+        told = problem_of(error)
+        if told.status in (404, 500, 503):
+            raise
+        return await _page(call, None, Notice(f"Nothing was decided. {told.detail}", "bad"), told.status)
+
+
+async def _decide(call: Call, decided: Decision) -> str:
+    sessions, session_id = call.sessions, call.session_id
+    if decided.decide == "approve":
+        await sessions.approve(session_id, [decided.call], wait=False)
+        return "approved"
+    if decided.decide == "deny":
+        await sessions.deny(session_id, _given(decided.reason, "reason"), [decided.call], wait=False)
+        return "denied"
+    if decided.decide == "fail":
+        reason = _given(decided.reason, "reason")
+        await sessions.answer(session_id, errors={decided.call: reason}, wait=False)
+    else:
+        await sessions.answer(session_id, {decided.call: _json(decided.answer)}, wait=False)
+    return "answered"
+
+
+def _given(text: str, name: str) -> str:
+    if not text.strip():
+        raise InvalidData(f"$.{name}", "say why: the model is told")
+    return text
+
+
+def _json(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidData("$.answer", 'expected JSON, such as {"found": 3} or "a text in quotes"') from None
+
+
+async def _page(call: Call, after: str | None, notice: Notice | None, status: int = 200) -> Response:
+    sessions = call.service.sessions_of(call.caller)
+    filters: Filters = {"status": "suspended", "top_level": True, "limit": _LOOKED_AT}
+    if after is not None:
+        filters["after"] = after
+    found = await sessions.list(**filters)
+    asking = [each for info in found if (each := await _asking(sessions, info)) is not None]
+    return page(call, "approvals.html", status, asking=asking, following=found.next, notice=notice)
+
+
+async def _asking(sessions: Sessions, info: AgentSessionInfo) -> Asking | None:
+    """Return what a session waits for; None if it is closed for another reason, or its run was decided on already.
+
+    One that cannot be read, or was erased since it was listed, does not keep the others from being shown.
+    """
+    try:
+        view = await sessions.view(info.id)
+    except (CorruptRecord, SessionNotFound):
+        return None
+    if view.activity != "waiting":
+        return None
+    execution = view.session.state.execution
+    calls = tuple(_wanted(each) for each in await pending_now(view.session, sessions))
+    title = getattr(info, "title", None) or info.name or info.id
+    run = None if execution is None else execution.execution_id
+    return Asking(info.id, title, info.agent_name, info.owner, info.updated_at, run, calls)
+
+
+def _wanted(call: PendingCall) -> Wanted:
+    return Wanted(
+        name=call.name,
+        digest=call.digest,
+        arguments=call.arguments,
+        is_external=call.external,
+        session_id=call.session_id,
+        below=tuple(map(_wanted, call.waits_for)),
+    )

@@ -1,0 +1,132 @@
+"""The page on which two sessions, or two versions of one, stand side by side from where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from starlette.responses import Response
+
+from perdure.errors import InvalidData
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.server.call import Call
+from perdure.server.pages.conversation import SaidBox, boxes_of
+from perdure.server.pages.render import page
+from perdure.server.pages.texts import counted, moment
+from perdure.sessions.lineage import diff_of
+from perdure.sessions.sessions import Sessions
+
+_SHOWN = 100
+"""How many messages of each side a page has."""
+_COMMON = 10
+"""How many of the messages that both have are shown when the fold is opened: the last of them."""
+_VERSIONS = 20
+
+
+class DiffQuery(msgspec.Struct, kw_only=True):
+    left: str = ""
+    """A session's id, or `id@version`."""
+    right: str = ""
+    after: int = 0
+    """How many messages behind the parting to pass over."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two."""
+
+    given: str
+    id: str
+    name: str
+    version: int
+    agent: str
+    at: datetime
+    messages: Sequence[SaidBox]
+    count: int
+    """How many messages it has behind the parting."""
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """What both begin with."""
+
+    count: int
+    words: str
+    last: Sequence[SaidBox]
+
+
+class Relative(msgspec.Struct, frozen=True):
+    """Something that a session can be compared with."""
+
+    given: str
+    words: str
+
+
+async def get_diff(call: Call) -> Response:
+    """Show two sessions side by side, or a form that asks which."""
+    asked: DiffQuery = call.query
+    if not asked.left or not asked.right:
+        given = asked.left or asked.right
+        kin = await _relatives(call.sessions, given) if given else []
+        return page(call, "diff.html", left=given, right="", sides=(), fold=None, kin=kin, pages=(None, None))
+    ours, theirs = await _session(call.sessions, asked.left), await _session(call.sessions, asked.right)
+    found = diff_of(ours, theirs)
+    after = max(0, asked.after)
+    sides = (_side(asked.left, ours, found.left, after), _side(asked.right, theirs, found.right, after))
+    return page(
+        call,
+        "diff.html",
+        left=asked.left,
+        right=asked.right,
+        sides=sides,
+        fold=_folded(found.common),
+        kin=[],
+        pages=_pages(sides, after),
+    )
+
+
+async def _session(sessions: Sessions, given: str) -> AgentSession:
+    name, version = _named(given)
+    return await sessions.session(name, version)
+
+
+def _named(given: str) -> tuple[str, int | None]:
+    """Return an id and a version of `id@version`, or an id alone."""
+    name, at, version = given.strip().partition("@")
+    if at and not (version.isdecimal() and len(version) < 19):
+        raise InvalidData("$.left", "expected an id, or an id and a version: order-7@3")
+    return name, int(version) if at else None
+
+
+def _side(given: str, session: AgentSession, own: Sequence[Message], after: int) -> Side:
+    info = session.info
+    return Side(
+        given=given,
+        id=info.id,
+        name=info.name or info.id,
+        version=session.version,
+        agent=info.agent_name,
+        at=info.updated_at,
+        messages=boxes_of(list(own[after : after + _SHOWN])),
+        count=len(own),
+    )
+
+
+def _folded(common: Sequence[Message]) -> Fold:
+    return Fold(len(common), counted(len(common), "message"), boxes_of(list(common[-_COMMON:])))
+
+
+def _pages(sides: tuple[Side, Side], after: int) -> tuple[int | None, int | None]:
+    """Return what the pages before and behind this one begin after; None where there is none."""
+    most = max(side.count for side in sides)
+    return max(0, after - _SHOWN) if after else None, after + _SHOWN if after + _SHOWN < most else None
+
+
+async def _relatives(sessions: Sessions, given: str) -> list[Relative]:
+    """Return what a session may be compared with: what it was forked from, its forks, and its own older versions."""
+    name, _ = _named(given)
+    info, kin = await sessions.info(name), await sessions.ancestry(name)
+    found = [Relative(each, "forked from") for each in reversed(kin.line)]
+    found += [Relative(each, "its fork") for each in kin.children]
+    heads = await sessions.versions(info.id, limit=_VERSIONS)
+    return [*found, *(Relative(f"{info.id}@{head.info.version}", moment(head.info.updated_at)) for head in heads)]

@@ -1,0 +1,36 @@
+"""What a page says after a form was sent: one of a few fixed sentences, or what went wrong."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import RedirectResponse, Response
+
+NOTICES = {
+    "approved": "Approved. A worker continues the run.",
+    "denied": "Denied. The model is told why, and a worker continues the run.",
+    "answered": "The answer is on record. A worker continues the run.",
+    "opened": "The session is open again. A worker sends what waits there.",
+    "dropped": "What waited was taken back: each message is on record as refused.",
+    "nothing": "There was nothing left to take back.",
+    "timer-dropped": "It was taken back, and will not be sent.",
+}
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """A sentence at the head of a page."""
+
+    text: str
+    kind: str = "good"
+
+
+def notice_of(name: str | None) -> Notice | None:
+    """Return the sentence of a name; None without one. No text of a URL ever comes on a page."""
+    text = NOTICES.get(name or "")
+    return None if text is None else Notice(text)
+
+
+def back_to(path: str, notice: str) -> Response:
+    """Return what sends a browser back to a page, which says what was done: reloading does it not again."""
+    return RedirectResponse(f"{path}?{urlencode({'notice': notice})}", 303)

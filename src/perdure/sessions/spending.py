@@ -1,0 +1,148 @@
+"""What runs have used, and sums of it: by agent, model, day, owner or session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from perdure.errors import SessionNotFound
+from perdure.model.usage import Usage
+from perdure.paging import pages
+from perdure.protocols import Filters
+from perdure.sessions.json_forms import of_usage
+
+if TYPE_CHECKING:
+    from perdure.model.record import LoopRecord
+    from perdure.model.session import AgentSessionInfo
+    from perdure.sessions.looking import Looking
+
+Key = tuple[str, str]
+Tell = Callable[[int, int], None]
+Part = Literal["agent", "model", "day", "owner", "session_id"]
+
+
+@dataclass
+class RunCost:
+    """What one run has used. What its sub-agents have used counts for their own runs."""
+
+    session_id: str
+    owner: str | None
+    agent: str
+    model: str
+    at: datetime | None
+    usage: Usage
+
+    @property
+    def day(self) -> str:
+        """The date in UTC on which the run began."""
+        return self.at.astimezone(UTC).date().isoformat() if self.at else "unknown"
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """What several runs have used together."""
+
+    key: str | None
+    runs: int
+    usage: Usage
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """The runs of the sessions that were looked at."""
+
+    runs: list[RunCost]
+    is_whole: bool
+    """False if there are more sessions than were looked at."""
+
+    def by(self, part: Part) -> list[Sum]:
+        """Return a sum for each agent, model, day, owner or session, sorted by its name."""
+        groups: dict[str | None, list[RunCost]] = {}
+        for each in self.runs:
+            groups.setdefault(getattr(each, part), []).append(each)
+        return [summed(key, groups[key]) for key in sorted(groups, key=lambda key: (key is not None, key or ""))]
+
+
+def summed(key: str | None, runs: Iterable[RunCost]) -> Sum:
+    """Return what runs have used together, under a name."""
+    counted = list(runs)
+    return Sum(key, len(counted), sum((each.usage for each in counted), start=Usage()))
+
+
+async def spending_of(
+    sessions: Looking, since: datetime | None = None, *, limit: int | None = None, tell: Tell | None = None
+) -> Spending:
+    """Return every run since a time, of all sessions, or of the `limit` that were changed last.
+
+    A caller's usage on record contains that of its sub-agents, which is subtracted here.
+    """
+    infos, is_whole = await _changed_since(sessions, since, limit)
+    runs: dict[Key, RunCost] = {}
+    spawned: list[tuple[Key, Usage]] = []
+    for done, info in enumerate(infos, 1):
+        found = _runs_of(info, await _loops(sessions, info.id))
+        runs |= found
+        if info.spawn_ref is not None:
+            ref = info.spawn_ref
+            used = sum((each.usage for each in found.values()), start=Usage())
+            spawned.append(((ref.parent_session_id, ref.parent_loop_id), used))
+        if tell is not None:
+            tell(done, len(infos))
+    for caller, used in spawned:
+        if caller in runs:
+            runs[caller].usage = _without(runs[caller].usage, used)
+    wanted = [each for each in runs.values() if since is None or (each.at is not None and each.at >= since)]
+    return Spending(wanted, is_whole)
+
+
+async def _changed_since(
+    sessions: Looking, since: datetime | None, limit: int | None
+) -> tuple[list[AgentSessionInfo], bool]:
+    """Return the headers of sessions that were changed since a time, and whether these are all of them."""
+    filters: Filters = {} if since is None else {"updated_after": since}
+    if limit is not None:
+        filters |= {"order": "updated"}
+    found: list[AgentSessionInfo] = []
+    async for page in pages(sessions.headers, **filters):
+        found += page
+        if limit is not None and len(found) > limit:
+            return found[:limit], False
+    return found, True
+
+
+async def _loops(sessions: Looking, session_id: str) -> list[LoopRecord]:
+    """Return the headers of a session's runs. That of one that has not ended does not know its usage: it is read.
+
+    A session that was erased meanwhile has none.
+    """
+    try:
+        headers = (await sessions.record(session_id)).loops
+    except SessionNotFound:
+        return []
+    return [each if each.status.is_over else await sessions.loop(session_id, each.loop_id) for each in headers]
+
+
+def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, RunCost]:
+    runs: dict[Key, RunCost] = {}
+    for loop in loops:
+        usage = loop.usage
+        group = loop.parallel_group
+        if group is not None and group.all_loop_ids[0] == loop.loop_id:
+            usage = usage + group.evaluation_usage
+        model = _model_of(loop)
+        runs[info.id, loop.loop_id] = RunCost(info.id, info.owner, info.agent_name, model, loop.started_at, usage)
+    return runs
+
+
+def _model_of(loop: LoopRecord) -> str:
+    if loop.config is not None:
+        return loop.config.model
+    return "none (compaction)" if loop.continuation_kind.kind == "compaction" else "unknown"
+
+
+def _without(usage: Usage, part: Usage) -> Usage:
+    """Return a usage less a part of it; a run that was killed may not have counted the part yet."""
+    fields = of_usage(usage)
+    return Usage(**{name: max(0, amount - getattr(part, name)) for name, amount in fields.items()})
