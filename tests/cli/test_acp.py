@@ -202,7 +202,7 @@ async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     async with editing(tmp_path) as desk:
-        await desk.agent.load_session(cwd=desk.cwd, session_id=session, mcp_servers=[])
+        await desk.agent.load_session(cwd=f"{desk.cwd}/other", session_id=session, mcp_servers=[])
         assert desk.editor.text("user_message_chunk").startswith("remember the parrotcall nap")
         assert desk.editor.calls() == [("tool_call", "pending")]
         assert await desk.say(session, "and now?") == "end_turn"

@@ -347,10 +347,10 @@ class Firm:
 
 
 @asynccontextmanager
-async def firm(path: Path, *script: Any, works: bool = True) -> AsyncIterator[Firm]:
+async def firm(path: Path, *script: Any, works: bool = True, **options: Any) -> AsyncIterator[Firm]:
     driver = ScriptedDriver(script[0] if callable(script[0]) else script)
     url = f"sqlite:///{path}/firm.db"
-    async with perdure.connect(url, driver=driver, model="scripted") as sessions, Worker(sessions) as worker:
+    async with perdure.connect(url, driver=driver, model="scripted", **options) as sessions, Worker(sessions) as worker:
         work = asyncio.ensure_future(worker.run()) if works else None
         service = Service(sessions)
         secret, _ = await new_token(service.gate._book, "ada")
@@ -371,6 +371,36 @@ async def test_what_a_model_thinks_is_told_apart(tmp_path: Path) -> None:
     assert [each["delta"] for each in told if each["type"] == "REASONING_MESSAGE_CONTENT"] == ["Hm."]
     assert text_in(told) == "Yes."
     assert [each["role"] for each in again[1]["messages"]] == ["user", "reasoning", "assistant"]
+
+
+async def test_what_a_sub_agent_waits_for(tmp_path: Path) -> None:
+    """An interrupt tells what its call would do; a call that it wants to have made outside has one of its own."""
+    clerk = perdure.AgentDefinition("clerk", system_prompt="clerk")
+    wanted = [perdure.ToolCall("pay", {"amount": 3}, "p"), perdure.ToolCall("weather", {}, "w")]
+
+    @perdure.tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    def reply(request: Any) -> Any:
+        if request.step:
+            return " ".join(each.text for each in request.messages if each.role == "tool")
+        return wanted if request.system_prompt == "clerk" else perdure.ToolCall("clerk", {"prompt": "Do it."}, "k")
+
+    tools = [pay, perdure.external_tool("weather")]
+    async with firm(tmp_path, reply, tools=tools, subagents=[clerk]) as made:
+        waits = await ran(made.ada, asked(user("Go")))
+        approval, question = waits[-1]["outcome"]["interrupts"]
+        assert (approval["toolCallId"], approval["message"]) == ("k", 'May this be done? pay({"amount":3})')
+        assert question["metadata"]["agui"]["name"] == "weather"
+        entries = [
+            {"interruptId": approval["id"], "status": "resolved", "payload": True},
+            {"interruptId": question["id"], "status": "resolved", "payload": "it snows"},
+        ]
+        done = await ran(made.ada, asked(run="r2", resume=entries))
+        assert "paid 3" in text_in(done)
+        assert "it snows" in text_in(done)
 
 
 async def test_a_run_that_fails(tmp_path: Path) -> None:

@@ -307,6 +307,15 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
         ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1})),
         ("call", lambda who, mine, it: who.answer(mine, {_name(it): 1}, wait=False)),
     ],
+    "settle": [
+        *[_on_id("settle", approve=["c"]), _on_id("settle", deny={"c": "no"}, wait=False)],
+        ("call", lambda who, mine, it: who.settle(mine, approve=[_name(it)])),
+        ("call", lambda who, mine, it: who.settle(mine, answers={_name(it): 1})),
+    ],
+    "start_settle": [
+        _on_id("start_settle", approve=["c"]),
+        ("call", lambda who, mine, it: who.start_settle(mine, deny={_name(it): "no"})),
+    ],
     "stream_answer": [
         _on_id("stream_answer", {"c": 1}),
         ("call", lambda who, mine, it: who.stream_answer(mine, {_name(it): 1})),

@@ -161,7 +161,7 @@ class Spawner:
         self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext
     ) -> Action | None:
         """What is left to be done in a child session: everything, what a person has allowed, or nothing."""
-        from perdure.actions.approval import AnswerToolCalls, ApproveToolCalls  # these spawn children themselves
+        from perdure.actions.approval import SettleToolCalls  # it spawns children itself
         from perdure.actions.send import SendMessage
 
         execution = child.state.execution
@@ -171,13 +171,11 @@ class Spawner:
         if execution.pending_calls:
             shown = await pending_now(child, self._context)
             answers, errors = self._answers_to(shown)
-            if answers or errors:
-                return AnswerToolCalls(tool.loops, answers, errors=errors, context=call.context)
             asked = PendingCall(tool.name, {"prompt": prompt}, call.call_id, session_id=child.id, waits_for=shown)
-            approvable = [each for each in shown if not each.external]
-            if not approvable or not self._is_approved(asked):
+            approve = [each for each in shown if not each.external] if self._is_approved(asked) else []
+            if not (approve or answers or errors):
                 return None
-            return ApproveToolCalls(tool.loops, call_ids=approvable, context=call.context)
+            return SettleToolCalls(tool.loops, approve=approve, answers=answers, errors=errors, context=call.context)
         assert execution.status is not ExecutionStatus.PENDING
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import wraps
 from typing import Any, Self, TypeVar
 
@@ -42,7 +42,7 @@ from perdure.cli.acp_turns import Turn
 from perdure.cli.acp_updates import Block, message_of, replayed
 from perdure.cli.errors import advised
 from perdure.cli.setup import begun, opened, use_model_in_run
-from perdure.errors import InvalidData, InvalidSessionId, PerdureError, SessionNotFound
+from perdure.errors import InvalidData, InvalidSessionId, PerdureError, SessionBusy, SessionNotActive, SessionNotFound
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Toolset
 from perdure.server.feeds import Feeds
@@ -83,6 +83,7 @@ class EditorsAgent:
         self._own: dict[str, tuple[Sessions, AsyncExitStack]] = {}
         """The connections of sessions for which the editor has brought MCP servers along."""
         self._turns: dict[str, Turn] = {}
+        self._directories: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         self._common = await self._connected(self._exits, ())
@@ -230,7 +231,9 @@ class EditorsAgent:
     async def _settle_in(self, session_id: str, cwd: str, tools: Sequence[Toolset]) -> None:
         """Take note of the directory of a session, and of the tools that the editor brings along."""
         if await self._kept_directory(session_id) != cwd:
-            await self._sessions.execute(session_id, WriteMetadata(CWD, cwd))
+            with suppress(SessionBusy, SessionNotActive):  # it is run elsewhere, or its run was killed
+                await self._sessions.execute(session_id, WriteMetadata(CWD, cwd))
+        self._directories[session_id] = cwd
         await self._leave(session_id)
         if tools:
             exits = AsyncExitStack()
@@ -242,7 +245,7 @@ class EditorsAgent:
 
     async def _directory_of(self, session_id: str) -> str:
         """Return the directory of a session. One that no editor has begun is where this process is."""
-        return await self._kept_directory(session_id) or os.getcwd()
+        return self._directories.get(session_id) or await self._kept_directory(session_id) or os.getcwd()
 
 
 def _require_absolute(cwd: str) -> None:

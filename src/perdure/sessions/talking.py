@@ -534,9 +534,10 @@ class Talking(Looking):
         """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does."""
         from perdure.actions.approval import SettleToolCalls
 
+        key = await self._reach(session_id)
         given: dict[str, Any] = {"approve": approve, "deny": deny, "answers": answers, "errors": errors}
         action = SettleToolCalls(self.loops, **given, **self._deciding(context, True))
-        run = await self._decided_apart(session_id, action, detach=True)
+        run = await self._decided_apart(key, action, detach=True)
         await run.begun()
         return run
 
