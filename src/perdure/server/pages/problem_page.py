@@ -21,6 +21,7 @@ def problem_page(error: Exception, request: Request) -> Response:
     html = filled(
         "problem.html",
         may_write=False,
+        is_signed_in=False,
         is_operator=False,
         path="",
         status=problem.status,
