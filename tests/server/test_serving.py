@@ -197,6 +197,12 @@ def test_a_port_that_is_in_use_is_named(refused: Callable[..., tuple[int, str]])
     assert f"--port {port + 1}" in said
 
 
+def test_what_is_answered_is_sent_at_once() -> None:
+    """A socket without its protocol is not known for TCP, and each answer would wait for the client's confirmation."""
+    with bound("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1 port 80 cannot be listened on: .*Check --host"):
         bound("192.0.2.1", 80)
