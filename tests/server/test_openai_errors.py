@@ -41,6 +41,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}),
     ("prompt", {"extra_body": {"prompt": {"id": "p"}}}),
     ("context_management", {"extra_body": {"context_management": []}}),
+    ("input", {"input": [{"type": "compaction", "id": "c", "encrypted_content": "x"}], "conversation": "conv_a"}),
     ("previous_response_id", {"previous_response_id": "resp_a", "conversation": "conv_a"}),
 ]
 
