@@ -30,6 +30,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("text.format", {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 7}}}}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools[0].name", {"tools": [{"type": "function", "name": "no good", "parameters": None, "strict": None}]}),
+    ("tools", {"tools": [{"type": "function", "name": "twice", "parameters": None, "strict": None}] * 2}),
     ("model", {"model": "nobody"}),
     ("model", {"model": "clerk@openai:gpt-5"}),
     ("store", {"store": False, "background": True}),
