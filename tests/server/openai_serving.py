@@ -64,7 +64,7 @@ def answer(request: ModelRequest) -> Any:
             "stock": {"item": "tea"},
             "refund": {"order": 7},
             "weather": {"city": "Oslo"},
-            "time": {},
+            "helper": {"prompt": "call refund"},
         }
         return [perdure.ToolCall(name, calls[name]) for name in names.split()]
     if words.startswith("slow"):

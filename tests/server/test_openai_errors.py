@@ -30,6 +30,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("text.format", {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 7}}}}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools[0].name", {"tools": [{"type": "function", "name": "no good", "parameters": None, "strict": None}]}),
+    ("tools", {"tools": [{"type": "function", "name": "twice", "parameters": None, "strict": None}] * 2}),
     ("model", {"model": "nobody"}),
     ("model", {"model": "clerk@openai:gpt-5"}),
     ("store", {"store": False, "background": True}),
@@ -41,6 +42,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}),
     ("prompt", {"extra_body": {"prompt": {"id": "p"}}}),
     ("context_management", {"extra_body": {"context_management": []}}),
+    ("input", {"input": [{"type": "compaction", "id": "c", "encrypted_content": "x"}], "conversation": "conv_a"}),
     ("previous_response_id", {"previous_response_id": "resp_a", "conversation": "conv_a"}),
 ]
 

@@ -352,6 +352,16 @@ async def test_the_same_key_is_the_same_response(served: Reached) -> None:
         ]
         assert made[0].model_dump() == made[1].model_dump()
     assert len(await served.sessions.headers()) == 2
+    last = await served.ada.responses.create(model="clerk", input="three")
+    at_once = await asyncio.gather(
+        *(
+            served.ada.responses.create(
+                model="cook", input="four", previous_response_id=last.id, extra_headers={"Idempotency-Key": "once"}
+            )
+            for _ in range(4)
+        )
+    )
+    assert len({each.id for each in at_once}) == 1
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         await served.ada.responses.create(model="clerk", input="other", extra_headers=key)
     assert caught.value.param == "Idempotency-Key"

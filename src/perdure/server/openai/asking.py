@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from perdure.errors import ConfigurationError, InvalidData
-from perdure.loop.external import ExternalTool, external_tool
+from perdure.loop.external import ExternalTool, external_tool, specs_of
 from perdure.loop.response_format import Form
 from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.model.execution import ModelOptions
@@ -106,7 +106,7 @@ def read_asked(call: Call) -> Asked:
     _require_together(wanted)
     check_metadata(wanted.metadata)
     agent = None if wanted.model is None else agent_of(call, wanted.model)
-    tools = tuple(_tool(each, place) for place, each in enumerate(wanted.tools or ()))
+    tools = _tools(wanted.tools or ())
     schema, conversation = _schema(wanted.text or {}), _conversation(wanted.conversation)
     return Asked(wanted, agent, tools, schema, conversation, _model_options(wanted))
 
@@ -185,6 +185,15 @@ def check_metadata(given: Mapping[str, str] | None) -> None:
         refuse_secrets(given or {}, "$.metadata")
     except ConfigurationError as error:
         raise invalid("metadata", error.what) from None
+
+
+def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[ExternalTool, ...]:
+    tools = tuple(_tool(each, place) for place, each in enumerate(given))
+    try:
+        specs_of(tools)
+    except InvalidData as error:
+        raise invalid("tools", error.problem) from None
+    return tools
 
 
 def _tool(given: Mapping[str, Any], place: int) -> ExternalTool:

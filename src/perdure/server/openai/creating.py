@@ -45,10 +45,13 @@ class Beginning:
 
     async def begin(self) -> ResponseId:
         """Leave what is said with a session, for a worker. It is durable when this returns."""
+        wanted = self._asked.wanted
+        if self._given.compaction is not None and (wanted.previous_response_id or self._asked.conversation):
+            raise invalid("input", "a compaction stands for all that was said before; leave the other out")
         if self._asked.conversation is not None:
             return await self._in_conversation(self._asked.conversation)
-        if self._asked.wanted.previous_response_id is not None:
-            return await self._continued(self._asked.wanted.previous_response_id)
+        if wanted.previous_response_id is not None:
+            return await self._continued(wanted.previous_response_id)
         if self._given.compaction is not None:
             return await self._from_handle(self._given.compaction)
         self._require_no_decision("there is no response that waits; give its `previous_response_id`")
@@ -81,7 +84,7 @@ class Beginning:
             raise not_found("Conversation", given)
         session = await self._sessions.session(info.id)
         pending = _pending(session)
-        if pending:
+        if pending and (self._given.decides or not await self._is_under_way(info.id)):
             return await self._decided(session, pending)
         if self._given.decides:
             return await self._decided_last(session)
@@ -89,7 +92,7 @@ class Beginning:
         return await self._left_with(info.id)
 
     async def _give_agent(self, session: AgentSession) -> None:
-        """Give a conversation the agent that the client names. Another request may do so at the same time."""
+        """Give a session the agent that the client names. Another request may do so at the same time."""
         change = self._change_of(session)
         if change is None:
             return
@@ -123,21 +126,34 @@ class Beginning:
         if pending:
             return await self._decided(outcome.session, pending, previous)
         self._require_no_decision("no call of that response waits")
-        return await self._left_with(await self._place_behind(previous, outcome.session))
+        return await self._left_with(await self._place_behind(previous))
 
-    async def _place_behind(self, previous: Found, session: AgentSession) -> SessionId:
+    async def _place_behind(self, previous: Found) -> SessionId:
         """Return the session in which a response is continued: its own if it is the newest there, else a fork."""
-        if self._is_repeatable and await self._is_known_in(previous.info.id):
-            return previous.info.id
-        if previous.info.version == previous.version and await self._is_free(previous.info.id):
-            try:
-                change = self._change_of(session) or WriteMetadata(_CONTINUED, self._key)
-                await self._sessions.expecting(previous.version).execute(previous.info.id, change, on_conflict="raise")
-            except (SessionConflict, SessionBusy, RunInterrupted):  # another request continues it
-                pass
-            else:
-                return previous.info.id
-        return await self._forked(previous.info.id, previous.version)
+        own = previous.info.id
+        if self._is_repeatable and await self._is_known_in(own):
+            return own
+        if not await self._has_taken(previous):
+            return await self._forked(own, previous.version)
+        await self._give_agent(await self._sessions.session(own))
+        return own
+
+    async def _has_taken(self, previous: Found) -> bool:
+        """Take the newest version of a session for this request. False if it is older, or another has taken it."""
+        if previous.info.version != previous.version or not await self._is_free(previous.info.id):
+            return self._is_repeatable and await self._had_taken(previous.info.id)
+        try:
+            await self._sessions.expecting(previous.version).execute(
+                previous.info.id, WriteMetadata(_CONTINUED, self._key), on_conflict="raise"
+            )
+        except (SessionConflict, SessionBusy, RunInterrupted):
+            return self._is_repeatable and await self._had_taken(previous.info.id)
+        return True
+
+    async def _had_taken(self, session_id: SessionId) -> bool:
+        """Tell whether the same request has taken a session before, and has said nothing there yet."""
+        metadata: Mapping[str, Any] = (await self._sessions.session(session_id)).state.metadata
+        return metadata.get(_CONTINUED) == self._key
 
     async def _is_known_in(self, session_id: SessionId) -> bool:
         journal = journal_of(self._sessions)
@@ -149,15 +165,23 @@ class Beginning:
         """Tell whether nothing waits in a session."""
         return await Inbox(journal_of(self._sessions), session_id).first_waiting() is None
 
+    async def _is_under_way(self, session_id: SessionId) -> bool:
+        """Tell whether a run is continued already, though the session still shows what it waited for."""
+        journal = journal_of(self._sessions)
+        return await journal.is_claimed(session_id) or await journal.is_interrupted(session_id)
+
     async def _forked(self, session_id: SessionId, version: int) -> SessionId:
         """Return a fork of a session as of a version; the one that the same request has made before, if it has."""
-        if self._name is not None and await self._sessions.exists(self._name):
-            return (await self._sessions.info(self._name)).id
-        chat = await self._sessions.fork(session_id, self._name, version=version)
-        change = self._change_of(await self._sessions.session(chat.id))
-        if change is not None:
-            await self._sessions.execute(chat.id, change)
-        return chat.id
+        name = self._name
+        if name is None or not await self._sessions.exists(name):
+            try:
+                name = (await self._sessions.fork(session_id, name, version=version)).id
+            except SessionConflict:
+                if name is None:
+                    raise
+        fork = await self._sessions.session(name)
+        await self._give_agent(fork)
+        return fork.id
 
     async def _from_handle(self, handle: str) -> ResponseId:
         """Continue a conversation that was compacted, in a fork: what was compacted can be continued many times."""
