@@ -18,7 +18,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench bench-others peers torture docs clean
+.PHONY: help venv demo browser test lint format bench bench-others peers torture docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -34,7 +34,11 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 demo: $(STAMP) ## a tour without a key: talk, be killed, recover, fork, compact
 	@$(VENV)/bin/perdure tour
 
-test: $(STAMP) ## run the tests (ARGS="-k name" narrows them)
+# PERDURE_CHROMIUM names a browser; without it one is looked for, and installed where this user may install packages.
+browser: ## find or install the Chromium that tests drive through the inspector
+	@$(PYTHON3) tests/server/chromium.py
+
+test: $(STAMP) browser ## run the tests (ARGS="-k name" narrows them)
 	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
@@ -65,7 +69,7 @@ $(PEERS_STAMP): tests/peers/requirements.txt pyproject.toml constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/peers/requirements.txt -e '.[dev,peers]'
 	@touch $(PEERS_STAMP)
 
-torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
+torture: $(STAMP) browser ## run the tests with many more examples and rounds; takes long
 	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --dist worksteal --timeout=7200 $(ARGS)
 
 docs: $(DOCS_STAMP) ## run every Python block in README.md and docs/, and build the site in build/site

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
+from tests.server.chromium import LACKING, found
 
 import perdure
 from perdure.server.app import make_app
@@ -22,7 +22,6 @@ from perdure.server.service import Service
 from perdure.server.settings import Settings
 from perdure.server.tokens import new_token
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = (
     "--no-sandbox",
     "--disable-background-networking",
@@ -33,16 +32,13 @@ _ARGUMENTS = (
 
 
 def chromium() -> str:
-    """Return where a Chromium is. Skip the test if there is none; in CI that is a failure."""
-    found = os.environ.get("PERDURE_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is not None:
-        return found
-    lacking = (
-        f"NO BROWSER WAS TESTED: install chromium, or name one in PERDURE_CHROMIUM (looked for {', '.join(_NAMES)})"
-    )
-    if os.environ.get("CI"):
-        pytest.fail(lacking)
-    pytest.skip(lacking)
+    """Return where a Chromium is. Skip the test if there is none, or fail it where one is required."""
+    there = found()
+    if there is not None:
+        return there
+    if os.environ.get("PERDURE_BROWSER") == "required":
+        pytest.fail(LACKING)
+    pytest.skip(LACKING)
 
 
 @dataclass
