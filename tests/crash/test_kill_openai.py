@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 1
@@ -52,24 +53,23 @@ async def _followed(client: openai.AsyncOpenAI, response: str, seen: list[Any], 
                 return
 
 
-async def test_a_killed_service_is_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_a_killed_service_is_taken_over(seed: int, tmp_path: Path) -> None:
     """Nothing is told twice, and what is told adds up to the answer that is kept."""
-    store, luck = f"sqlite:///{tmp_path / 's.db'}", random.Random(17)
-    for number in range(ROUNDS):
-        seen: list[Any] = []
-        async with _serving(store) as client:
-            made = await client.responses.create(model="clerk", input=f"slow {number}", background=True)
-            await _followed(client, made.id, seen, luck.randint(1, 9))
-        async with _serving(store) as client:
-            await _followed(client, made.id, seen, None)
-            last = seen[-1].response
-            assert (await client.responses.retrieve(made.id)).model_dump() == last.model_dump()
-        assert (seen[-1].type, last.output_text) == ("response.completed", ANSWER)
-        numbers = [event.sequence_number for event in seen]
-        assert numbers == sorted(set(numbers))
-        texts: dict[int, str] = {}
-        for event in seen:
-            if event.type == "response.output_text.delta":
-                texts[event.output_index] = texts.get(event.output_index, "") + event.delta
-        assert texts[max(texts)] == ANSWER
-        assert all(ANSWER.startswith(text) for text in texts.values())
+    store, seen = f"sqlite:///{tmp_path / 's.db'}", list[Any]()
+    async with _serving(store) as client:
+        made = await client.responses.create(model="clerk", input="slow", background=True)
+        await _followed(client, made.id, seen, random.Random(seed).randint(1, 9))
+    async with _serving(store) as client:
+        await _followed(client, made.id, seen, None)
+        last = seen[-1].response
+        assert (await client.responses.retrieve(made.id)).model_dump() == last.model_dump()
+    assert (seen[-1].type, last.output_text) == ("response.completed", ANSWER)
+    numbers = [event.sequence_number for event in seen]
+    assert numbers == sorted(set(numbers))
+    texts: dict[int, str] = {}
+    for event in seen:
+        if event.type == "response.output_text.delta":
+            texts[event.output_index] = texts.get(event.output_index, "") + event.delta
+    assert texts[max(texts)] == ANSWER
+    assert all(ANSWER.startswith(text) for text in texts.values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.server.openai_serving import heard, reached, text_in
 
 
@@ -79,3 +81,17 @@ async def test_a_stream_says_why_it_ends(tmp_path: Path) -> None:
         (last,) = [event async for event in stream]
         assert (last.type, last.code) == ("error", "shutdown")
         assert last.sequence_number == seen[-1].sequence_number
+
+
+async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither an error in the log nor a stream that is counted as open."""
+    async with reached(f"sqlite:///{tmp_path}/served.db", works=False) as served:
+        made = await served.ada.responses.create(model="clerk", input="slow", background=True)
+        tasks = len(asyncio.all_tasks())
+        for _ in range(3):
+            async with await served.ada.responses.retrieve(made.id, stream=True) as stream:
+                await anext(aiter(stream))
+        async with asyncio.timeout(10):
+            while served.service.open_streams or len(asyncio.all_tasks()) > tasks + 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert not caplog.records

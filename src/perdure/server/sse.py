@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import InvalidData, PerdureError
 from perdure.model.ids import SessionId
 from perdure.server.call import Call, encoded
 from perdure.server.feeds import Lagging, News, Piece
 from perdure.server.problems import problem_of
 
+T = TypeVar("T")
 Events = AsyncGenerator[ServerSentEvent, None]
 Farewell = Callable[[str], ServerSentEvent]
 """Makes the last event of a stream that has to end for a reason of the service's own."""
+_NO_MORE = object()
 RETRY = 2000
 """Milliseconds until a browser connects again."""
 PING = 15
@@ -56,25 +60,36 @@ def streamed(call: Call, events: Events, farewell: Farewell = ended) -> EventSou
 async def until_told(call: Call, events: Events, farewell: Farewell = ended) -> Events:
     """Yield events. The last one says why there are no more, unless the events have ended by themselves."""
     watch = asyncio.ensure_future(call.service.watch(call.caller))
-    following: asyncio.Future[ServerSentEvent | None] | None = None
     try:
-        async with call.service.stream(call.caller):
-            while True:
-                following = asyncio.ensure_future(anext(events, None))
-                await asyncio.wait({following, watch}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    yield farewell(watch.result())
-                    return
-                event = following.result()
-                if event is None:
-                    return
+        async with call.service.stream(call.caller), aclosing(until(events, watch)) as following:
+            async for event in following:
                 yield event
+            if watch.done():
+                yield farewell(watch.result())
     finally:
         watch.cancel()
-        if following is not None:  # a client that leaves ends this in the middle of a wait
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        await events.aclose()
+
+
+async def until(events: AsyncGenerator[T, None], stop: asyncio.Future[Any]) -> AsyncGenerator[T, None]:
+    """Yield events until they end, or something else does. They are closed then, also if a listener has gone away."""
+    following: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(events, _NO_MORE))
+            await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done() or following.result() is _NO_MORE:
+                return
+            yield following.result()
+    finally:
+        # A generator cannot be closed while it runs, and a listener that goes away is cancelled again and again.
+        await finish_despite_cancel(_closed(events, following))
+
+
+async def _closed(events: AsyncGenerator[T, None], following: asyncio.Future[Any] | None) -> None:
+    if following is not None and not following.done():
+        following.cancel()
+        await asyncio.wait({following})
+    await events.aclose()
 
 
 async def _events(call: Call, session_id: SessionId, after: int, end: int) -> Events:
@@ -83,8 +98,9 @@ async def _events(call: Call, session_id: SessionId, after: int, end: int) -> Ev
         yield ServerSentEvent(_json({"end": end}), event="reset", id=str(end), sep="\n")
         after = end
     try:
-        async for each in call.service.feeds.news(session_id, after):
-            yield as_event(each)
+        async with aclosing(call.service.feeds.news(session_id, after)) as news:
+            async for each in news:
+                yield as_event(each)
     except Lagging:
         yield ServerSentEvent(_json({"reason": "lagging"}), event="end", sep="\n")
     except PerdureError as error:

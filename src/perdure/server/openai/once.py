@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 from starlette.responses import Response
 
@@ -48,7 +48,7 @@ class _Once:
         self._terms = {**asked.options, "external_tools": tools, "metadata": {KEPT: asked.kept}}
         self._id = ResponseId(SessionId(new_id()), new_id())
 
-    async def told(self) -> AsyncIterator[Told]:
+    async def told(self) -> AsyncGenerator[Told, None]:
         """Yield the events of the response: the first ones, then all others once it is there."""
         telling = Telling(self._found(None))
         telling.response["store"] = False

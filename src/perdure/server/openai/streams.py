@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import PerdureError
 from perdure.server.call import Call, encoded
 from perdure.server.feeds import Lagging, News, Piece
@@ -16,7 +17,7 @@ from perdure.server.openai.errors import body_of
 from perdure.server.openai.finding import Found, events_of, find, outcome_of, settled
 from perdure.server.openai.telling import Telling, Told
 from perdure.server.problems import problem_of
-from perdure.server.sse import Events, streamed
+from perdure.server.sse import Events, streamed, until
 from perdure.sessions.sessions import Sessions
 
 _DONE = "[DONE]"
@@ -27,7 +28,7 @@ def stream_of(call: Call, found: Found, after: int = -1) -> EventSourceResponse:
     return sent(call, _told(call, found, after), after)
 
 
-def sent(call: Call, events: AsyncIterator[Told], after: int = -1) -> EventSourceResponse:
+def sent(call: Call, events: AsyncGenerator[Told, None], after: int = -1) -> EventSourceResponse:
     """Return events as a stream."""
     call.service.require_room(call.caller)
     sending = _Sending(events, after)
@@ -37,15 +38,16 @@ def sent(call: Call, events: AsyncIterator[Told], after: int = -1) -> EventSourc
 class _Sending:
     """A stream that is being sent. If it breaks off, its last event has the number to continue from."""
 
-    def __init__(self, events: AsyncIterator[Told], after: int) -> None:
+    def __init__(self, events: AsyncGenerator[Told, None], after: int) -> None:
         self._events = events
         self._last = max(after, 0)
 
     async def events(self) -> Events:
         try:
-            async for event in self._events:
-                self._last = event["sequence_number"]
-                yield _event(event)
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    self._last = event["sequence_number"]
+                    yield _event(event)
         except Lagging:
             yield self._broken("lagging", "The stream was read too slowly.")
             return
@@ -69,7 +71,7 @@ def _event(told: Mapping[str, Any]) -> ServerSentEvent:
     return ServerSentEvent(encoded(told).decode(), event=str(told["type"]), sep="\n")
 
 
-async def _told(call: Call, found: Found, after: int) -> AsyncIterator[Told]:
+async def _told(call: Call, found: Found, after: int) -> AsyncGenerator[Told, None]:
     sessions, telling = call.sessions, Telling(found, after)
     for each in telling.opening():
         yield each
@@ -93,29 +95,27 @@ async def _followed(call: Call, sessions: Sessions, found: Found, telling: Telli
     # One that waits has noted where the record ended before it.
     begin = found.begin - 1 if found.begin else int(found.asked.get("after") or 0)
     try:
-        async with aclosing(call.service.feeds.news(found.info.id, begin)) as news:
-            while not over.done():
-                following = asyncio.ensure_future(anext(news, None))
-                await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
-                    break
-                for each in await _heard(sessions, found, telling, following.result()):
-                    yield each
-        over.result()
+        async with aclosing(until(call.service.feeds.news(found.info.id, begin), over)) as news:
+            async for each in news:
+                for told in await _heard(sessions, found, telling, each):
+                    yield told
+        await over
     finally:
         over.cancel()
-        await asyncio.gather(over, return_exceptions=True)
+        await finish_despite_cancel(_ended(over))
 
 
-async def _heard(sessions: Sessions, found: Found, telling: Telling, news: News | None) -> list[Told]:
+async def _ended(task: asyncio.Future[None]) -> None:
+    await asyncio.wait({task})
+
+
+async def _heard(sessions: Sessions, found: Found, telling: Telling, news: News) -> list[Told]:
     """Return what news add to a response. The run of one that waited is found once anything happens."""
     told: list[Told] = []
     if telling.run is None:
         told += telling.begun(await find(sessions, str(found.id)))
     if isinstance(news, Piece):
         told += telling.hear(news)
-    elif news is not None:
+    else:
         told += telling.take(news)
     return told

@@ -1,14 +1,13 @@
-"""Several pending calls settled in one step, a message taken back by its key, and tools of a run without a session."""
+"""What one run alone is asked with, a message taken back by its key, and tools of a run without a session."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import InputRefused, InvalidData, ModelOptions, ToolCall, Worker, connect, external_tool, tool
+from perdure import InputRefused, InvalidData, ModelOptions, ToolCall, connect, external_tool, tool
 from perdure.testing import ScriptedDriver
 
 WEATHER = external_tool("weather", "Look at the weather.")
@@ -25,38 +24,6 @@ def _reply(request: Any) -> Any:
     if request.step == 0:
         return CALLS
     return " | ".join(message.text for message in request.messages if message.role == "tool")
-
-
-async def test_calls_are_settled_in_one_step() -> None:
-    """One is approved, one denied, one answered; the model is asked once."""
-    driver = ScriptedDriver(_reply)
-    async with connect("memory://", driver=driver, tools=[WEATHER, pay]) as sessions:
-        chat = await sessions.open("a")
-        await chat.send("Go")
-        reply = await chat.settle(approve=["p1"], deny={"p2": "too much"}, answers={"w1": "rain"})
-        assert "paid 3" in reply.text
-        assert "too much" in reply.text
-        assert "rain" in reply.text
-        assert len(driver.requests) == 2
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"approve": ["p1"], "deny": {"p1": "no"}},
-        {"approve": ["p1"], "answers": {"nobody": 1}},
-        {"approve": ["w1"]},
-        {"approve": ["p1"], "deny": {"p2": " "}},
-    ],
-)
-async def test_decisions_are_all_or_nothing(wrong: dict[str, Any]) -> None:
-    async with connect("memory://", driver=ScriptedDriver(_reply), tools=[WEATHER, pay]) as sessions:
-        chat = await sessions.open("a")
-        await chat.send("Go")
-        with pytest.raises(InvalidData):
-            await chat.settle(**wrong)
-        assert len((await chat.session()).state.execution.pending_calls) == 3  # type: ignore[union-attr]
 
 
 async def test_a_message_is_taken_back_by_its_key() -> None:
@@ -81,23 +48,6 @@ async def test_a_run_without_a_session_has_tools_and_instructions() -> None:
         assert [call.id for call in reply.pending_calls] == ["w1"]
         assert driver.requests[0].system_prompt.endswith("Be brief.")
         assert len(await sessions.headers()) == 0
-
-
-async def test_a_message_whose_tools_the_agent_has_already_is_refused() -> None:
-    """It can never be sent, and does not keep others from being sent."""
-    async with connect("memory://", driver=ScriptedDriver(["Hello."]), tools=[pay]) as sessions:
-        await sessions.open("a")
-        first = await sessions.enqueue("a", "one", external_tools=[external_tool("pay")])
-        second = await sessions.enqueue("a", "two")
-        async with Worker(sessions) as worker:
-            work = asyncio.ensure_future(worker.run())
-            with pytest.raises(InputRefused, match="pay"):
-                await first.reply(timeout=10)
-            reply = await second.reply(timeout=10)
-            assert reply is not None
-            assert reply.text == "Hello."
-            worker.stop()
-            await work
 
 
 async def test_one_run_asks_the_model_in_its_own_way(tmp_path: Path) -> None:
