@@ -218,6 +218,8 @@ class _Served:
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+                if self._told:  # it is ending: a further signal would only break that off
+                    signal.signal(number, signal.SIG_IGN)
 
 
 def _tell_of_start(ctx: click.Context, service: Service, concurrency: int, *, as_json: bool) -> None:
