@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -59,9 +60,11 @@ async def attacked(
         found = take_overs(on)
         print(f"{len(on.harms)} attacks, {told(found)}; slowness {on.slowness:.1f}")
         assert wrong == []
-        # One that is stopped may hold the lock of a file, which nobody else can write then.
-        stopped = BEYOND if attack is ATTACKS["stop"] and "://" not in address else 0.0
-        assert found == [] or found[-1] <= lease + stopped + LONGER * on.slowness, told(found)
+        # One that is stopped may hold the lock of a file, which nobody else can write until it is woken. So a run that
+        # another has lost waits for that, too; most do not.
+        stopped = lease + BEYOND if attack is ATTACKS["stop"] and "://" not in address else 0.0
+        soon = lease + LONGER * on.slowness
+        assert found == [] or (found[-1] <= soon + stopped and median(found) <= soon), told(found)
     return on
 
 
