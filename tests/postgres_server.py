@@ -20,6 +20,9 @@ from typing import Any
 GIVEN = "PERDURE_TEST_POSTGRES"
 _STARTED = "PERDURE_TEST_POSTGRES_STARTED"
 _NAMED: set[str] = set()
+_EMPTY: list[str] = []
+_SHAPE: list[str] = []
+"""The tables, indexes and sequences of a schema that nobody has changed."""
 _SETTINGS = "fsync = off\nfull_page_writes = off\nsynchronous_commit = on\nmax_connections = 200\n"
 
 
@@ -39,6 +42,9 @@ def server() -> Any:
 
 def stop() -> None:
     """Let go of the server: the last to do so stops it, data and all. One that was given loses our schemas."""
+    if _connection.cache_info().currsize:
+        _connection().close()
+        _connection.cache_clear()
     if GIVEN in os.environ and _NAMED:
         drop(os.environ[GIVEN], _NAMED)
         _NAMED.clear()
@@ -57,6 +63,54 @@ def schema_of(where: Path) -> str:
     name = "t_" + hashlib.blake2b(str(where).encode(), digest_size=10).hexdigest()
     _NAMED.add(name)
     return name
+
+
+def lent_schema(where: Path) -> str:
+    """A schema for a directory that `give_back` takes back: to make a new one takes most of a short test's time.
+
+    Its name is kept in the directory, for the processes that a test starts.
+    """
+    note = where / "schema"
+    if not note.exists():
+        where.mkdir(parents=True, exist_ok=True)
+        note.write_text(_EMPTY.pop() if _EMPTY else schema_of(where))
+    return note.read_text()
+
+
+def give_back(where: Path) -> None:
+    """Empty the schema that was lent to a directory, for the next test. One that was changed is used no more."""
+    note = where / "schema"
+    if note.exists() and _is_emptied(note.read_text()):
+        _EMPTY.append(note.read_text())
+
+
+def _is_emptied(name: str) -> bool:
+    import psycopg
+    from psycopg import sql
+
+    shape = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind <> 't' ORDER BY 1"
+    connection = _connection()
+    try:
+        found = [row[0] for row in connection.execute(shape.encode(), (name,)).fetchall()]
+        if not _SHAPE:
+            _SHAPE.extend(found)
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (name,)).fetchall()
+        wiped = [table for (table,) in tables if table not in ("meta", "perdure_schema")]
+        doing = [sql.SQL("DELETE FROM {}").format(sql.Identifier(name, table)) for table in wiped]
+        fresh = "UPDATE {} SET uid = replace(gen_random_uuid()::text, '-', ''), erasures = 0, followed = 0"
+        connection.execute(sql.SQL("; ").join([*doing, sql.SQL(fresh).format(sql.Identifier(name, "meta"))]))
+        return bool(tables) and found == _SHAPE
+    except psycopg.Error:  # somebody still uses it, or it is another kind of schema by now
+        return False
+
+
+@functools.cache
+def _connection() -> Any:
+    import psycopg
+
+    connection = psycopg.connect(dsn(), autocommit=True)
+    connection.execute("SET lock_timeout = '1s'; SET session_replication_role = replica")
+    return connection
 
 
 def url_of(where: Path) -> str:

@@ -23,6 +23,8 @@ TOOLS = '''
 import os, sys, time
 import perdure
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 @perdure.tool(needs_approval=True)
 def refund(order: int) -> str:
     """Give the money back."""

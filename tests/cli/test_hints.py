@@ -19,6 +19,8 @@ from perdure.cli.options import Settings
 TOOLS = '''
 from perdure import tool
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 
 @tool(needs_approval=True)
 def charge(customer: str, amount: int) -> str:

@@ -23,6 +23,8 @@ import os
 from pathlib import Path
 from perdure import tool
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 @tool(idempotent=True)
 def add(a: int, b: int) -> int:
     """Add two numbers."""

@@ -37,6 +37,7 @@ LINES: dict[str, list[list[str]]] = {
     "ls": [[], ["--all", "--json"], ["--parent", IT], ["--status", "deleted"]],
     "show": [[IT], [IT, "--json"]],
     "versions": [[IT], [IT, "--json"]],
+    "inspect": [["--static", "pages", IT]],
     "tree": [[IT]],
     "events": [[IT]],
     "diff": [["mine", IT], [IT, "mine"]],
@@ -66,7 +67,7 @@ LINES: dict[str, list[list[str]]] = {
     "doctor": [[]],
 }
 # These are about no one owner's sessions: a first directory, a shell, a whole store, the sessions of all.
-OTHERS = {"tour", "init", "completion", "copy", "worker"}
+OTHERS = {"tour", "init", "completion", "copy", "worker", "serve", "acp", "mcp"}
 
 
 def test_no_command_is_forgotten() -> None:

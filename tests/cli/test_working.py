@@ -27,6 +27,8 @@ import asyncio, os, signal, time
 from pathlib import Path
 from perdure import tool
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 def blocked(a):
     """Block a thread for long, once."""
     with Path(f"made-{a}").open("a") as file:

@@ -24,6 +24,8 @@ from perdure.protocols import Outcome
 from perdure.stores.postgres import inbox, waiting
 from perdure.workers import advance
 
+pytestmark = pytest.mark.sample(3)  # make torture runs all
+
 LEASE = 1.0
 IN_TIME = 60.0
 """Seconds in which all has to be done; far more than it takes, on a busy machine too."""

@@ -14,6 +14,8 @@ from tests.crash.worker_chaos import Line, Stage, all_done, ledger_of, stage, ve
 from perdure.actions.parking import deaths
 from perdure.run_journal import HANDED_OVER
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 KINDS = ("sqlite", "postgres")
 
 

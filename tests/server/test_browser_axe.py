@@ -14,6 +14,8 @@ from perdure.model.message import Message, ToolCall
 from perdure.protocols import ModelRequest
 from perdure.testing import ScriptedDriver
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 SIZES: list[tuple[int, Any]] = [(390, "dark"), (1280, "light")]
 if os.environ.get("PERDURE_TORTURE"):
     SIZES = [(width, scheme) for width in (390, 800, 1440) for scheme in ("light", "dark")]

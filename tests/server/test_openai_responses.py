@@ -9,6 +9,8 @@ import openai
 import pytest
 from tests.server.openai_serving import Reached, checked, heard, over_http, text_in
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 WEATHER: Any = {
     "type": "function",
     "name": "weather",

@@ -58,6 +58,8 @@ from perdure.sessions.keeping import ErasureReceipt
 from perdure.sessions.reply import Chunk
 from perdure.testing import ScriptedDriver
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 STORES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda where: MemoryStore(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ class TestSqliteStoreInLoop(TestSqliteStore):
         return SqliteStore(where / "sessions.db", commit_in_loop=True)
 
 
+@pytest.mark.sample(2)
 class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 
@@ -111,8 +113,13 @@ class TestPostgresStore(EngineContract):
     def setup_method(self) -> None:
         postgres_server.dsn()  # so that it runs, and the processes of a race inherit its address
 
+    @pytest.fixture(autouse=True)
+    def _gives_back(self, tmp_path: Path) -> Iterator[None]:
+        yield
+        postgres_server.give_back(tmp_path)
+
     def open_engine(self, where: Path) -> PostgresEngine:
-        return PostgresEngine(postgres_server.dsn(), postgres_server.schema_of(where), 8)
+        return PostgresEngine(postgres_server.dsn(), postgres_server.lent_schema(where), 8)
 
     def open_store(self, where: Path) -> PostgresStore:
-        return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))
+        return PostgresStore(postgres_server.dsn(), schema=postgres_server.lent_schema(where))

@@ -36,6 +36,8 @@ from perdure.stores.sqlite.erasure import _NotingRows
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, show, texts
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 SECRET = "hunter2-4111-1111"
 STORES: dict[str, Any] = {
     "memory": lambda where: MemoryStore(),

@@ -20,6 +20,8 @@ from perdure.stores.file import commit
 from perdure.stores.file.log import SessionLog, encode_operation, line, opening
 from perdure.testing.samples import fork, new_session, say, show, texts
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 ANY, FEW = st.integers(0, 9), st.integers(0, 3)
 FORK = st.tuples(st.just("fork"), FEW, st.sampled_from([0, 0, 0, 1, 2, 3]))
 STEPS = st.lists(

@@ -29,6 +29,8 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing import FailingStore
 from perdure.testing.samples import new_session, note, say, texts
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 NAMES = "abcd"
 ROUNDS = 60 if TORTURE else 6
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests import postgres_server
 
 from perdure import FileStore, MemoryStore, PostgresStore, SqliteStore
 from perdure.testing.dispatcher_contract import DispatcherContract
 from perdure.workers import InboxDispatcher
 from perdure.workers.procrastinate import ProcrastinateDispatcher
+
+pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 
 class Inboxes(DispatcherContract):

@@ -49,6 +49,8 @@ from perdure.workers.advancing import Advancing
 from perdure.workers.inbox import InboxDispatcher
 from perdure.workers.timers import Bell
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 AGENT = AgentDefinition("agent", tools=("charge",))
 
 

@@ -51,6 +51,8 @@ import asyncio, sys
 sys.modules["procrastinate"] = None  # as where it is not installed
 import perdure
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 async def main():
     async with perdure.connect(perdure.PostgresStore(sys.argv[1], schema=sys.argv[2]), model="offline") as sessions:
         await sessions.enqueue("a", "Hello", key="k")
