@@ -19,11 +19,11 @@ from tests.waiting import until
 
 import perdure
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 TOOLS = '''
 import os, sys, time
 import perdure
-
-pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 @perdure.tool(needs_approval=True)
 def refund(order: int) -> str:

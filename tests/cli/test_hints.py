@@ -16,10 +16,10 @@ import pytest
 from perdure.cli import hints
 from perdure.cli.options import Settings
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 TOOLS = '''
 from perdure import tool
-
-pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 
 @tool(needs_approval=True)

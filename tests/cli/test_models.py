@@ -16,14 +16,14 @@ from tests.loop.drivers.loopback import Loopback, Stream
 from .conftest import COMMAND
 from .terminal_session import TerminalSession, clean_environment, command
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
 HELLO = Stream(wire.chat({"role": "assistant", "content": "Hello."}, usage=USAGE))
 ADD = '''
 import os
 from pathlib import Path
 from perdure import tool
-
-pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 @tool(idempotent=True)
 def add(a: int, b: int) -> int:

@@ -21,13 +21,13 @@ from perdure import Queued, Sessions, connect
 
 from .conftest import COMMAND
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 PATIENCE = 60.0
 TOOLS = '''
 import asyncio, os, signal, time
 from pathlib import Path
 from perdure import tool
-
-pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 def blocked(a):
     """Block a thread for long, once."""

@@ -40,6 +40,8 @@ from perdure.workers.procrastinate.jobs import Jobs
 from perdure.workers.procrastinate.presence import LOCK_OF_WORKER
 from perdure.workers.procrastinate.sweep import Sweep
 
+pytestmark = pytest.mark.sample(2)  # make torture runs all
+
 __all__ = ["schema"]
 
 ITEM = Entry("queue", {"messages": []})
@@ -50,8 +52,6 @@ POSTING = """
 import asyncio, sys
 sys.modules["procrastinate"] = None  # as where it is not installed
 import perdure
-
-pytestmark = pytest.mark.sample(2)  # make torture runs all
 
 async def main():
     async with perdure.connect(perdure.PostgresStore(sys.argv[1], schema=sys.argv[2]), model="offline") as sessions:
