@@ -108,7 +108,7 @@ async def test_others_write_while_a_file_is_scrubbed(tmp_path: Path, monkeypatch
     monkeypatch.setattr("perdure.stores.sqlite.erasure.PAGES_AT_ONCE", 2)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
-        for number in range(20):
+        for number in range(60):  # enough stretches for a machine on which a save takes long
             await store.create(new_session("word " * 500, id=f"s{number}"))
         session = await other.create(new_session("Hello"))
         cleaning = asyncio.ensure_future(store.gc())
