@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.protocols import FORGOTTEN, Ear, Journal, RunProgress, Sketch, said_in
@@ -94,11 +94,10 @@ class Feeds:
     @asynccontextmanager
     async def _listening(self, session_id: SessionId) -> AsyncIterator[_Listener]:
         feed = self._feeds.get(session_id)
-        if feed is None:
+        if feed is None or feed.is_over:  # one that has failed does not know what it has missed
             feed = self._feeds[session_id] = _Feed(self._journal(), session_id)
         await feed.begin()
-        listener = _Listener(feed)
-        feed.listeners.add(listener)
+        listener = feed.listener()
         try:
             yield listener
         finally:
@@ -176,12 +175,24 @@ class _Feed:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()
+        self._reason: BaseException | None = None
+        self.is_over = False
+        """Whether it has ended, by itself or since something failed: it tells of nothing more."""
 
     async def begin(self) -> None:
         """Begin at the record's end, unless it has begun."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"feed of {self.session_id}")
+            self._task.add_done_callback(self._ended)
         await self._begun.wait()
+
+    def listener(self) -> _Listener:
+        """Return one more listener. One that comes too late is told at once why there is nothing to hear."""
+        listener = _Listener(self)
+        self.listeners.add(listener)
+        if self.is_over:
+            listener.tell(self._reason)
+        return listener
 
     def wake(self) -> None:
         self._changed.set()
@@ -190,24 +201,24 @@ class _Feed:
         if self._task is not None:
             self._task.cancel()
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Tell listeners why it has ended, such as that the session was erased."""
+        self.is_over = True
+        self._reason = None if task.cancelled() else task.exception()
+        self._begun.set()
+        for listener in self.listeners:
+            listener.tell(self._reason)
+
     async def _run(self) -> None:
-        reason: BaseException | None = None
-        try:
+        async with AsyncExitStack() as stack:
+            # It listens before it looks: what is written in between would be heard late otherwise.
+            ear = self._journal.listening(self.session_id) if isinstance(self._journal, Ear) else None
+            heard = None if ear is None else await stack.enter_async_context(ear)
             progress = await progress_of(self._journal, self.session_id)
             self.head = progress.seq
             self._hear_pieces(progress)
             self._begun.set()
-            async with AsyncExitStack() as stack:
-                ear = self._journal.listening(self.session_id) if isinstance(self._journal, Ear) else None
-                heard = None if ear is None else await stack.enter_async_context(ear)
-                await self._watch(heard)
-        except PerdureError as error:  # such as a session that was erased
-            reason = error
-        finally:
-            self._begun.set()
-            self._task = None
-            for listener in self.listeners:
-                listener.tell(reason)
+            await self._watch(heard)
 
     async def _watch(self, heard: object) -> None:
         pause = _SOONEST
