@@ -100,7 +100,9 @@ async def test_others_cannot_tell_that_something_is_there(served: Reached) -> No
         for route in ROUTES:
             if route.face != "openai" or "{" not in route.path or "{model}" in route.path:
                 continue
-            body = {"json": {"items": []} if "items" in route.path else {"metadata": {}}} if route.body else {}
+            bodies: dict[str, Any] = {"items": {"items": []}, "cancel": {}}
+            last = route.path.rpartition("/")[2]
+            body = {"json": bodies.get(last, {"metadata": {}})} if route.body else {}
             for given, other in ((made.id, nowhere), (conversation.id, conversation_id("nowhere"))):
                 found = await bob.request(route.method, _filled(route.path, given), **body)
                 missing = await ada.request(route.method, _filled(route.path, other), **body)

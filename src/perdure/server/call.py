@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 _MOST_IN_KEY = 200
+_PROGRAMS = ("api", "openai", "agui")
+"""Whose requests are refused if they ask for more than can be followed."""
 
 
 def encoded(value: Any) -> bytes:
@@ -102,14 +104,24 @@ class Call:
 async def read_call(service: Service, route: Route, request: Request) -> Call:
     """Read a request as its route describes it. InvalidData says what is wrong with it, and where."""
     caller = getattr(request.state, "caller", None)
-    if route.face == "api" and not route.is_bound and "if-match" in request.headers:
-        raise InvalidData("If-Match", "this request is not bound to a version; leave it out")
+    if route.face in _PROGRAMS:
+        _require_followed(route, request)
     query = None if route.query is None else _converted(_flat(request), route.query)
     try:
         async with asyncio.timeout(service.settings.limits.patience):
             return Call(service, request, caller, query, await _body_of(route, request))
     except TimeoutError:
         raise Problem(408, "BodyTooSlow", "The body did not come in time.", headers={"Connection": "close"}) from None
+
+
+def _require_followed(route: Route, request: Request) -> None:
+    """Refuse what this request cannot follow, though others can."""
+    if not route.is_bound and "if-match" in request.headers:
+        raise InvalidData("If-Match", "this request is not bound to a version; leave it out")
+    if not route.takes_key and route.method == "POST" and "idempotency-key" in request.headers:
+        raise InvalidData("Idempotency-Key", "this request is done again if it is repeated; leave it out")
+    for name in request.query_params if route.query is None else ():
+        raise InvalidData(f"$.{brief(name)}", "this request has no parameters in its address; leave it out")
 
 
 async def _body_of(route: Route, request: Request) -> Any:

@@ -48,7 +48,7 @@ class _Begun(msgspec.Struct):
 async def run_agent(call: Call) -> Response:
     """Run an agent in a thread, or tell how the thread stands. The run goes on if the client leaves."""
     given: RunAgentInput = call.body
-    _require_supported(call, given)
+    _require_supported(given)
     call.service.require_room(call.caller)
     agent, sessions, thread = _agent(call), call.sessions, SessionId.of(given.thread_id)
     is_there = await sessions.exists(thread)
@@ -61,9 +61,7 @@ async def run_agent(call: Call) -> Response:
     return streamed(call, _told(call, given, await _begin(call, given, chat.id)), _farewell)
 
 
-def _require_supported(call: Call, given: RunAgentInput) -> None:
-    if call.expected is not None:
-        raise InvalidData("If-Match", "a run is not bound to a version; leave it out")
+def _require_supported(given: RunAgentInput) -> None:
     if given.state:
         raise InvalidData("$.state", "a session has no state that a front end shares; leave it out")
     if given.forwarded_props is not None and not isinstance(given.forwarded_props, dict):

@@ -120,8 +120,9 @@ async def _sent_now(call: Call, wanted: NewMessage, wait: float) -> Answer:
     """
     if not call.service.runs_here:
         raise InvalidData("$.when_busy", "no agent is run by this service; leave it out, and a worker answers")
-    if wanted.at is not None:
-        raise InvalidData("$.at", "what is sent later always waits for its turn; leave `when_busy` out")
+    if wanted.at is not None or wanted.priority:
+        name = "priority" if wanted.at is None else "at"
+        raise InvalidData(f"$.{name}", "it is for what waits for its turn; leave it out, or leave `when_busy` out")
     if call.service.closing.is_set():
         raise Problem(503, "Stopping", "This service is about to stop. Try again.", headers={"Retry-After": "5"})
     is_refused = wanted.when_busy == "refuse"
@@ -166,16 +167,24 @@ def _accepted(session_id: str, key: str, at: datetime | None) -> Answer:
 
 
 async def get_reply(call: Call) -> Answer:
-    """Return the answer to a message by its key: 202 while there is none yet."""
+    """Return the answer to a message by its key: 202 while there is none yet, 404 if there is no such message."""
     wait, key = checked_wait(call, call.query.wait), call.path("key")
     sessions = call.sessions
     reply = await sessions.result(call.session_id, key)
+    if reply is None and not await _is_delayed(call, key):
+        reply = await sessions.result(call.session_id, key)  # its time may just have come
+        if reply is None:
+            raise Problem(404, "NoSuchKey", "No message of that key is here: it was not sent, or was taken back.")
     if wait and (reply is None or reply.queued):
         queued = Queued(sessions, (await sessions.info(call.session_id)).id, key, None, None)
         reply = await within(call, wait, queued.reply())
     if reply is None or reply.queued:
         return Answer({"session": call.session_id, "key": key, "at": None}, 202)
     return Answer(of_reply(reply))
+
+
+async def _is_delayed(call: Call, key: str) -> bool:
+    return any(timer.name == key for timer in await call.sessions.timers(call.session_id))
 
 
 async def list_events(call: Call) -> EventsForm | Response:

@@ -7,11 +7,12 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from perdure.errors import InvalidData, SessionConflict
+from perdure.errors import InvalidData
 from perdure.model.definition import AgentDefinition
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Filters
 from perdure.server.call import Answer, Call
+from perdure.server.making import Seed, make_session
 from perdure.sessions.json_forms import (
     CallForm,
     HeadForm,
@@ -177,26 +178,20 @@ async def create_session(call: Call) -> Answer:
     """Create a session. With an `Idempotency-Key`, the same request again returns the one that it made."""
     key = call.key
     session_id = None if key is None else "r-" + blake2b(key.encode(), digest_size=16).hexdigest()
-    return await _created(call, session_id, may_be_there=key is not None)
+    return await _created(call, session_id)
 
 
 async def put_session(call: Call) -> Answer:
     """Create a session under an id that the client chose; one that is there already is left as it is."""
-    return await _created(call, call.session_id, may_be_there=True)
+    return await _created(call, call.session_id)
 
 
-async def _created(call: Call, session_id: str | None, *, may_be_there: bool) -> Answer:
+async def _created(call: Call, session_id: str | None) -> Answer:
     wanted: NewSession = call.body
-    agent, sessions = agent_named(call, wanted.agent), call.sessions
-    is_there = session_id is not None and await sessions.exists(session_id)
-    if is_there and not may_be_there:
-        raise SessionConflict(str(session_id), 0, None)
-    chat = await sessions.open(session_id, agent, tags=wanted.tags, on_change="keep")
-    if wanted.name is not None and not is_there:
-        await sessions.rename(chat.id, wanted.name)
-    info = await sessions.info(chat.id)
+    seed = Seed(agent=agent_named(call, wanted.agent), tags=wanted.tags, name=wanted.name)
+    info, is_new = await make_session(call, session_id, seed)
     headers = {**tagged(info.version), "Location": f"/api/sessions/{info.id}"}
-    return Answer(of_info(info), 200 if is_there else 201, headers)
+    return Answer(of_info(info), 201 if is_new else 200, headers)
 
 
 def agent_named(call: Call, name: str | None) -> AgentDefinition:

@@ -104,6 +104,8 @@ def read_asked(call: Call) -> Asked:
     wanted: CreateResponse = call.body
     _require_plain(wanted)
     _require_together(wanted)
+    if wanted.store is False and call.key is not None:
+        raise invalid("Idempotency-Key", "nothing is kept by which the request could be known again; leave it out")
     check_metadata(wanted.metadata)
     agent = None if wanted.model is None else agent_of(call, wanted.model)
     tools = _tools(wanted.tools or ())

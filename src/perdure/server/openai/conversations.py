@@ -11,6 +11,7 @@ from perdure.actions.metadata import WriteMetadata
 from perdure.model.message import Message, ToolCall
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.server.call import Call
+from perdure.server.making import Seed, make_session
 from perdure.server.openai.asking import check_metadata
 from perdure.server.openai.errors import invalid, not_found
 from perdure.server.openai.finding import journal_of, reached
@@ -54,15 +55,11 @@ async def create_conversation(call: Call) -> ConversationForm:
     """Create a conversation. Its agent is that of the first response that names one."""
     wanted: NewConversation = call.body
     check_metadata(wanted.metadata)
-    said = _said(call, wanted.items)
-    name = None if call.key is None else f"v1-{key_of(call.key)}"
-    is_there = name is not None and await call.sessions.exists(name)
-    chat = await call.sessions.open(name, next(iter(call.service.agents.values())), on_change="keep")
-    if said and not is_there:
-        await call.sessions.inject(chat.id, said)
-    if wanted.metadata and not is_there:
-        await call.sessions.execute(chat.id, WriteMetadata(_METADATA, wanted.metadata))
-    return await _form(call.sessions, await call.sessions.info(chat.id))
+    name = None if call.key is None else f"v1c-{key_of(call.key)}"
+    kept = {_METADATA: wanted.metadata} if wanted.metadata else {}
+    agent = next(iter(call.service.agents.values()))
+    info, _ = await make_session(call, name, Seed(agent=agent, messages=_said(call, wanted.items), metadata=kept))
+    return await _form(call.sessions, info)
 
 
 async def get_conversation(call: Call) -> ConversationForm:

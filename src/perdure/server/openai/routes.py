@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from perdure.server.api.verbs import Nothing
 from perdure.server.openai import conversations, models, responses
 from perdure.server.openai.asking import CreateResponse
 from perdure.server.openai.compacting import Compact, CompactedForm, compact
@@ -35,6 +36,7 @@ def _responses() -> Iterator[Route]:
         "Have an input answered",
         body=CreateResponse,
         gives=dict,
+        takes_key=True,
         is_stream=True,
     )
     yield Route(
@@ -55,7 +57,14 @@ def _responses() -> Iterator[Route]:
         is_stream=True,
     )
     yield Route("DELETE", _RESPONSE, responses.delete_response, "Delete a response", gives=responses.DeletedForm)
-    yield Route("POST", f"{_RESPONSE}/cancel", responses.cancel_response, "End a response where it stands", gives=dict)
+    yield Route(
+        "POST",
+        f"{_RESPONSE}/cancel",
+        responses.cancel_response,
+        "End a response where it stands",
+        body=Nothing,
+        gives=dict,
+    )
     yield Route(
         "GET",
         f"{_RESPONSE}/input_items",
@@ -74,6 +83,7 @@ def _conversations() -> Iterator[Route]:
         "Create a conversation",
         body=NewConversation,
         gives=ConversationForm,
+        takes_key=True,
     )
     yield Route("GET", _CONVERSATION, conversations.get_conversation, "See a conversation", gives=ConversationForm)
     yield Route(

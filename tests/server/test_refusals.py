@@ -1,0 +1,104 @@
+"""What cannot be followed is refused, never ignored: headers, parameters, and options that have no effect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.serving import Served, in_service
+
+OPENAI = {"model": "assistant", "input": "hello"}
+
+
+def refused(response: httpx.Response, about: str) -> None:
+    """Require a 422 that names what was wrong."""
+    assert response.status_code == 422, (response.status_code, response.text)
+    assert about in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/sessions/a/undo", {}),
+        ("/api/sessions/a/fork", {}),
+        ("/api/sessions/a/inject", {"messages": [{"role": "user", "content": "one"}]}),
+        ("/api/sessions/a/approve", {}),
+        ("/v1/responses/compact", {"input": "hello"}),
+        ("/v1/responses", {**OPENAI, "store": False}),
+        ("/agui", {"threadId": "a", "runId": "r", "messages": []}),
+    ],
+)
+@in_service
+async def test_a_key_is_refused_where_a_request_is_done_twice(served: Served, path: str, body: Any) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    refused(await served.ada.post(path, json=body, headers={"Idempotency-Key": "k"}), "Idempotency-Key")
+
+
+@in_service
+async def test_a_version_is_refused_where_nothing_is_bound_to_it(served: Served) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    bound = {"If-Match": '"1"'}
+    refused(await served.ada.post("/v1/responses", json=OPENAI, headers=bound), "If-Match")
+    refused(await served.ada.get("/v1/models", headers=bound), "If-Match")
+    agui = {"threadId": "a", "runId": "r", "messages": []}
+    refused(await served.ada.post("/agui", json=agui, headers=bound), "If-Match")
+
+
+@in_service
+async def test_a_parameter_is_refused_where_there_is_none(served: Served) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    refused(await served.ada.post("/api/sessions/a/messages?wait=0", json={"text": "hello"}), "wait")
+    refused(await served.ada.post("/v1/responses?stream=true", json=OPENAI), "stream")
+    refused(await served.ada.get("/v1/models?limit=1"), "limit")
+    assert (await served.ada.get("/api/sessions/a/messages")).json()["total"] == 0
+
+
+@in_service
+async def test_a_body_is_refused_where_there_is_none(served: Served) -> None:
+    made = (await served.ada.post("/v1/responses", json=OPENAI)).json()
+    refused(await served.ada.post(f"/v1/responses/{made['id']}/cancel", json={"reason": "no"}), "reason")
+
+
+@in_service
+async def test_a_priority_is_refused_for_what_does_not_wait(served: Served) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    for when_busy in ("refuse", "steer"):
+        sent = {"text": "hello", "when_busy": when_busy, "priority": 3}
+        refused(await served.ada.post("/api/sessions/a/messages", json=sent), "priority")
+
+
+@in_service
+async def test_a_key_that_was_never_used_has_no_reply(served: Served) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    assert (await served.ada.get("/api/sessions/a/replies/nothing")).status_code == 404
+    later = {"text": "later", "at": "2999-01-01T00:00:00Z"}
+    headers = {"Idempotency-Key": "later"}
+    assert (await served.ada.post("/api/sessions/a/messages", json=later, headers=headers)).status_code == 202
+    assert (await served.ada.get("/api/sessions/a/replies/later")).status_code == 202
+
+
+@in_service
+async def test_a_key_stands_for_one_new_session(served: Served) -> None:
+    """The same request returns it, another body is refused, and a name that was given is there in any case."""
+    headers, body = {"Idempotency-Key": "k"}, {"tags": ["x"], "name": "One"}
+    first, again = [await served.ada.post("/api/sessions", json=body, headers=headers) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    for other in ({"tags": ["y"], "name": "One"}, {"tags": ["x"], "name": "Two"}, {}):
+        refused(await served.ada.post("/api/sessions", json=other, headers=headers), "Idempotency-Key")
+    assert (await served.bob.post("/api/sessions", json={}, headers=headers)).status_code == 201
+
+
+@in_service
+async def test_a_key_stands_for_one_conversation(served: Served) -> None:
+    headers = {"Idempotency-Key": "k"}
+    body = {"items": [{"role": "user", "content": "hello"}], "metadata": {"topic": "tea"}}
+    made = await asyncio.gather(*(served.ada.post("/v1/conversations", json=body, headers=headers) for _ in range(4)))
+    assert {each.status_code for each in made} == {200}
+    (found,) = {each.json()["id"] for each in made}
+    items = (await served.ada.get(f"/v1/conversations/{found}/items")).json()
+    assert len(items["data"]) == 1
+    assert (await served.ada.get(f"/v1/conversations/{found}")).json()["metadata"] == {"topic": "tea"}
+    refused(await served.ada.post("/v1/conversations", json={}, headers=headers), "Idempotency-Key")
