@@ -13,6 +13,7 @@ from perdure.loop.response_format import Form
 from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.model.execution import ModelOptions
 from perdure.server.call import Call
+from perdure.server.making import digest_of
 from perdure.server.openai.errors import invalid, unsupported
 from perdure.server.problems import Problem
 
@@ -84,8 +85,14 @@ class Asked(msgspec.Struct, frozen=True):
             "user": wanted.user,
             "safety": wanted.safety_identifier,
             "cache": wanted.prompt_cache_key,
+            "request": self.digest,
         }
         return {name: value for name, value in kept.items() if value}
+
+    @property
+    def digest(self) -> str:
+        """What tells it from other requests under the same key. How it is told is none of what is asked."""
+        return digest_of(msgspec.structs.replace(self.wanted, stream=None, stream_options=None))
 
     @property
     def options(self) -> dict[str, Any]:

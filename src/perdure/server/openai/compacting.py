@@ -66,6 +66,8 @@ async def _begun(call: Call, wanted: Compact) -> str:
         raise invalid("input", "messages can be compacted; give decisions to the response that waits for them")
     if wanted.previous_response_id is not None:
         found = await find(sessions, wanted.previous_response_id)
+        if wanted.model is not None and agent_of(call, wanted.model).name != found.info.agent_name:
+            raise invalid("model", f"the conversation is that of {found.info.agent_name}; name it, or leave it out")
         if found.state != "over" or found.refusal is not None:
             raise in_progress(wanted.previous_response_id)
         chat = await sessions.fork(found.info.id, version=found.version)

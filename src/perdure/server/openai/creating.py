@@ -10,17 +10,19 @@ from msgspec.structs import replace
 from perdure.actions.definition import ChangeDefinition
 from perdure.actions.inbox import Inbox, under_way
 from perdure.actions.metadata import WriteMetadata
+from perdure.actions.waiting import not_active
 from perdure.errors import InvalidData, PendingCallsChanged, RunInterrupted, SessionBusy, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
-from perdure.model.session import AgentSession
-from perdure.protocols import Action
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import Action, FindsMessages
 from perdure.server.call import Call
+from perdure.server.making import used_for_another
 from perdure.server.openai.asking import Asked, CreateResponse, in_progress
 from perdure.server.openai.errors import invalid, not_found
-from perdure.server.openai.finding import KEPT, Found, find, journal_of, outcome_of, reached
+from perdure.server.openai.finding import KEPT, Found, find, journal_of, look_for, outcome_of, reached
 from perdure.server.openai.ids import ResponseId, handled, key_of, session_of
 from perdure.server.openai.inputs import Given
 from perdure.server.problems import Problem
@@ -46,6 +48,9 @@ class Beginning:
     async def begin(self) -> ResponseId:
         """Leave what is said with a session, for a worker. It is durable when this returns."""
         wanted = self._asked.wanted
+        known = await self._begun_before() if self._is_repeatable else None
+        if known is not None:
+            return known
         if self._given.compaction is not None and (wanted.previous_response_id or self._asked.conversation):
             raise invalid("input", "a compaction stands for all that was said before; leave the other out")
         if self._asked.conversation is not None:
@@ -57,6 +62,32 @@ class Beginning:
         self._require_no_decision("there is no response that waits; give its `previous_response_id`")
         chat = await self._sessions.open(self._name, self._agent, on_change="keep")
         return await self._left_with(chat.id)
+
+    async def _begun_before(self) -> ResponseId | None:
+        """Return the response that the same request has begun. Raise InvalidData if its key stands for another one."""
+        for session_id in await self._places():
+            found = await look_for(self._sessions, ResponseId(session_id, self._key))
+            if found is None or found.refusal is not None:  # one that was taken back may be asked for again
+                continue
+            if found.kept.get("request", self._asked.digest) != self._asked.digest:
+                raise used_for_another()
+            return found.id
+        return None
+
+    async def _places(self) -> list[SessionId]:
+        """Return the sessions in which the key may have been used: those that the request names or makes, and others.
+
+        By its id a message is found that was sent. One that waits, and waits elsewhere, is not found.
+        """
+        wanted, sessions = self._asked.wanted, self._sessions
+        previous = None if wanted.previous_response_id is None else ResponseId.of(wanted.previous_response_id)
+        named = [None if self._asked.conversation is None else session_of(self._asked.conversation)]
+        named += [None if previous is None else previous.session]
+        if self._name is not None and await sessions.exists(self._name):
+            named.append((await sessions.info(self._name)).id)
+        if isinstance(sessions.store, FindsMessages):
+            named += [place.session_id for place in await sessions.find(self._key)]
+        return list(dict.fromkeys(each for each in named if each is not None))
 
     @property
     def _agent(self) -> AgentDefinition:
@@ -88,8 +119,14 @@ class Beginning:
             return await self._decided(session, pending)
         if self._given.decides:
             return await self._decided_last(session)
+        await self._require_taking(session)
         await self._give_agent(session)
         return await self._left_with(info.id)
+
+    async def _require_taking(self, session: AgentSession) -> None:
+        """Raise SessionNotActive if a session is closed: a message would wait until somebody opens it."""
+        if session.status is not SessionStatus.ACTIVE and not await self._is_under_way(session.id):
+            raise not_active(session)
 
     async def _give_agent(self, session: AgentSession) -> None:
         """Give a session the agent that the client names. Another request may do so at the same time."""
@@ -142,6 +179,7 @@ class Beginning:
         """Take the newest version of a session for this request. False if it is older, or another has taken it."""
         if previous.info.version != previous.version or not await self._is_free(previous.info.id):
             return self._is_repeatable and await self._had_taken(previous.info.id)
+        await self._require_taking(await self._sessions.session(previous.info.id))
         try:
             await self._sessions.expecting(previous.version).execute(
                 previous.info.id, WriteMetadata(_CONTINUED, self._key), on_conflict="raise"
@@ -227,10 +265,7 @@ class Beginning:
         self, response: ResponseId, session: AgentSession, pending: tuple[PendingCall, ...]
     ) -> ResponseId:
         """Return the response that the same decision has begun. Outputs that say something else begin a fork."""
-        try:
-            found: Found | None = await find(self._sessions, str(response))
-        except Problem:
-            found = None
+        found = await look_for(self._sessions, response)
         if found is not None and _is_same(found.entries[0].body, self._given, pending):
             return response
         waiting = {call.id for call in pending if call.external}

@@ -91,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True):
 async def find(sessions: Sessions, given: str) -> Found:
     """Return the response of an id. Raise a Problem, the same for all, if there is none within reach."""
     response = ResponseId.of(given)
-    found = None if response is None else await _found(sessions, response)
+    found = None if response is None else await look_for(sessions, response)
     if found is None:
         raise not_found("Response", given)
     return found
@@ -107,7 +107,8 @@ async def reached(sessions: Sessions, session_id: str) -> AgentSessionInfo | Non
     return info if info.id == session_id and info.status is not SessionStatus.DELETED else None
 
 
-async def _found(sessions: Sessions, response: ResponseId) -> Found | None:
+async def look_for(sessions: Sessions, response: ResponseId) -> Found | None:
+    """Return a response; None if there is none within reach."""
     info = await reached(sessions, response.session)
     if info is None:
         return None
@@ -192,7 +193,7 @@ async def settled(sessions: Sessions, response: ResponseId) -> None:
                 return
             if kept is None and time() >= look:
                 look = time() + _LOOK_FOR_REFUSAL
-                found = await _found(sessions, response)
+                found = await look_for(sessions, response)
                 if found is None or found.state == "over":
                     return
             await news()

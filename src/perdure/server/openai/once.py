@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+from msgspec.structs import replace
 from starlette.responses import Response
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import InvalidData, RunFailed
 from perdure.model.ids import SessionId, new_id, now
-from perdure.model.loop_events import AnyLoopEvent, MessageEnd, ToolExecutionEnd
+from perdure.model.loop_events import MessageEnd, MessageUpdate, ToolExecutionEnd, ToolExecutionStart
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.usage import Usage
 from perdure.server.call import Answer, Call
+from perdure.server.feeds import News, Piece
 from perdure.server.openai.asking import Asked
 from perdure.server.openai.creating import renamed
 from perdure.server.openai.errors import invalid, unsupported
@@ -30,7 +35,7 @@ async def answered_once(call: Call, asked: Asked, given: Given) -> Answer | Resp
         raise invalid("input", "a response that is not kept answers messages alone")
     once = _Once(call, asked, given)
     if asked.wanted.stream:
-        return sent(call, once.told())
+        return sent(call, once.told(), is_kept=False)
     return Answer([event async for event in once.told()][-1]["response"])
 
 
@@ -49,19 +54,35 @@ class _Once:
         self._id = ResponseId(SessionId(new_id()), new_id())
 
     async def told(self) -> AsyncGenerator[Told, None]:
-        """Yield the events of the response: the first ones, then all others once it is there."""
-        telling = Telling(self._found(None))
+        """Yield the events of the response. Its run ends if nobody listens any more."""
+        found = self._found()
+        telling = Telling(found)
         telling.response["store"] = False
         for each in telling.opening():
             yield each
-        session = await self._answered()
-        found = self._found(session)
-        telling.run = found.run
-        for event in _events_in(session):
-            for each in telling.take(event):
+        work = asyncio.ensure_future(self._answered())
+        try:
+            async with aclosing(self._heard(work)) as news:
+                async for heard in news:
+                    telling.run = heard.run if isinstance(heard, Piece) else heard.loop_id
+                    for each in telling.hear(heard) if isinstance(heard, Piece) else telling.take(heard):
+                        yield each
+            for each in telling.end(found, Outcome(await work, Usage())):
                 yield each
-        for each in telling.end(found, Outcome(session, Usage())):
-            yield each
+        finally:
+            work.cancel()
+            await finish_despite_cancel(_over(work))
+
+    async def _heard(self, work: asyncio.Future[AgentSession]) -> AsyncGenerator[News, None]:
+        """Yield what the run tells of itself until it is over."""
+        ear = _Ear(self._given.messages[0].id)
+        tap = self._call.sessions._connection.events.wiretap(ear.hear)
+        work.add_done_callback(lambda _: ear.news.put_nowait(None))
+        try:
+            while (news := await ear.news.get()) is not None:
+                yield news
+        finally:
+            tap.cancel()
 
     async def _answered(self) -> AgentSession:
         try:
@@ -77,25 +98,48 @@ class _Once:
             raise renamed(error) from None
         return reply.session
 
-    def _found(self, session: AgentSession | None) -> Found:
+    def _found(self) -> Found:
         at = now()
         info = AgentSessionInfo(id=self._id.session, agent_name=self._agent.name, created_at=at, updated_at=at)
-        execution = None if session is None else session.state.execution
-        run = None if execution is None else execution.execution_id
-        return Found(id=self._id, info=info, state="running", asked=self._terms, run=run)
+        return Found(id=self._id, info=info, state="running", asked=self._terms)
 
 
-def _events_in(session: AgentSession) -> Iterator[AnyLoopEvent]:
-    """Yield what a run has told of its answers and calls, as its state has it."""
-    execution = session.state.execution
-    if execution is None:
-        return
-    last = (execution.current_step,) if execution.current_step is not None else ()
-    place = 0
-    for step in (*execution.steps, *last):
-        for message in step.output_messages:
-            place += 1
-            yield MessageEnd(loop_id=execution.execution_id, message=message, cursor=place)
-        for done in step.tool_executions:
-            place += 1
-            yield ToolExecutionEnd(loop_id=execution.execution_id, execution=done, step_id=step.id, cursor=place)
+class _Ear:
+    """Hears one run of all in this process: the one that answers a message."""
+
+    def __init__(self, message_id: str) -> None:
+        self.news: asyncio.Queue[News | None] = asyncio.Queue()
+        self._answers = message_id
+        self._run: str | None = None
+        self._place = 0
+        """How many events were heard: each has a place, as if it were on a record."""
+        self._piece = Piece("", "", 0, 0, "")
+
+    def hear(self, event: object) -> None:
+        if self._run is None and isinstance(event, MessageEnd) and event.message.id == self._answers:
+            self._run = event.loop_id
+        if self._run is None or getattr(event, "loop_id", None) != self._run:
+            return
+        if isinstance(event, MessageUpdate):
+            self._hear_piece(event)
+        elif isinstance(event, MessageEnd | ToolExecutionStart | ToolExecutionEnd):
+            self._place += 1
+            self.news.put_nowait(replace(event, cursor=self._place))
+
+    def _hear_piece(self, event: MessageUpdate) -> None:
+        """Take a piece of a text that is being written. One that begins again is another attempt at it."""
+        before = self._piece
+        if event.message_id != before.message:
+            before = Piece(event.loop_id, event.message_id, 0, 0, "")
+        if event.kind == "restart":
+            self._piece = Piece(event.loop_id, event.message_id, before.attempt + 1, 0, "")
+        elif event.kind == "text":
+            start = before.start + len(before.text)
+            self._piece = replace(before, start=start, text=event.text)
+            self.news.put_nowait(self._piece)
+
+
+async def _over(work: asyncio.Future[AgentSession]) -> None:
+    await asyncio.wait({work})
+    if not work.cancelled():
+        work.exception()  # which was raised, if anybody was there

@@ -49,6 +49,8 @@ async def create_response(call: Call) -> Answer | Response:
     given = read_input(wanted.input or "", call.service.settings.limits.messages)
     if wanted.store is False:
         return await answered_once(call, asked, given)
+    if wanted.stream:  # what cannot be told is not begun
+        call.service.require_room(call.caller)
     response = await Beginning(call, asked, given).begin()
     if wanted.stream:
         return stream_of(call, await find(call.sessions, str(response)))
@@ -73,7 +75,7 @@ async def cancel_response(call: Call) -> Answer:
     given, sessions = call.path("response"), call.sessions
     found = await find(sessions, given)
     if found.state == "running":
-        await sessions.cancel(found.info.id)
+        await sessions.cancel(found.info.id, run=found.run)
     elif found.state == "queued":
         await _taken_back(call, found)
     await _waited_for(call, found.id, _CANCELS_WITHIN)
@@ -87,10 +89,12 @@ async def _taken_back(call: Call, found: Found) -> None:
             return
     except SessionBusy:
         pass
-    if (await find(call.sessions, str(found.id))).state == "queued":
+    found = await find(call.sessions, str(found.id))
+    if found.state == "queued":
         detail = "This response waits behind another one of its conversation. Cancel that first, or try again later."
         raise Problem(409, "WaitsBehindAnother", detail, headers={"Retry-After": "2"})
-    await call.sessions.cancel(found.info.id)
+    if found.state == "running":  # by now, and no other run is meant
+        await call.sessions.cancel(found.info.id, run=found.run)
 
 
 async def delete_response(call: Call) -> DeletedForm:

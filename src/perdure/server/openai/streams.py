@@ -16,7 +16,7 @@ from perdure.server.feeds import Lagging, News, Piece
 from perdure.server.openai.errors import body_of
 from perdure.server.openai.finding import Found, events_of, find, outcome_of, settled
 from perdure.server.openai.telling import Telling, Told
-from perdure.server.problems import problem_of
+from perdure.server.problems import Problem, problem_of
 from perdure.server.sse import Events, streamed, until
 from perdure.sessions.sessions import Sessions
 
@@ -28,18 +28,21 @@ def stream_of(call: Call, found: Found, after: int = -1) -> EventSourceResponse:
     return sent(call, _told(call, found, after), after)
 
 
-def sent(call: Call, events: AsyncGenerator[Told, None], after: int = -1) -> EventSourceResponse:
-    """Return events as a stream."""
+def sent(
+    call: Call, events: AsyncGenerator[Told, None], after: int = -1, *, is_kept: bool = True
+) -> EventSourceResponse:
+    """Return events as a stream. One of a response that is not kept cannot be continued."""
     call.service.require_room(call.caller)
-    sending = _Sending(events, after)
+    sending = _Sending(events, after, is_kept)
     return streamed(call, sending.events(), farewell=sending.farewell)
 
 
 class _Sending:
     """A stream that is being sent. If it breaks off, its last event has the number to continue from."""
 
-    def __init__(self, events: AsyncGenerator[Told, None], after: int) -> None:
+    def __init__(self, events: AsyncGenerator[Told, None], after: int, is_kept: bool) -> None:
         self._events = events
+        self._is_kept = is_kept
         self._last = max(after, 0)
 
     async def events(self) -> Events:
@@ -51,18 +54,21 @@ class _Sending:
         except Lagging:
             yield self._broken("lagging", "The stream was read too slowly.")
             return
-        except PerdureError as error:
-            told = body_of(problem_of(error))
-            yield self._broken(told["code"], told["message"])
+        except (PerdureError, Problem) as error:
+            problem = problem_of(error)
+            told = body_of(problem)
+            yield self._broken(told["code"], told["message"], may_continue=problem.status >= 500)
             return
         yield ServerSentEvent(_DONE, sep="\n")
 
     def farewell(self, reason: str) -> ServerSentEvent:
         """Return the last event of a stream that has to end before its response does."""
-        return self._broken(reason, "The stream has to end here. The response goes on.")
+        rest = "The response goes on." if self._is_kept else "The response ends with it: it is not kept."
+        return self._broken(reason, f"The stream has to end here. {rest}")
 
-    def _broken(self, code: str, why: str) -> ServerSentEvent:
-        message = f"{why} Continue with GET and `stream=true&starting_after={self._last}`."
+    def _broken(self, code: str, why: str, *, may_continue: bool = True) -> ServerSentEvent:
+        how = f" Continue with GET and `stream=true&starting_after={self._last}`."
+        message = why + how if may_continue and self._is_kept else why
         told = {"code": code, "message": message, "param": None, "sequence_number": self._last}
         return _event({"type": "error", **told})
 
