@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,7 +43,20 @@ _NEEDED = {
 }
 
 
-class ApproveToolCalls:
+class _Decision:
+    """What all decisions have in common."""
+
+    def __init__(self, loops: LoopFactory, context: object, model_for: ModelFor | None, wait: bool) -> None:
+        self._loops = require_loops(loops)
+        self._caller = _caller(context, wait)
+        self._model_for = model_for
+        self.is_left = not wait
+        """Whether a worker is to continue the run."""
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
+
+
+class ApproveToolCalls(_Decision):
     """Let pending calls (all of them, unless some are named) be made, and the run continue.
 
     What is approved is what was shown: the calls as they are given, or as the session's state has them. If a call, or
@@ -62,14 +75,8 @@ class ApproveToolCalls:
         model_for: ModelFor | None = None,
         wait: bool = True,
     ) -> None:
-        self._loops = require_loops(loops)
-        self._model_for = model_for
-        self._caller = _caller(context, wait)
-        self.is_left = not wait
-        """Whether a worker is to continue the run."""
+        super().__init__(loops, context, model_for, wait)
         self._given = _checked(call_ids)
-        self.used_before = Usage()
-        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
@@ -81,7 +88,7 @@ class ApproveToolCalls:
         return await _continued(self, session, context, decisions, depth)
 
 
-class DenyToolCalls:
+class DenyToolCalls(_Decision):
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
     def __init__(
@@ -96,15 +103,9 @@ class DenyToolCalls:
     ) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
-        self._loops = require_loops(loops)
-        self._caller = _caller(context, wait)
-        self.is_left = not wait
-        """Whether a worker is to continue the run."""
+        super().__init__(loops, context, model_for, wait)
         self._reason = reason
-        self._model_for = model_for
         self._given = _checked(call_ids)
-        self.used_before = Usage()
-        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
@@ -112,45 +113,7 @@ class DenyToolCalls:
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
 
-class AnswerToolCalls:
-    """Hand in what calls that are made outside have come to, and let the run continue. Other calls wait on.
-
-    `answers` has a result for each call, by its id or digest; a sub-agent's calls are answered in the same way. Calls
-    in `errors` have failed: the model is told why. If a call is not, or no longer, waited for, nothing changes.
-    """
-
-    def __init__(
-        self,
-        loops: LoopFactory,
-        answers: Mapping[str, object] = EMPTY,
-        *,
-        errors: Mapping[str, str] = EMPTY,
-        context: object = None,
-        model_for: ModelFor | None = None,
-        wait: bool = True,
-    ) -> None:
-        self._loops = require_loops(loops)
-        self._caller = _caller(context, wait)
-        self.is_left = not wait
-        """Whether a worker is to continue the run."""
-        self._model_for = model_for
-        self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
-        if not self._answers:
-            raise InvalidData("$.answers", "give the answer to one call at least: {call_id: result}")
-        if len(self._answers) < len(answers) + len(errors):
-            raise InvalidData("$.errors", "a call has a result or an error, not both")
-        self.used_before = Usage()
-        """What the run had used before this continued it."""
-
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        _pending(session)
-        now = await pending_now(session, context)
-        answers = _placed(session, self._answers, now)
-        decisions = Decisions(answers=answers, waited=_waited(now))
-        return await _continued(self, session, context, decisions, await depth_of(session, context))
-
-
-class SettleToolCalls:
+class SettleToolCalls(_Decision):
     """Settle several pending calls at once: approve some, deny others, answer those that are made outside.
 
     The run continues once, with all of it; other calls wait on. `deny` has a reason for each call, by its id or digest.
@@ -170,18 +133,14 @@ class SettleToolCalls:
         model_for: ModelFor | None = None,
         wait: bool = True,
     ) -> None:
-        self._loops = require_loops(loops)
-        self._caller = _caller(context, wait)
-        self.is_left = not wait
-        """Whether a worker is to continue the run."""
-        self._model_for = model_for
+        super().__init__(loops, context, model_for, wait)
         self._approve = _checked(approve) or ()
-        self._deny = {call: expect_text(reason, f"$.deny.{call}", blank=False) for call, reason in deny.items()}
+        self._deny = _reasons(deny, "$.deny")
         self._answers = {**_answers(answers, "$.answers"), **_answers(errors, "$.errors", are_errors=True)}
         if not (self._approve or self._deny or self._answers):
             raise InvalidData("$.approve", "settle one call at least")
-        self.used_before = Usage()
-        """What the run had used before this continued it."""
+        if len(self._answers) < len(answers) + len(errors):
+            raise InvalidData("$.errors", "a call has a result or an error, not both")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         approved, now = await _looked_at(session, context, self._approve)
@@ -189,18 +148,39 @@ class SettleToolCalls:
         denied: dict[str, str] = {}
         for name, reason in self._deny.items():
             (call,), _ = await _looked_at(session, context, (name,), lets_happen=False)
+            _require_once(call.id, denied)
             denied[call.id] = reason
         answers = _placed(session, self._answers, now)
-        names = [*(call.id for call in approved), *denied, *answers]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidData("$.approve", f"the call {name!r} is settled twice; settle it in one way")
+        for name in (*(call.id for call in approved), *answers):
+            _require_once(name, denied)
         settled = {call.id: call.digest for call in approved}
         decisions = Decisions(approved=settled, denied=denied, answers=answers, waited=_waited(now))
         depth = await depth_of(session, context)
         if approved and not self.is_left:
             await require_tools(self._loops, session, context, depth, approved, **_NEEDED)
         return await _continued(self, session, context, decisions, depth)
+
+
+class AnswerToolCalls(SettleToolCalls):
+    """Hand in what calls that are made outside have come to, and let the run continue. Other calls wait on.
+
+    `answers` has a result for each call, by its id or digest; a sub-agent's calls are answered in the same way. Calls
+    in `errors` have failed: the model is told why. If a call is not, or no longer, waited for, nothing changes.
+    """
+
+    def __init__(
+        self,
+        loops: LoopFactory,
+        answers: Mapping[str, object] = EMPTY,
+        *,
+        errors: Mapping[str, str] = EMPTY,
+        context: object = None,
+        model_for: ModelFor | None = None,
+        wait: bool = True,
+    ) -> None:
+        if not answers and not errors:
+            raise InvalidData("$.answers", "give the answer to one call at least: {call_id: result}")
+        super().__init__(loops, answers=answers, errors=errors, context=context, model_for=model_for, wait=wait)
 
 
 class ShowPendingCalls:
@@ -216,7 +196,7 @@ class ShowPendingCalls:
 
 
 async def _continued(
-    action: ApproveToolCalls | DenyToolCalls | AnswerToolCalls | SettleToolCalls,
+    action: ApproveToolCalls | DenyToolCalls | SettleToolCalls,
     session: AgentSession,
     context: ActionContext | None,
     decisions: Decisions,
@@ -269,6 +249,20 @@ def _caller(context: object, wait: bool) -> Caller:
     return Caller(context)
 
 
+def _reasons(given: Mapping[str, str], path: str) -> dict[str, str]:
+    expect(given, Mapping, path)  # type: ignore[type-abstract]
+    for call_id, reason in given.items():
+        expect(call_id, str, path)
+        expect_text(reason, f"{path}.{call_id}", blank=False)
+    return dict(given)
+
+
+def _require_once(call: str, settled: Collection[str]) -> None:
+    """Raise InvalidData if a call is settled already, under this name or another one of its names."""
+    if call in settled:
+        raise InvalidData("$.approve", f"the call {call!r} is settled twice; settle it in one way")
+
+
 def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False) -> dict[str, CallAnswer]:
     expect(given, Mapping, path)  # type: ignore[type-abstract]
     answers = {}
@@ -285,7 +279,7 @@ def _placed(
     session: AgentSession, answers: Mapping[str, CallAnswer], now: Sequence[PendingCall]
 ) -> dict[str, CallAnswer]:
     """Return answers as a run takes them: to its own calls by their ids, to those of sub-agents by their digests."""
-    placed = {}
+    placed: dict[str, CallAnswer] = {}
     own = {call.id for call in now}
     leaves = [leaf for call in now for leaf in call.leaves if leaf.external]
     for name, answered in answers.items():
@@ -297,6 +291,7 @@ def _placed(
             raise InvalidData("$.answers", f"several calls have the id {name!r}; name each by its digest")
         (leaf,) = found
         call = leaf.id if leaf.id in own else leaf.digest
+        _require_once(call, placed)
         placed[call] = replace(answered, call=call)
     return placed
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from perdure.actions.retry import RetryLastRun
     from perdure.loop.external import ExternalTool
 
-    Decision = ApproveToolCalls | DenyToolCalls | AnswerToolCalls | SettleToolCalls
+    Decision = ApproveToolCalls | DenyToolCalls | SettleToolCalls
 
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
