@@ -31,6 +31,7 @@ LINES: dict[str, list[list[str]]] = {
     "token": [["ls"], ["ls", "--json"], ["new", "bob"], ["new", "--everyone"], ["revoke", BOBS_TOKEN]],
     "approve": [[IT]],
     "deny": [[IT, "no"]],
+    "answer": [[IT, "call", "1"]],
     "cancel": [[IT]],
     "recover": [[IT], []],
     "inject": [[IT, "hi"]],

@@ -278,3 +278,40 @@ def test_a_message_without_a_run(perdure: Callable[..., Any]) -> None:
     perdure("send", "--new", "s", "hello")
     assert perdure("inject", "s", "-", "--role", "system", stdin="Be kind.").out == "messages shown: 3\n"
     assert perdure("show", "s", "--json").json["messages"][-1]["role"] == "system"
+
+
+OUTSIDE = """
+import perdure
+
+weather = perdure.external_tool("weather", "Look outside.", {"type": "object"})
+"""
+
+
+@pytest.fixture
+def outside(home: Path) -> str:
+    """A file with a tool that is called outside."""
+    (home / "outside.py").write_text(OUTSIDE)
+    return "outside.py"
+
+
+def test_an_answer_from_outside(perdure: Callable[..., Any], outside: str) -> None:
+    """What waits says how to hand it in; what is wrong changes nothing."""
+    waits = perdure("send", "--new", "s", 'weather(city="Oslo")', "--tools", outside, code=10)
+    (call,) = perdure("show", "s", "--json").json["pending_calls"]
+    assert "answers from outside" in waits.err
+    assert f"perdure answer s {call['id']} JSON" in waits.err
+    assert "perdure approve" not in waits.err
+    assert "not JSON" in perdure("answer", "s", call["id"], "rain", "--tools", outside, code=2).err
+    assert "one of them" in perdure("answer", "s", call["id"], "--tools", outside, code=2).err
+    assert "does not wait" in perdure("answer", "s", "another", "1", "--tools", outside, code=2).err
+    told = perdure("answer", "s", call["id"], '{"rain": true}', "--tools", outside)
+    assert "rain" in told.out
+    assert "rain" in perdure("show", "s", "--all").out
+
+
+def test_an_answer_is_left_to_a_worker(perdure: Callable[..., Any], outside: str) -> None:
+    perdure("send", "--new", "s", 'weather(city="Oslo")', "--tools", outside, code=10)
+    (call,) = perdure("show", "s", "--json").json["pending_calls"]
+    assert "Decided." in perdure("answer", "s", call["digest"], "--error", "no network", "--no-wait").err
+    perdure("recover", "s", "--tools", outside)
+    assert "no network" in perdure("show", "s", "--all").out

@@ -50,6 +50,8 @@ class Turn:
         self._id = session_id
         self._data = data
         self._is_cancelled = False
+        self._run: str | None = None
+        """The run that the editor is told of, once it has begun."""
 
     async def take(self, message: Message) -> PromptResponse:
         """Say something. What a run before it was killed in, or waits for, comes first."""
@@ -69,9 +71,10 @@ class Turn:
         return PromptResponse(stop_reason=stopped, usage=_usage(reply.session.state.usage))
 
     async def cancel(self) -> None:
-        """Stop the run. One that has not begun is stopped when it does."""
+        """Stop the run. One that has not begun is stopped when it does; that of somebody else goes on."""
         self._is_cancelled = True
-        await self._sessions.cancel(self._id)
+        if self._run is not None:
+            await self._sessions.cancel(self._id, run=self._run)
 
     async def _brought_up(self) -> Reply[Any] | None:
         """Go on with a run that was killed. Return what waits for permission by then; None if nothing does."""
@@ -120,14 +123,16 @@ class Turn:
 
     async def _heard(self, updates: Updates, after: int, work: Coroutine[Any, Any, T]) -> T:
         """Tell the editor of a run until it has come to its end."""
+        self._run = updates.run
         answer = asyncio.ensure_future(work)
         try:
             async with aclosing(self._feeds.until(self._id, after, answer)) as news:
                 async for each in news:
-                    if self._is_cancelled and isinstance(each, AgentStart):
-                        await self._sessions.cancel(self._id)
                     for update in updates.hear(each):
                         await self._editor.session_update(self._id, update)
+                    self._run = updates.run
+                    if self._is_cancelled and isinstance(each, AgentStart) and each.loop_id == self._run:
+                        await self._sessions.cancel(self._id, run=self._run)
             return answer.result()
         finally:
             answer.cancel()

@@ -75,7 +75,8 @@ class Updates:
     """Tells an editor of one run: the one of an id, or the one that answers the message of a key."""
 
     def __init__(self, *, run: str | None = None, key: str | None = None) -> None:
-        self._run = run
+        self.run = run
+        """The run that is told of; None until it has begun."""
         self._key = key
         self._open: str | None = None
         self._text = ""
@@ -84,12 +85,12 @@ class Updates:
     def hear(self, news: News) -> Iterator[SessionUpdate]:
         """Yield what there is to tell of something that happened."""
         if isinstance(news, Piece):
-            if news.run == self._run:
+            if news.run == self.run:
                 yield from self._grow(news)
             return
-        if isinstance(news, AgentStart) and self._run is None and news.key is not None and news.key[0] == self._key:
-            self._run = news.loop_id
-        if news.loop_id != self._run:
+        if isinstance(news, AgentStart) and self.run is None and news.key is not None and news.key[0] == self._key:
+            self.run = news.loop_id
+        if news.loop_id != self.run:
             return
         if isinstance(news, ToolExecutionStart):
             yield update_tool_call(news.call.id, status="in_progress")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -28,6 +28,9 @@ from perdure.errors import (
     SessionNotFound,
     StoreError,
 )
+
+if TYPE_CHECKING:
+    from perdure.model.execution import PendingCall
 
 FAILED = 1
 USAGE = 2
@@ -244,10 +247,15 @@ def to_make_context(error: BaseException) -> str | None:
     )
 
 
-def to_decide(session_id: str) -> str:
-    """What to type where a call waits for a person."""
-    approve, deny = (command(verb, session_id, tools=True) for verb in ("approve", "deny"))
-    return f"Type: {approve}\nor: {deny}"
+def to_decide(session_id: str, calls: Iterable[PendingCall] = ()) -> str:
+    """Return what to type where calls wait for a person, or for an answer from outside."""
+    leaves = [leaf for call in calls for leaf in call.leaves]
+    outside = [leaf for leaf in leaves if leaf.external]
+    lines = [command("answer", session_id, leaf.id, "JSON", tools=True) for leaf in outside]
+    if not outside or len(outside) < len(leaves):
+        lines += [command("approve", session_id, tools=True)]
+    lines += [command("deny", session_id, tools=True)]
+    return "Type: " + "\nor: ".join(lines)
 
 
 def _of_run(error: RunFailed) -> str:

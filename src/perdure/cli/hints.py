@@ -15,7 +15,7 @@ import click
 from perdure.cli.options import Settings, settings_of
 from perdure.model.secrets import without_secrets
 
-_ASKING = ("chat", "send", "approve", "deny", "recover", "compact")
+_ASKING = ("chat", "send", "approve", "deny", "answer", "recover", "compact")
 """The commands that run a model, and so need its name and its tools again."""
 TOOLS_FILE = "FILE.py"
 """Stands for the file that only the user knows."""

@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "send": Place("talking:send", "Send one message and print the answer."),
         "approve": Place("talking:approve", "Let pending tool calls be made, and the run go on."),
         "deny": Place("talking:deny", "Keep pending tool calls from being made; the model is told why."),
+        "answer": Place("talking:answer", "Hand in what a call that is made outside has come to."),
         "cancel": Place("talking:cancel", "Ask a run that is under way, in whichever process, to stop."),
         "recover": Place("talking:recover", "Go on with runs that were killed."),
         "inject": Place("talking:inject", "Append a message without running the agent."),
@@ -110,6 +111,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure approve order-7 --no-wait",
     ),
     "deny": ("perdure deny @ 'Not on a Sunday.' --tools tools.py",),
+    "answer": (
+        "perdure answer order-7 call_1 '{\"rain\": true}' --tools tools.py",
+        "perdure answer order-7 call_1 --error 'The browser was closed.' --no-wait",
+    ),
     "cancel": ("perdure cancel order-7",),
     "recover": ("perdure recover --tools tools.py", "perdure recover order-7 --tools tools.py"),
     "inject": ("perdure inject @ 'The parcel has arrived.'", "perdure inject order-7 'Be brief.' --role system"),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from perdure.cli.errors import FAILED, NOT_ALLOWED, WAITS, Failure, to_decide, to_make_context, to_name_tool
 from perdure.cli.hints import command
@@ -204,9 +205,9 @@ def _answer(ctx: click.Context, reply: Reply[Any], as_json: bool, *, has_shown: 
             note(stopped)
         return
     if not as_json:
-        note("The run waits for your approval:")
+        note(f"The run waits for {_what_for(reply.pending_calls)}:")
         _show_calls(reply.pending_calls)
-        note(to_decide(reply.session.id))
+        note(to_decide(reply.session.id, reply.pending_calls))
     ctx.exit(WAITS)
 
 
@@ -223,6 +224,12 @@ def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
     for call in calls:
         note(f"{indent}{line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
         _show_calls(call.waits_for, f"{indent}  ")
+
+
+def _what_for(calls: Iterable[PendingCall]) -> str:
+    are_outside = {leaf.external for call in calls for leaf in call.leaves}
+    words = {frozenset({True}): "answers from outside", frozenset({False}): "your approval"}
+    return words.get(frozenset(are_outside), "your approval, and for answers from outside")
 
 
 DENIED = "The user does not want this call to be made."
@@ -255,7 +262,11 @@ def _decide(
                 raise
             raise Failure(f"{error.problem[0].upper()}{error.problem[1:]}.", NOT_ALLOWED) from None
 
-    session_id, reply = on_session(ctx, session, work)
+    _tell_decided(ctx, *on_session(ctx, session, work), as_json)
+
+
+def _tell_decided(ctx: click.Context, session_id: str, reply: Reply[Any], as_json: bool) -> None:
+    """Print what a run comes to after a decision, or who continues it."""
     if reply.queued and not as_json:
         note(f"Decided. A worker continues the run, or: {command('recover', session_id, tools=True)}")
     else:
@@ -317,6 +328,38 @@ def deny(
         return sessions.deny(key, given, shown, wait=not no_wait)
 
     _decide(ctx, session, calls, as_json, "Denying:", verb)
+
+
+@store_command(json=True, agent=True)
+@session_argument()
+@click.argument("call")
+@click.argument("result", metavar="JSON", required=False)
+@click.option("--error", metavar="TEXT", help="Why the call has failed, instead of a result.")
+@_no_wait_option
+def answer(
+    ctx: click.Context, session: str, call: str, result: str | None, error: str | None, no_wait: bool, as_json: bool
+) -> None:
+    """Hand in what a CALL of SESSION that is made outside has come to, and let the run continue.
+
+    CALL is its id, or its digest. The result is JSON, so a text has quotes of its own: '"rain"'. The JSON - is read
+    from stdin.
+    """
+    if (result is None) == (error is None):
+        raise click.UsageError("Give the result as JSON, or --error TEXT: one of them.")
+    given: dict[str, Any] = {"errors": {call: error}} if result is None else {"answers": {call: _json_of(result)}}
+
+    async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
+        use_model_in_run(ctx, sessions)
+        return await sessions.answer(session_id, **given, wait=not no_wait)
+
+    _tell_decided(ctx, *on_session(ctx, session, work), as_json)
+
+
+def _json_of(given: str) -> Any:
+    try:
+        return msgspec.json.decode(_said(given))
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"The result is not JSON ({error}). A text has quotes: '\"rain\"'.") from None
 
 
 @store_command()

@@ -41,7 +41,7 @@ class Metrics:
 
     def _durations(self) -> Iterator[str]:
         name = "perdure_http_request_duration_seconds"
-        yield f"# HELP {name} Seconds from a request to the end of its response."
+        yield f"# HELP {name} Seconds from a request to its response, or to the beginning of a stream."
         yield f"# TYPE {name} histogram"
         yield f"# UNIT {name} seconds"
         for route, buckets in sorted(self._buckets.items()):

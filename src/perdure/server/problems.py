@@ -108,7 +108,8 @@ def _unexpected(error: Exception, status: int, title: str) -> Problem:
     _log.error("request failed, problem %s", number, exc_info=error)
     is_ours = isinstance(error, PerdureError)
     detail = f"{HTTPStatus(status).phrase}. The server's log tells more under {number}."
-    return Problem(status, title if is_ours else "InternalError", detail, facts={"problem": number})
+    headers = {"Retry-After": str(_SOON)} if status == 503 else {}
+    return Problem(status, title if is_ours else "InternalError", detail, facts={"problem": number}, headers=headers)
 
 
 def _facts_of(error: PerdureError) -> dict[str, Any]:
@@ -121,6 +122,6 @@ def _facts_of(error: PerdureError) -> dict[str, Any]:
 
 
 def _headers_of(error: PerdureError, status: int) -> dict[str, str]:
-    if status not in (429, 503) and not isinstance(error, SessionBusy):
+    if status != 429 and not isinstance(error, SessionBusy):
         return {}
     return {"Retry-After": str(max(1, round(getattr(error, "retry_after", _SOON))))}

@@ -17,10 +17,33 @@ _ONE = "/api/sessions/{session}"
 _LATER = {202: "The answer is not there yet."}
 
 
-def _api() -> Iterator[Route]:
+def _sessions() -> Iterator[Route]:
     yield Route(
         "GET", "/api/sessions", sessions.list_sessions, "List sessions", sessions.ListQuery, gives=sessions.ListForm
     )
+    yield Route("GET", _ONE, sessions.get_session, "See a session", sessions.VersionQuery, gives=sessions.DetailForm)
+    yield Route(
+        "DELETE",
+        _ONE,
+        sessions.delete_session,
+        "Hide a session from lists, or erase it",
+        sessions.DeleteQuery,
+        gives=sessions.ErasedForm,
+        also={204: "It is hidden."},
+        access="write",
+        is_bound=True,
+    )
+    yield Route(
+        "GET",
+        f"{_ONE}/versions",
+        sessions.list_versions,
+        "List a session's versions, the newest first",
+        sessions.VersionsQuery,
+        gives=sessions.VersionsForm,
+    )
+
+
+def _made() -> Iterator[Route]:
     yield Route(
         "POST",
         "/api/sessions",
@@ -44,18 +67,6 @@ def _api() -> Iterator[Route]:
         also={200: "It was there already."},
         access="write",
     )
-    yield Route("GET", _ONE, sessions.get_session, "See a session", sessions.VersionQuery, gives=sessions.DetailForm)
-    yield Route(
-        "DELETE",
-        _ONE,
-        sessions.delete_session,
-        "Hide a session from lists, or erase it",
-        sessions.DeleteQuery,
-        gives=sessions.ErasedForm,
-        also={204: "It is hidden."},
-        access="write",
-        is_bound=True,
-    )
     yield Route(
         "POST",
         "/api/import",
@@ -66,14 +77,6 @@ def _api() -> Iterator[Route]:
         status=201,
         also={200: "All of them were there already."},
         access="write",
-    )
-    yield Route(
-        "GET",
-        f"{_ONE}/versions",
-        sessions.list_versions,
-        "List a session's versions, the newest first",
-        sessions.VersionsQuery,
-        gives=sessions.VersionsForm,
     )
 
 
@@ -243,7 +246,8 @@ def _status() -> Iterator[Route]:
 
 
 ROUTES: tuple[Route, ...] = (
-    *_api(),
+    *_sessions(),
+    *_made(),
     *_said(),
     *_ran(),
     *_verbs(),

@@ -66,7 +66,12 @@ class _Message(_Form, tag_field="role", kw_only=True):
     subagent_run_id: str | None = None
 
 
-class _NamedMessage(_Message, kw_only=True):
+class _SealedMessage(_Message, kw_only=True):
+    encrypted_value: str | None = None
+    """What only the agent understands that has written it. It is left out here: the model may be another's."""
+
+
+class _NamedMessage(_SealedMessage, kw_only=True):
     name: str | None = None
 
 
@@ -91,6 +96,7 @@ class CallMade(_Form, kw_only=True):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
+    encrypted_value: str | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -99,7 +105,7 @@ class AssistantMessage(_NamedMessage, tag="assistant", kw_only=True):
     tool_calls: list[CallMade] | None = None
 
 
-class ToolMessage(_Message, tag="tool", kw_only=True):
+class ToolMessage(_SealedMessage, tag="tool", kw_only=True):
     content: str | list[ContentPart]
     tool_call_id: str
     error: str | None = None
@@ -110,7 +116,7 @@ class ActivityMessage(_Message, tag="activity", kw_only=True):
     content: dict[str, Any]
 
 
-class ReasoningMessage(_Message, tag="reasoning", kw_only=True):
+class ReasoningMessage(_SealedMessage, tag="reasoning", kw_only=True):
     content: str
 
 
