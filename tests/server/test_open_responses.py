@@ -1,8 +1,8 @@
 """Open Responses: the cases of its compliance suite, with words of our own, checked against its schema.
 
 The specification is that of 2026-04-24. The cases are those of openresponses/openresponses, src/lib/compliance-tests.ts
-at 0cb939c, and the required fields those of schema/components/schemas/ResponseResource.json at 3452c01. The suite itself
-is a program for Bun, and is not run here.
+at 0cb939c, and the required fields those of schema/components/schemas/ResponseResource.json at 3452c01. The suite
+itself is a program for Bun, and is not run here.
 """
 
 from __future__ import annotations
