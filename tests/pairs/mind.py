@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from tests.pairs.model import Model, words_in
+from tests.pairs.model import TEMPERED, Model, words_in
 from tests.pairs.request_form import problems_of
 
 from perdure import DriverError, Message, ToolCall, Usage
@@ -57,6 +57,8 @@ class Mind:
         if not request.tools:
             return _reply(Message.assistant("summary of " + " ".join(sorted(_words_of(request)))))
         asked, word = _asked(request)
+        if word in self._world.model.tempered and request.model.temperature != TEMPERED:
+            self._world.model.note("broken", what=f"4: {word} was asked with {request.model.temperature}")
         chance = Random(f"{self._world.seed}/{word}/{request.step}")
         await self._take_time(asked, chance)
         if Random(f"{self.requests}/{word}").random() < self._world.quirk.fails:

@@ -41,6 +41,10 @@ class Answered(NamedTuple):
     """Whether it tells of calls that wait for a person."""
 
 
+TEMPERED = 0.25
+"""The temperature with which runs ask the model that have one of their own."""
+
+
 class Model:
     """Facts, each noted as it happens. With a `sink` they outlive the process that notes them."""
 
@@ -58,6 +62,8 @@ class Model:
         self.made: list[Made] = []
         self.approved: set[tuple[str, str, str]] = set()
         self.keys: dict[str, str] = {}
+        self.tempered: set[str] = set()
+        """The words of texts whose runs ask the model in their own way."""
         self.answers: dict[str, list[Answered]] = defaultdict(list)
         self.broken: list[str] = []
         """Promises that were seen to be broken on the way."""
@@ -111,6 +117,9 @@ class Model:
 
     def _note_approved(self, session: str, call: str, arguments: str) -> None:
         self.approved.add((session, call, arguments))
+
+    def _note_tempered(self, words: list[str]) -> None:
+        self.tempered |= set(words)
 
     def _note_key(self, key: str, text: str) -> None:
         self.keys[key] = text

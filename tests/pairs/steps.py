@@ -8,7 +8,7 @@ from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
-from tests.pairs.model import words_in
+from tests.pairs.model import TEMPERED, words_in
 from tests.pairs.world import LEASE_AND_MORE, Process, World, named, pending_in
 
 from perdure import (
@@ -17,6 +17,7 @@ from perdure import (
     DeleteSession,
     FailSession,
     Message,
+    ModelOptions,
     Reply,
     ResumeSession,
     RunFailed,
@@ -57,6 +58,13 @@ async def send(world: World, at: Process) -> None:
         await work
     else:
         await _leave_early(world, work)
+
+
+async def temper(world: World, at: Process) -> None:
+    """Send a text whose run, wherever it is continued, asks the model in its own way."""
+    text = world.new_text()
+    world.model.note("tempered", words=sorted(words_in(text)))
+    await say(world, at, text, model_options=ModelOptions(temperature=TEMPERED))
 
 
 async def _leave_early(world: World, work: Any) -> None:
@@ -208,6 +216,20 @@ async def deny(world: World, at: Process, *, wait: bool = True) -> None:
     session = await world.shown()
     calls = _chosen(world, pending_in(session) if session else [])
     await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls or None, wait=wait)
+
+
+async def resolve(world: World, at: Process) -> None:
+    """Settle all that is seen in one step: approve some of it, deny the rest; now and then, leave the run to others."""
+    session = await world.shown()
+    calls = pending_in(session) if session else []
+    if session is not None and session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED):
+        calls = await world.approve_as_seen(world.main)
+    approved = [call for call in calls if world.chance.random() < 0.6]
+    denied = {getattr(call, "digest", call.id): f"no {world.new_word('d')}" for call in calls if call not in approved}
+    given: dict[str, Any] = {"approve": named(approved), "deny": denied}
+    await at.sessions.settle(
+        world.main, **given if calls else {"approve": ["nothing"]}, wait=world.chance.random() < 0.6
+    )
 
 
 async def decide(world: World, at: Process) -> None:
@@ -418,10 +440,10 @@ VERBS: dict[str, Step] = {
     for step in (
         *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
         *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, note, hook, store, dies),
-        *(enqueue, later, schedule, pause, work, decide),
+        *(enqueue, later, schedule, pause, work, decide, resolve, temper),
     )
 }
-"""The 32 verbs whose pairs are tried."""
+"""The 34 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
     **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact", "forget"), _with_something_said),
@@ -431,6 +453,7 @@ PREPARED: dict[str, Step] = {
     "approve": _with_something_to_decide,
     "deny": _with_something_to_decide,
     "decide": _with_something_to_decide,
+    "resolve": _with_something_to_decide,
     "adopt": _with_a_fork,
     "uncompact": _with_a_summary,
     "recover": _with_a_killed_run,
@@ -442,6 +465,8 @@ BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
     **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note, enqueue, later, schedule), 2),
     decide: 1,
+    resolve: 1,
+    temper: 1,
     send: 8,
     undo: 4,
     complete: 1,
