@@ -18,6 +18,7 @@ from acp.schema import AllowedOutcome, DeniedOutcome, McpServerStdio, RequestPer
 from tests.waiting import until
 
 import perdure
+from perdure.testing import Chunks, Delay, ScriptedDriver
 
 pytestmark = pytest.mark.sample(2)  # make torture runs all
 
@@ -189,6 +190,24 @@ async def test_a_prompt_is_cancelled(tmp_path: Path) -> None:
         await desk.agent.cancel(session_id=session)
         assert await asyncio.wait_for(asking, 10) == "cancelled"
         desk.process.kill()  # the tool sleeps on in its thread
+
+
+async def test_a_prompt_that_waits_is_cancelled_without_the_run_before_it(tmp_path: Path) -> None:
+    """The run that another process has begun goes on; the prompt is stopped once its turn comes."""
+    async with editing(tmp_path) as desk:
+        session = await desk.new()
+        driver = ScriptedDriver([Chunks(["It takes ", Delay(2, "time.")]), "unused"])
+        async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver) as sessions:
+            run = await sessions.start(session, "take your time")
+            asking = asyncio.ensure_future(desk.say(session, f'call nap {{"seconds": 20, "mark": "{tmp_path}/mark"}}'))
+            journal = sessions.runtime.journal
+            assert journal is not None
+            async with asyncio.timeout(10):
+                while not await journal.read(run.session_id, inbox=True):  # noqa: ASYNC110  # another process posts it
+                    await asyncio.sleep(0.01)
+            await desk.agent.cancel(session_id=session)
+            assert (await run.result()).text == "It takes time."
+            assert await asyncio.wait_for(asking, 15) == "cancelled"
 
 
 async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:

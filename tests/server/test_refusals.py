@@ -102,3 +102,24 @@ async def test_a_key_stands_for_one_conversation(served: Served) -> None:
     assert len(items["data"]) == 1
     assert (await served.ada.get(f"/v1/conversations/{found}")).json()["metadata"] == {"topic": "tea"}
     refused(await served.ada.post("/v1/conversations", json={}, headers=headers), "Idempotency-Key")
+
+
+@in_service
+async def test_a_front_end_may_send_what_is_empty_or_not_meant_for_us(served: Served) -> None:
+    """Such as the state of a client that has none, and what another agent has sealed."""
+    said = {"id": "m1", "role": "user", "content": "hello", "encryptedValue": "sealed"}
+    given = {"threadId": "t", "runId": "r", "messages": [said], "forwardedProps": {}, "tools": [], "context": []}
+    for state in ({}, None, []):
+        told = await served.ada.post("/agui", json={**given, "state": state})
+        assert told.status_code == 200, told.text
+        assert "RUN_FINISHED" in told.text
+    refused(await served.ada.post("/agui", json={**given, "state": {"page": 2}}), "$.state")
+
+
+@in_service
+async def test_an_owner_has_keys_of_their_own(served: Served) -> None:
+    headers = {"Idempotency-Key": "k"}
+    clients = (served.ada, served.bob, served.operator)
+    made = [await client.post("/v1/responses", json=OPENAI, headers=headers) for client in clients]
+    assert [each.status_code for each in made] == [200, 200, 200]
+    assert len({each.json()["id"] for each in made}) == 3

@@ -55,7 +55,7 @@ async def create_conversation(call: Call) -> ConversationForm:
     """Create a conversation. Its agent is that of the first response that names one."""
     wanted: NewConversation = call.body
     check_metadata(wanted.metadata)
-    name = None if call.key is None else f"v1c-{key_of(call.key)}"
+    name = None if call.key is None else f"v1c-{key_of(call.key, call.caller.owner)}"
     kept = {_METADATA: wanted.metadata} if wanted.metadata else {}
     agent = next(iter(call.service.agents.values()))
     info, _ = await make_session(call, name, Seed(agent=agent, messages=_said(call, wanted.items), metadata=kept))

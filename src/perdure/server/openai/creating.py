@@ -41,7 +41,7 @@ class Beginning:
         self._asked = asked
         self._given = given
         self._is_repeatable = call.key is not None
-        self._key = key_of(call.key)
+        self._key = key_of(call.key, call.caller.owner)
         self._name = f"v1-{self._key}" if self._is_repeatable else None
         """The id of a session that the request makes, if the same request is to find it again."""
 

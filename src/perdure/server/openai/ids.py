@@ -65,9 +65,11 @@ def handled(handle: str) -> tuple[SessionId, int] | None:
     return None if session is None else (session, int(parts[1]))
 
 
-def key_of(given: str | None) -> str:
-    """Return the key of a request: by its `Idempotency-Key`, or a new one."""
-    return new_id() if given is None else blake2b(given.encode(), digest_size=16, person=b"openai").hexdigest()
+def key_of(given: str | None, owner: str | None) -> str:
+    """Return the key of a request: by its `Idempotency-Key`, or a new one. Each owner has keys of their own."""
+    if given is None:
+        return new_id()
+    return blake2b(msgspec.json.encode([owner, given]), digest_size=16, person=b"openai").hexdigest()
 
 
 def _packed(*parts: str) -> str:
