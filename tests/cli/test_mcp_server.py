@@ -65,5 +65,8 @@ async def test_sending_has_to_be_allowed(tmp_path: Path) -> None:
         assert "hello" in made["text"]
         again = await asked(client, "send", text="hello", session=made["session"], key="k")
         assert again["version"] == made["version"]
+        lost = await asked(client, "send", text="hello", key="k")
+        assert (lost["session"], lost["version"]) == (made["session"], made["version"])
+        assert (await client.call_tool("send", {"text": "another", "key": "k"})).is_error
         wrong = await client.call_tool("send", {"text": "hello", "session": "nobody's"})
         assert wrong.is_error

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.server.serving import Served, in_service
+from sse_starlette import ServerSentEvent
+from starlette.requests import Request
+from tests.server.serving import Served, in_service, serving
+
+from perdure.server.call import Call
+from perdure.server.gate import Caller
+from perdure.server.settings import Limits, Settings
+from perdure.server.sse import until_told
 
 OPENAI = {"model": "assistant", "input": "hello"}
 
@@ -53,6 +62,9 @@ async def test_a_parameter_is_refused_where_there_is_none(served: Served) -> Non
     refused(await served.ada.post("/v1/responses?stream=true", json=OPENAI), "stream")
     refused(await served.ada.get("/v1/models?limit=1"), "limit")
     assert (await served.ada.get("/api/sessions/a/messages")).json()["total"] == 0
+    refused(await served.ada.get("/api/sessions?q=tea&order=updated"), "order")
+    streamed = {"Accept": "text/event-stream"}
+    refused(await served.ada.get("/api/sessions/a/events?limit=2", headers=streamed), "limit")
 
 
 @in_service
@@ -109,7 +121,8 @@ async def test_a_front_end_may_send_what_is_empty_or_not_meant_for_us(served: Se
     """Such as the state of a client that has none, and what another agent has sealed."""
     said = {"id": "m1", "role": "user", "content": "hello", "encryptedValue": "sealed"}
     given = {"threadId": "t", "runId": "r", "messages": [said], "forwardedProps": {}, "tools": [], "context": []}
-    for state in ({}, None, []):
+    empty: tuple[Any, ...] = ({}, None, [])
+    for state in empty:
         told = await served.ada.post("/agui", json={**given, "state": state})
         assert told.status_code == 200, told.text
         assert "RUN_FINISHED" in told.text
@@ -123,3 +136,22 @@ async def test_an_owner_has_keys_of_their_own(served: Served) -> None:
     made = [await client.post("/v1/responses", json=OPENAI, headers=headers) for client in clients]
     assert [each.status_code for each in made] == [200, 200, 200]
     assert len({each.json()["id"] for each in made}) == 3
+
+
+async def test_a_stream_that_finds_no_room_says_so(tmp_path: Path) -> None:
+    """Though there was room when it was asked for: others were quicker."""
+    settings = Settings(limits=Limits(streams_of_owner=1))
+    async with serving(f"sqlite:///{tmp_path}/a.db", settings) as served:
+        call = Call(served.service, Request({"type": "http", "headers": []}), Caller("ada"), None, None)
+        ready = asyncio.Event()
+
+        async def events() -> AsyncIterator[ServerSentEvent]:
+            yield ServerSentEvent("one")
+            await ready.wait()
+
+        first, second = (until_told(call, events()) for _ in range(2))  # type: ignore[arg-type]  # as they are made
+        assert (await anext(first)).data == "one"
+        assert [each.event async for each in second] == ["end"]
+        ready.set()
+        assert [each async for each in first] == []
+        assert served.service.open_streams == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -101,13 +102,18 @@ def _add_sending(ctx: click.Context, server: MCPServer[Any], sessions: Sessions)
     async def send(text: str, session: str | None = None, key: str | None = None) -> dict[str, Any]:
         """Say something to the agent of a session, or in a new one, and wait for the answer.
 
-        The same key again, in one session, is the same message: nothing is said twice. A call that needs a person waits
-        for one, and is in `pending_calls`.
+        The same key again, in one session or without any, is the same message: nothing is said twice. A call that needs
+        a person waits for one, and is in `pending_calls`.
         """
-        chat_id = session if session is not None else (await begun(ctx, sessions)).id
+        chat_id = session if session is not None else (await begun(ctx, sessions, _named_by(key))).id
         # A program that gives up waiting does not stop the run.
         started = await sessions.start(chat_id, text, key=key, when_busy="queue")
         return {**of_reply(await started.result())}
+
+
+def _named_by(key: str | None) -> str | None:
+    """Return the id of the new session in which a message of a key is said, so that the same message finds it again."""
+    return None if key is None else "mcp-" + blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def _told(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:

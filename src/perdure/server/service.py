@@ -75,10 +75,14 @@ class Service:
 
     def require_room(self, caller: Caller) -> None:
         """Raise a Problem if a caller has as many streams open as it may, or there is no room for more at all."""
-        limits = self.settings.limits
-        if self._streams[caller.owner] >= limits.streams_of_owner or self._streams.total() >= limits.streams:
+        if not self.has_room(caller):
             what = "Too many streams are open. Close one, or try again later."
             raise Problem(429, "TooManyStreams", what, headers={"Retry-After": "5"})
+
+    def has_room(self, caller: Caller) -> bool:
+        """Tell whether a caller may open one more stream."""
+        limits = self.settings.limits
+        return self._streams[caller.owner] < limits.streams_of_owner and self._streams.total() < limits.streams
 
     async def watch(self, caller: Caller) -> str:
         """Return why a stream has to end, once it has to: the service stops, or the token is no longer good."""

@@ -24,6 +24,8 @@ _NO_MORE = object()
 RETRY = 2000
 """Milliseconds until a browser connects again."""
 PING = 15
+FULL = "full"
+"""Why a stream ends at once: there is no room for it."""
 
 
 def place_of(call: Call, given: int | None) -> int:
@@ -61,6 +63,9 @@ async def until_told(call: Call, events: Events, farewell: Farewell = ended) -> 
     """Yield events. The last one says why there are no more, unless the events have ended by themselves."""
     watch = asyncio.ensure_future(call.service.watch(call.caller))
     try:
+        if not call.service.has_room(call.caller):  # others were opened since the request was let in
+            yield farewell(FULL)
+            return
         async with call.service.stream(call.caller), aclosing(until(events, watch)) as following:
             async for event in following:
                 yield event

@@ -26,7 +26,7 @@ from perdure.server.agui.messages import front_end_messages
 from perdure.server.agui.novelties import New, all_said, all_shown, new_in, options_in, sendable, tools_in, waits
 from perdure.server.call import Call, encoded
 from perdure.server.problems import Problem
-from perdure.server.sse import Events, streamed
+from perdure.server.sse import FULL, Events, streamed
 from perdure.sessions.cursors import Place
 from perdure.sessions.queueing import Queued
 from perdure.sessions.reply import Reply
@@ -192,7 +192,8 @@ def _snapshot(view: View) -> Event:
 
 
 def _farewell(reason: str) -> ServerSentEvent:
-    what = "The service stops" if reason == "shutdown" else "The token is no longer valid"
+    whys = {"shutdown": "The service stops", FULL: "Too many streams are open"}
+    what = whys.get(reason, "The token is no longer valid")
     message = f"{what}. The run goes on: send the thread's id with `messages: []` to see what has come of it."
     return _event({"type": "RUN_ERROR", "message": message, "code": reason})
 

@@ -68,7 +68,8 @@ class NewMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class EventsQuery(msgspec.Struct, kw_only=True):
     after: int | None = None
-    limit: int = 100
+    limit: int | None = None
+    """How many events a page has, 100 without; a stream has no end."""
 
 
 class EventsForm(TypedDict):
@@ -191,8 +192,10 @@ async def list_events(call: Call) -> EventsForm | Response:
     """Return a page of what happened, or with `Accept: text/event-stream` all of it, and what comes."""
     info = await call.sessions.info(call.session_id)
     if call.wants_stream:
+        if call.query.limit is not None:
+            raise InvalidData("$.limit", "a stream has no pages; leave it out, or ask for JSON")
         return await event_stream(call, info.id, place_of(call, call.query.after))
-    limit = page_limit(call, call.query.limit)
+    limit = page_limit(call, 100 if call.query.limit is None else call.query.limit)
     events: list[dict[str, Any]] = []
     following = None
     async for event in call.sessions.events(info.id, after=call.query.after or 0):

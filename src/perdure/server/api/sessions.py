@@ -43,7 +43,8 @@ class ListQuery(msgspec.Struct, kw_only=True):
     tag: str | None = None
     parent: str | None = None
     top_level: bool = False
-    order: Literal["created", "updated"] = "created"
+    order: Literal["created", "updated"] | None = None
+    """`created` without it; what is searched for comes in the order of how well it fits."""
     q: str | None = None
     """Words to find in all that was said, covered and trimmed parts too."""
     limit: int = 50
@@ -132,7 +133,7 @@ def _filters(asked: ListQuery) -> Filters:
     names = ("agent", "owner", "tag", "parent")
     given: Any = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     filters: Filters = given
-    filters["top_level"], filters["order"] = asked.top_level, asked.order
+    filters["top_level"], filters["order"] = asked.top_level, asked.order or "created"
     if asked.status is not None:
         filters["status"] = SessionStatus(asked.status)
     return filters
@@ -143,6 +144,8 @@ async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
 
     A page has so many hits, and a session that has more of them comes again on the next page.
     """
+    if asked.order is not None:
+        raise InvalidData("$.order", "what is searched for comes with the best first; leave it out")
     passed = _passed_over(asked.after)
     sessions = call.sessions if asked.owner is None else _only_of(call, asked.owner)
     found_hits = await sessions.search(asked.q or "", limit=passed + limit + 1) if sessions is not None else []
