@@ -40,7 +40,8 @@ async def answered(sessions: Sessions, texts: int) -> list[str]:
     """Have a worker answer all that waits. Return what was said by users."""
     async with Worker(sessions) as worker:
         running = asyncio.create_task(worker.run())
-        while await waiting_in(sessions):  # noqa: ASYNC110  # nothing tells when nothing waits any more
+        # A session that is being run is not among those that wait, though more may wait in it.
+        while (backlog := await sessions.queue()).waiting or backlog.running:
             await asyncio.sleep(0.01)
         worker.stop()
         await running
