@@ -86,6 +86,10 @@ async def test_pages_fit_a_telephone(tmp_path: Path) -> None:
                 for path in (*paths, "/workers", "/cost", f"/diff?left={LONG}"):
                     await seen.go(path)
                     assert not await seen.is_wider_than_its_window(), (path, width)
+                for path in ("/", "/?q=hello"):
+                    await seen.go(path)
+                    cut = await seen.page.eval_on_selector(".scroll", "it => it.scrollWidth - it.clientWidth")
+                    assert cut == 0, (path, width)
 
 
 async def test_two_sessions_are_compared_by_the_keyboard(tmp_path: Path) -> None:
