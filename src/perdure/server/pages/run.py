@@ -120,7 +120,7 @@ def _facts(loop: LoopRecord) -> list[tuple[str, str]]:
         ("waited or lay dead", seconds(loop.idle) if loop.idle else "–"),
         ("tokens", f"{whole(usage.input_tokens)} in, {whole(usage.output_tokens)} out"),
         ("cost", money(usage)),
-        ("ended by", loop.stop_reason or ("–" if not loop.status.is_over else loop.status.value)),
+        ("ended by", (loop.stop_reason or (loop.status.value if loop.status.is_over else "–")).replace("_", " ")),
     ]
     return facts if loop.idle else [fact for fact in facts if fact[0] != "waited or lay dead"]
 
