@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 from acp import PROTOCOL_VERSION, RequestError, image_block, resource_link_block, spawn_agent_process, text_block
 from acp.client import ClientSideConnection
-from acp.schema import AllowedOutcome, DeniedOutcome, McpServerStdio, RequestPermissionResponse, SseMcpServer
+from acp.schema import (
+    AllowedOutcome,
+    DeniedOutcome,
+    McpServerStdio,
+    RequestPermissionResponse,
+    SseMcpServer,
+    ToolCallProgress,
+    ToolCallStart,
+)
 from tests.waiting import until
 
 import perdure
+from perdure.cli.acp_updates import replayed
+from perdure.model.message import Message, ToolCall
 
 pytestmark = pytest.mark.sample(2)  # make torture runs all
 
@@ -189,6 +199,18 @@ async def test_a_prompt_is_cancelled(tmp_path: Path) -> None:
         await desk.agent.cancel(session_id=session)
         assert await asyncio.wait_for(asking, 10) == "cancelled"
         desk.process.kill()  # the tool sleeps on in its thread
+
+
+def test_a_call_that_was_stopped_does_not_look_as_if_it_went_on() -> None:
+    """In a conversation that is loaded again; one whose result can still come does."""
+    stopped, last = ToolCall("nap", id="stopped"), ToolCall("nap", id="last")
+    said = [Message.user("nap"), Message.assistant(stopped), Message.user("again"), Message.assistant(last)]
+    for is_over, expected in (
+        (False, {"stopped": "failed", "last": "pending"}),
+        (True, dict.fromkeys(("stopped", "last"), "failed")),
+    ):
+        told = [each for each in replayed(said, is_over=is_over) if isinstance(each, ToolCallStart | ToolCallProgress)]
+        assert {each.tool_call_id: each.status for each in told} == expected
 
 
 async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
