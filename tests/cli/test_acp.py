@@ -201,6 +201,7 @@ async def test_a_prompt_is_cancelled(tmp_path: Path) -> None:
         desk.process.kill()  # the tool sleeps on in its thread
 
 
+@pytest.mark.sample(1)
 def test_a_call_that_was_stopped_does_not_look_as_if_it_went_on() -> None:
     """In a conversation that is loaded again; one whose result can still come does."""
     stopped, last = ToolCall("nap", id="stopped"), ToolCall("nap", id="last")
