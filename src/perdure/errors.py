@@ -332,11 +332,13 @@ class PendingCallsChanged(InvalidData):
     def __init__(self, session_id: str, pending: Iterable[object], wanted: Iterable[str]) -> None:
         self.session_id = session_id
         self.pending = tuple(pending)
-        super().__init__(
-            "$.call_ids",
+        problem = (
             f"session {session_id!r} does not wait for what was shown, but for {', '.join(wanted) or 'nothing'}. "
-            "Nothing was decided or made; look at the pending calls again, and decide about those",
+            "Nothing was decided or made; look at the pending calls again, and decide about those"
         )
+        if not self.pending:
+            problem = f"no tool call of session {session_id!r} waits for a decision"
+        super().__init__("$.call_ids", problem)
 
 
 class NotLoaded(InvalidData):

@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 from acp import PROTOCOL_VERSION, RequestError, image_block, resource_link_block, spawn_agent_process, text_block
 from acp.client import ClientSideConnection
-from acp.schema import AllowedOutcome, DeniedOutcome, McpServerStdio, RequestPermissionResponse, SseMcpServer
+from acp.schema import (
+    AllowedOutcome,
+    DeniedOutcome,
+    McpServerStdio,
+    RequestPermissionResponse,
+    SseMcpServer,
+    ToolCallProgress,
+    ToolCallStart,
+)
 from tests.waiting import until
 
 import perdure
+from perdure.cli.acp_updates import replayed
+from perdure.model.message import Message, ToolCall
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
 pytestmark = pytest.mark.sample(2)  # make torture runs all
@@ -208,6 +218,19 @@ async def test_a_prompt_that_waits_is_cancelled_without_the_run_before_it(tmp_pa
             await desk.agent.cancel(session_id=session)
             assert (await run.result()).text == "It takes time."
             assert await asyncio.wait_for(asking, 15) == "cancelled"
+
+
+@pytest.mark.sample(1)
+def test_a_call_that_was_stopped_does_not_look_as_if_it_went_on() -> None:
+    """In a conversation that is loaded again; one whose result can still come does."""
+    stopped, last = ToolCall("nap", id="stopped"), ToolCall("nap", id="last")
+    said = [Message.user("nap"), Message.assistant(stopped), Message.user("again"), Message.assistant(last)]
+    for is_over, expected in (
+        (False, {"stopped": "failed", "last": "pending"}),
+        (True, dict.fromkeys(("stopped", "last"), "failed")),
+    ):
+        told = [each for each in replayed(said, is_over=is_over) if isinstance(each, ToolCallStart | ToolCallProgress)]
+        assert {each.tool_call_id: each.status for each in told} == expected
 
 
 async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:

@@ -70,15 +70,20 @@ def test_what_it_says_to_type_next_works(shown: tuple[Path, str]) -> None:
     typed = [line.partition("#")[0].split() for line in text.partition("Look around.")[2].splitlines()[1:]]
     (_, setting), *commands = typed
     name, _, url = setting.partition("=")
-    names = ["chat", "tree", "diff", "show"]
+    names = ["chat", "tree", "diff", "show", "serve"]
     assert [words[1] for words in commands] == names
-    for _, *arguments in commands:
-        env = clean_environment(where, **{name: url})
+    env = clean_environment(where, **{name: url})
+    for _, *arguments in commands[:-1]:
         done = subprocess.run(
             command(*arguments), input="What is my name?\n", capture_output=True, text=True, env=env, timeout=60
         )
         assert done.returncode == 0, done.stderr
         assert "Ada" in done.stdout or arguments[0] == "diff"
+    with subprocess.Popen(command("serve", "--port", "0"), stdout=subprocess.PIPE, text=True, env=env) as service:
+        assert service.stdout is not None
+        said = service.stdout.readline()
+        service.terminate()
+    assert (service.returncode, said.partition(",")[0]) == (0, "To sign in")
 
 
 def test_it_leaves_a_session_and_two_branches(shown: tuple[Path, str]) -> None:

@@ -42,6 +42,7 @@ async def test_an_assistant_reads_its_past(tmp_path: Path) -> None:
     """It finds what is no longer shown, and reads around it; of its owner's sessions only."""
     hers = await stored(tmp_path)
     async with assisting(tmp_path, "--owner", "ada") as client:
+        assert client.server_info.version == perdure.__version__
         assert [each.name for each in (await client.list_tools()).tools] == ["search_sessions", "read_session"]
         hits = (await asked(client, "search_sessions", words="parrot blue"))["hits"]
         assert {hit["session"] for hit in hits} == {hers}

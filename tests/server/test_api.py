@@ -158,10 +158,13 @@ async def test_a_call_is_approved(served: Served) -> None:
     (call,) = asked.json()["pending_calls"]
     assert call["name"] == "refund"
     other = await served.ada.post("/api/sessions/a/approve", json={"calls": ["0" * 64]})
-    assert other.status_code in (409, 422)
+    assert other.status_code == 409
     done = await served.ada.post("/api/sessions/a/approve", json={"calls": [call["digest"]]})
     assert done.status_code == 200, done.text
     assert "refunded" in done.json()["text"]
+    for verb, body in (("approve", {}), ("deny", {"reason": "No."}), ("approve", {"calls": [call["digest"]]})):
+        late = await served.ada.post(f"/api/sessions/a/{verb}", json=body)
+        assert (late.status_code, late.json()["title"]) == (409, "PendingCallsChanged")
     runs = (await served.ada.get("/api/sessions/a/runs")).json()["runs"]
     whole = await served.ada.get(f"/api/sessions/a/runs/{runs[0]['loop_id']}")
     assert whole.json()["turns"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.server.browser import browsing, chromium, site_of
 
 import perdure
 from perdure import AgentDefinition
+from perdure.model.ids import now
 from perdure.model.message import Message, ToolCall
 from perdure.protocols import ModelRequest
 from perdure.server.pages.static_site import write_site
@@ -78,14 +80,19 @@ async def test_pages_fit_a_telephone(tmp_path: Path) -> None:
         await chat.send("refund")
         await sessions.enqueue(LONG, "and then")
         await sessions.enqueue((await sessions.open("waits")).id, "work on it")
+        await sessions.enqueue("waits", "And tomorrow?", at=now() + timedelta(days=1))
         run = (await sessions.record(LONG)).loops[-1].loop_id
         site = await site_of(sessions)
         paths = (f"/sessions/{LONG}/runs/{run}?step=1", f"/diff?left={LONG}@1&right={LONG}-again", "/approvals")
-        for width in (390, 800):
+        for width in (390, 800, 1200):
             async with site.up(), browsing(site.base, site.secret, width=width) as seen:
                 for path in (*paths, "/workers", "/cost", f"/diff?left={LONG}"):
                     await seen.go(path)
                     assert not await seen.is_wider_than_its_window(), (path, width)
+                for path in ("/", "/?q=hello", "/workers"):
+                    await seen.go(path)
+                    widths = "every => every.map(it => it.scrollWidth - it.clientWidth)"
+                    assert set(await seen.page.eval_on_selector_all(".scroll", widths)) == {0}, (path, width)
 
 
 async def test_two_sessions_are_compared_by_the_keyboard(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ async def test_a_token_is_pasted(served: Served) -> None:
         await browser.post("/logout", content=b"", headers={**FORM, **cookie})
     assert (await served.reader.get("/api/sessions")).status_code == 200
     wrong = await served.nobody.post("/login", content=b"token=pdr_nothing", headers=FORM)
+    assert "/approvals" not in wrong.text  # nor any other page that only those who have signed in can see
     assert (wrong.status_code, "Set-Cookie" in wrong.headers) == (403, False)
 
 

@@ -22,7 +22,9 @@ from perdure.model.message import Message, Text, Thinking, ToolCall
 from perdure.parallel import LongestAnswer
 from perdure.protocols import PARKED, ModelRequest
 from perdure.server.app import make_app
+from perdure.server.pages import session_page
 from perdure.server.pages.static_files import _all as static_files
+from perdure.server.pages.version_line import version_line
 from perdure.server.service import Service
 from perdure.server.tokens import new_token
 from perdure.testing import ScriptedDriver
@@ -402,6 +404,54 @@ async def test_a_long_run_that_waits_is_shown(tmp_path: Path) -> None:
 def _look() -> str:
     """Look."""
     return "seen"
+
+
+async def test_a_run_that_was_stopped_is_told_from_one_that_came_to_its_end(tmp_path: Path) -> None:
+    """And its call does not look as if a result could still come."""
+    begun = asyncio.Event()
+
+    @perdure.tool
+    async def wait() -> str:
+        """Wait."""
+        begun.set()
+        await asyncio.sleep(60)
+        return "done"
+
+    driver = ScriptedDriver([ToolCall("wait")])
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver, tools=[wait]) as sessions:
+        await sessions.open("a")
+        run = await sessions.start("a", "wait")
+        await begun.wait()
+        async with _served(sessions) as client:
+            under_way = await Page.get(client, "/sessions/a")
+            assert [each.text for each in under_way.all("span", "out")] == ["no result yet"]
+            await sessions.cancel("a")
+            await run.result()
+            page = await Page.get(client, "/sessions/a")
+            assert [each.text for each in page.all("span", "out")] == ["no result"]
+            assert "stopped: user requested" in page.all("ul", "runs")[0].text
+            assert "stopped, user requested" in page.all("dl", "table")[0].text
+            link = next(each.attributes["href"] for each in page.all("a") if "/runs/" in each.attributes["href"])
+            assert "stopped" in (await Page.get(client, link)).one("h1").text
+
+
+@in_service
+async def test_what_happens_while_a_page_is_made_is_told_by_its_stream(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream begins behind the events that were there before anything else of the page was read."""
+    hers = served.sessions.of("ada")
+    chat = await hers.open("talk")
+    await chat.send("one")
+    before = len([each async for each in chat.events()])
+
+    async def with_a_run(*given: object) -> object:
+        await chat.send("two")
+        return await version_line(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session_page, "version_line", with_a_run)
+    page = await Page.get(served.ada, "/sessions/talk")
+    assert f"live?after={before}&" in page.by_id("live").attributes["hx-sse:connect"]
 
 
 async def test_branches_are_shown_side_by_side(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_what_needs_a_server_is_left_out() -> None:
         "<!doctype html><head><title>a</title></head><body><a href='/x?b=1#c'>x</a><a href='https://evil.example'>y</a>"
         "<form action='/z'><p>gone<input name='q'></p></form><noscript><a href='/n'>n</a></noscript>"
         "<script>alert(1)</script><div hx-get='/y' onclick='z' class='k'>&lt;b&gt; &amp;#x26;</div>"
+        "<time datetime='d' title='at &lt;noon&gt;'>now</time><time>&lt;then</time>"
         "<button>gone</button><svg viewBox='0 0 1 1'><rect x='1'/></svg></body>"
     )
     made = as_file(html, "/here", {"/x?b=1": "x.html", "/n": "n.html"}.get)
@@ -149,6 +150,7 @@ def test_what_needs_a_server_is_left_out() -> None:
     assert '<a href="x.html#c">x</a><a>y</a>' in made
     assert '<a href="n.html">n</a>' in made
     assert '<div class="k">&lt;b&gt; &amp;#x26;</div>' in made
+    assert '<time datetime="d" title="at &lt;noon&gt;">at &lt;noon&gt;</time><time>&lt;then</time>' in made
     assert '<body class="static">' in made
     assert "script-src 'none'" in made
     assert links_of(html, "/here") == ["/x?b=1", "", "/n"]

@@ -239,6 +239,10 @@ async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
 async def test_paths_that_are_not_in_the_table_are_nothing(served: Served) -> None:
     for path in ("/api/../api/sessions", "//api/sessions", "/api//sessions", "/static/../app.py", "/static/%2e%2e/x"):
         assert await status_of(served, path) == 404, path
+    seen = await served.operator.get("/nowhere", headers={"Accept": "text/html,*/*"})
+    assert (seen.status_code, seen.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    program = await served.operator.get("/api/nowhere", headers={"Accept": "text/html,*/*"})
+    assert (program.status_code, program.headers["Content-Type"]) == (404, "application/problem+json")
     for method in ("TRACE", "CONNECT", "PATCH", "PROPFIND", "OPTIONS"):
         response = await served.operator.request(method, "/api/sessions")
         assert response.status_code == 405, method

@@ -18,12 +18,15 @@ import pytest
 from click.testing import CliRunner
 from tests.server.serve_process import PATIENCE, Event, Serving, served_in, stream, until
 
+import perdure
+from perdure import AgentDefinition
 from perdure.cli.main import cli
-from perdure.cli.serving import _require_guarded
+from perdure.cli.serving import _require_guarded, warn_of_missing_models
 from perdure.errors import ConfigurationError
 from perdure.model.ids import now
 from perdure.server.gate import BROWSER
 from perdure.server.listening import bound
+from perdure.server.service import Service
 from perdure.server.settings import Settings
 from perdure.server.tokens import new_token
 
@@ -195,6 +198,14 @@ def test_a_port_that_is_in_use_is_named(refused: Callable[..., tuple[int, str]])
     assert code == 9
     assert f"Port {port} is in use" in said
     assert f"--port {port + 1}" in said
+
+
+async def test_an_agent_without_a_model_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever starts the service learns why messages to its new sessions wait."""
+    async with perdure.connect("memory://") as sessions:
+        agents = [AgentDefinition("clerk"), AgentDefinition("helper", model="offline")]
+        warn_of_missing_models(Service(sessions, agents=agents))
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == ["the agent 'clerk' names no model"]
 
 
 def test_what_is_answered_is_sent_at_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import InputRefused, InvalidData, Sessions, Worker, connect, external_tool, tool
+from perdure import InputRefused, InvalidData, SessionNotActive, Sessions, Worker, connect, external_tool, tool
 from perdure.model.ids import now
 from perdure.testing import ScriptedDriver
 from perdure.workers.inbox import InboxDispatcher
@@ -41,7 +41,7 @@ async def answered(sessions: Sessions, texts: int) -> list[str]:
     async with Worker(sessions) as worker:
         running = asyncio.create_task(worker.run())
         # A session that is being run is not among those that wait, though more may wait in it.
-        while (backlog := await sessions.queue()).waiting or backlog.running:
+        while (backlog := await sessions.queue()).waiting or backlog.running:  # noqa: ASYNC110  # nothing tells its end
             await asyncio.sleep(0.01)
         worker.stop()
         await running
@@ -201,3 +201,20 @@ async def test_a_message_that_brings_a_tool_which_the_agent_has_is_refused() -> 
         with pytest.raises(InputRefused, match="has a tool named 'weather'"):
             await wrong.reply(timeout=5)
         assert "And you?" in (await right.reply(timeout=5)).text
+
+
+async def test_nothing_is_left_with_a_session_that_is_deleted() -> None:
+    """It would wait until somebody restores the session. A message that was left before is found by its key."""
+    later = now() + timedelta(hours=1)
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        left = await sessions.enqueue("a", "Hello", key="k")
+        await sessions.delete("a")
+        for at in (None, later):
+            with pytest.raises(SessionNotActive, match="restore"):
+                await sessions.enqueue("a", "And you?", at=at)
+        assert (await sessions.enqueue("a", "Hello", key="k")).session_id == left.session_id
+        journal = sessions.runtime.journal
+        assert journal is not None
+        assert len(await journal.read(left.session_id, inbox=True)) == 1
+        assert await sessions.timers("a") == []

@@ -316,7 +316,7 @@ def _pending(session: AgentSession) -> Mapping[str, PendingCall]:
         raise SessionNotActive(session.id, session.status.value)
     execution = session.state.execution
     if execution is None or not execution.pending_calls:
-        raise InvalidData("$.call_ids", f"no tool call of session {session.id!r} waits for a decision")
+        raise PendingCallsChanged(session.id, (), ())
     return {call.id: call for call in execution.pending_calls}
 
 

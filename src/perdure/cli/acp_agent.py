@@ -134,7 +134,7 @@ class EditorsAgent:
         _require_absolute(cwd)
         await self._settle_in(session_id, cwd, _tools(mcp_servers or ()))
         view = await self._sessions.view(session_id)
-        for update in replayed((*view.messages, *view.asked, *view.said)):
+        for update in replayed((*view.messages, *view.asked, *view.said), is_over=view.activity == "idle"):
             await self._to_editor.session_update(session_id, update)
         return LoadSessionResponse()
 

@@ -128,19 +128,29 @@ def said(text: str) -> SessionUpdate:
     return update_agent_message_text(text)
 
 
-def replayed(messages: Iterable[Message]) -> Iterator[SessionUpdate]:
-    """Yield a conversation as an editor shows it that comes to it anew."""
+def replayed(messages: Iterable[Message], *, is_over: bool) -> Iterator[SessionUpdate]:
+    """Yield a conversation as an editor shows it that comes to it anew.
+
+    A call without a result is shown as failed if none can come any more: another message follows, or the run is over.
+    """
+    unanswered: dict[str, None] = {}
     for message in messages:
         for result in message.tool_results:
+            unanswered.pop(result.call_id, None)
             yield _ended(result)
         if message.role == "user":
+            yield from map(_given_up, unanswered)
+            unanswered.clear()
             yield update_user_message_text(_shown(message))
         elif message.role == "assistant":
             yield from _thoughts(message)
             if message.text:
                 yield said(message.text)
             for call in message.tool_calls:
+                unanswered[call.id] = None
                 yield _begun(call)
+    if is_over:
+        yield from map(_given_up, unanswered)
 
 
 def _shown(message: Message) -> str:
@@ -161,6 +171,11 @@ def _begun(call: ToolCall) -> SessionUpdate:
 def _ended(result: ToolResult) -> SessionUpdate:
     status: Any = "failed" if result.is_error else "completed"
     return update_tool_call(result.call_id, status=status, content=[tool_content(text_block(result.text))])
+
+
+def _given_up(call_id: str) -> SessionUpdate:
+    why = text_block("The run was stopped before there was a result.")
+    return update_tool_call(call_id, status="failed", content=[tool_content(why)])
 
 
 def waiting_call(call: PendingCall) -> ToolCallUpdate:

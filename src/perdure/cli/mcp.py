@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from perdure import __version__
 from perdure.cli.errors import advised
 from perdure.cli.log_lines import log_lines
 from perdure.cli.options import store_command
@@ -47,7 +48,9 @@ async def _serve(ctx: click.Context, allow_send: bool) -> None:
     except ImportError as error:
         problem = f"Assistants are served with the package mcp, of at least version 2.1 ({error})."
         raise ConfigurationError(problem, "pip install 'perdure[mcp]'") from None
-    server: MCPServer[Any] = MCPServer("perdure", instructions=_told_of(allow_send), log_level="WARNING")
+    server: MCPServer[Any] = MCPServer(
+        "perdure", version=__version__, instructions=_told_of(allow_send), log_level="WARNING"
+    )
     async with opened(ctx, must_exist=not allow_send, begins=allow_send, serves=True) as sessions:
         _add_reading(server, sessions)
         if allow_send:

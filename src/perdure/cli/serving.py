@@ -117,6 +117,8 @@ async def _serve(
         served = _Served(service, http_server(make_app(service), settings), worker, drain)
         with served.stopped_by_signals():
             _tell_of_start(ctx, service, concurrency, as_json=as_json)
+            if worker is not None:
+                warn_of_missing_models(service)
             with _shown_in_browser(service, opens):
                 await served.run(listener)
         _log.info("stopped", extra={"facts": {"event": "stopped", "handed_over": served.handed_over}})
@@ -233,6 +235,15 @@ def _tell_of_start(ctx: click.Context, service: Service, concurrency: int, *, as
         print_json({"url": url, "sign_in": address})
     else:
         say(f"To sign in, open this address. It works once, within 15 minutes:\n{address}")
+
+
+def warn_of_missing_models(service: Service) -> None:
+    """Log which agents of new sessions have no model: messages to them would wait, and clients would not know why."""
+    for agent in service.agents.values():
+        if service.sessions.loops.named_model(agent) is None:
+            facts = {"event": "no model", "agent": agent.name}
+            advice = "new sessions of it are not answered. Add --model, or name one in its file"
+            _log.warning("the agent '%s' names no model: %s", agent.name, advice, extra={"facts": facts})
 
 
 @contextmanager

@@ -130,6 +130,7 @@ class Stage:
             (f"{command} tree {chat}", "its runs"),
             (f"{command} diff {left} {right}", "the two branches"),
             (f"{command} show {chat} --all", "all that was said"),
+            (f"{command} serve", "all of it in a browser"),
         ):
             self._console.print(
                 Text.assemble("  ", (typed, "cyan"), (f"   # {about}" if about else "", "dim")), soft_wrap=True

@@ -115,4 +115,6 @@ async def _refused(request: Request, error: Exception) -> Response:
         problem = Problem(405, "MethodNotAllowed", "This path does not take that method.", headers=headers)
         return _told_at(problem, request.url.path)
     problem = Problem(404, "NotFound", "There is nothing here. See /openapi.json for what there is.")
+    if is_page(request.url.path) and "text/html" in request.headers.get("accept", ""):  # as browsers ask
+        return _tellers()["page"](problem, request)
     return _told_at(problem, request.url.path)

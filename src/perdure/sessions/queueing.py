@@ -10,10 +10,10 @@ from typing import Any, Unpack
 
 from perdure.actions.inbox import QUEUE, Inbox, left_to_workers, under_way
 from perdure.actions.send import SendMessage, used_for_another
-from perdure.errors import ConfigurationError, InputRefused, InvalidData
+from perdure.errors import ConfigurationError, InputRefused, InvalidData, SessionNotActive
 from perdure.model.checks import expect_text, expect_wait
 from perdure.model.ids import SessionId, new_id, now
-from perdure.model.session import AgentSessionInfo
+from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
 from perdure.protocols import SCHEDULE, Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
@@ -86,7 +86,8 @@ class Queueing(Talking):
         """Leave a message with a session, and return at once. A worker sends it, behind those that came before it.
 
         With `at` it is sent at that time. Sessions whose messages have a higher `priority` are run first. The same
-        `key` again leaves nothing: it returns the message that is there, or its answer. QueueFull if too much waits.
+        `key` again leaves nothing: it returns the message that is there, or its answer. QueueFull if too much waits,
+        SessionNotActive if the session is deleted.
         The other options are those of `send`; a `context` cannot be left, but `context_data` can.
         """
         check_priority(priority)
@@ -108,6 +109,8 @@ class Queueing(Talking):
             timer = await self._delayed_before(found, action)
             if timer is not None:
                 return Queued(self, found, key, None, _moment(timer.due))
+        if info.status is SessionStatus.DELETED:  # it would wait until somebody restores it
+            raise SessionNotActive(found, info.status.value)
         if due is not None:
             timer = await self._set_timer(found, action, due, priority)
             return Queued(self, found, key, None, at if timer.due == due else _moment(timer.due))

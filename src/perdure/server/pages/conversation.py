@@ -31,6 +31,8 @@ class CallBox:
     is_error: bool = False
     is_unknown: bool = False
     is_pending: bool = False
+    is_over: bool = False
+    """Whether no result can come any more."""
 
     @property
     def outcome(self) -> str:
@@ -38,7 +40,7 @@ class CallBox:
         if self.is_unknown:
             return "✗ outcome unknown"
         if self.result is None:
-            return "waits for you" if self.is_pending else "no result yet"
+            return "waits for you" if self.is_pending else "no result" if self.is_over else "no result yet"
         return ("✗ " if self.is_error else "→ ") + shortened(self.result, 60)
 
 
@@ -122,7 +124,8 @@ async def view_entries(
     """Return what pieces show between two places, and the messages of it."""
     sections = [(piece, await reader.messages(spans)) for piece, spans in _sections(pieces, start, stop)]
     messages = [message for _, some in sections for message in some]
-    boxes = _Boxes(messages, {call.id for call in pending})
+    waiting = {call.id for call in pending}
+    boxes = _Boxes(messages, waiting, is_over=not waiting)  # what a run under way has said is in no version yet
     entries: list[Entry] = []
     for is_block, group in groupby(sections, key=lambda section: isinstance(section[0], Block)):
         if is_block:
@@ -182,11 +185,12 @@ def _block(block: Block, shown: Sequence[SaidBox], *, is_top: bool) -> BlockBox:
 class _Boxes:
     """Makes boxes of messages that are shown together."""
 
-    def __init__(self, messages: Iterable[Message], pending: set[str]) -> None:
+    def __init__(self, messages: Iterable[Message], pending: set[str], *, is_over: bool = False) -> None:
         self._results: dict[tuple[str, str], ToolResult] = {}
         """The result of each call, by its message and its id: some providers use an id again in the next run."""
         self._shown_with_call: set[tuple[str, str]] = set()
         self._pending = pending
+        self._is_over = is_over
         asked_in: dict[str, str] = {}
         for message in messages:
             asked_in |= {call.id: message.id for call in message.tool_calls}
@@ -210,7 +214,8 @@ class _Boxes:
     def _call(self, message_id: str, call: ToolCall) -> CallBox:
         result = self._results.get((message_id, call.id))
         if result is None:
-            return CallBox(call.id, call.name, call.arguments, None, is_pending=call.id in self._pending)
+            is_pending = call.id in self._pending
+            return CallBox(call.id, call.name, call.arguments, None, is_pending=is_pending, is_over=self._is_over)
         is_unknown = _is_unknown(result)
         return CallBox(call.id, call.name, call.arguments, result.text, result.is_error, is_unknown)
 

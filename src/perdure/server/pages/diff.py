@@ -59,6 +59,7 @@ class Relative(msgspec.Struct, frozen=True):
     """Something that a session can be compared with."""
 
     given: str
+    title: str
     words: str
 
 
@@ -124,9 +125,12 @@ def _pages(sides: tuple[Side, Side], after: int) -> tuple[int | None, int | None
 
 async def _relatives(sessions: Sessions, given: str) -> list[Relative]:
     """Return what a session may be compared with: what it was forked from, its forks, and its own older versions."""
-    name, _ = _named(given)
+    name, version = _named(given)
     info, kin = await sessions.info(name), await sessions.ancestry(name)
-    found = [Relative(each, "forked from") for each in reversed(kin.line)]
-    found += [Relative(each, "its fork") for each in kin.children]
-    heads = await sessions.versions(info.id, limit=_VERSIONS)
-    return [*found, *(Relative(f"{info.id}@{head.info.version}", moment(head.info.updated_at)) for head in heads)]
+    found = [Relative(each, each, "forked from") for each in reversed(kin.line)]
+    found += [Relative(each, each, "its fork") for each in kin.children]
+    for head in await sessions.versions(info.id, limit=_VERSIONS):
+        number = head.info.version
+        if number != (version or info.version):
+            found.append(Relative(f"{info.id}@{number}", f"version {number}", moment(head.info.updated_at)))
+    return found

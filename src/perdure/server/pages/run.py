@@ -18,6 +18,7 @@ from perdure.server.call import Call
 from perdure.server.pages.conversation import boxes_of
 from perdure.server.pages.model_call import what_was_sent
 from perdure.server.pages.render import page
+from perdure.server.pages.run_list import standing_of
 from perdure.server.pages.steps import Reader, Standing
 from perdure.server.pages.texts import counted, indented, money, seconds, whole
 from perdure.sessions.sessions import Sessions
@@ -78,7 +79,7 @@ async def _standing(sessions: Sessions, info: AgentSessionInfo, loop: LoopRecord
     journal = sessions.journal
     handed_over = await _handed_over(sessions, loop)
     if loop.status.is_over or journal is None:
-        return loop.status.value, Standing(is_over=True, handed_over=handed_over)
+        return standing_of(loop), Standing(is_over=True, handed_over=handed_over)
     if await journal.is_claimed(info.id):
         return "running", Standing(is_over=False, handed_over=handed_over, is_running=True)
     if await journal.is_interrupted(info.id):
@@ -119,7 +120,7 @@ def _facts(loop: LoopRecord) -> list[tuple[str, str]]:
         ("waited or lay dead", seconds(loop.idle) if loop.idle else "–"),
         ("tokens", f"{whole(usage.input_tokens)} in, {whole(usage.output_tokens)} out"),
         ("cost", money(usage)),
-        ("ended by", loop.stop_reason or ("–" if not loop.status.is_over else loop.status.value)),
+        ("ended by", (loop.stop_reason or (loop.status.value if loop.status.is_over else "–")).replace("_", " ")),
     ]
     return facts if loop.idle else [fact for fact in facts if fact[0] != "waited or lay dead"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, LoopStatus
+from perdure.model.stop import StopReason
 from perdure.protocols import Journal, RunOnRecord
 from perdure.run_journal import loops_on_record
 from perdure.server.pages.texts import shortened
@@ -30,6 +31,15 @@ _MARKS = {
     LoopStatus.ABORTED: ("not", "not"),
     LoopStatus.FAILED: ("bad", "bad"),
 }
+
+
+_NATURAL_ENDS = (None, StopReason.COMPLETED, StopReason.FINISH_REASON_RECEIVED)
+
+
+def standing_of(loop: LoopRecord) -> str:
+    """Return how a run stands, in a word. One that was stopped is completed on record, with a reason."""
+    is_stopped = loop.status is LoopStatus.COMPLETED and loop.stop_reason not in _NATURAL_ENDS
+    return "stopped" if is_stopped else loop.status.value
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ async def run_list(sessions: Sessions, session_id: SessionId, before: int | None
 
 
 def _row(loop: LoopRecord, titles: dict[str, str], longest: float) -> RunRow:
-    icon, style = _MARKS[loop.status]
+    icon, style = ("not", "not") if standing_of(loop) == "stopped" else _MARKS[loop.status]
     if loop.continuation_kind.kind == "compaction":
         icon, style = "fold", "fold"
     if loop.parallel_group is not None and loop.parallel_group.selected_loop_id and not loop.parallel_group.is_selected:
@@ -102,8 +112,8 @@ def _notes(loop: LoopRecord) -> Sequence[str]:
         notes.append("selected" if loop.parallel_group.is_selected else "kept on record")
     if loop.status not in (LoopStatus.COMPLETED, LoopStatus.RUNNING):
         notes.append(loop.status.value)
-    elif loop.stop_reason not in (None, "completed"):
-        notes.append(str(loop.stop_reason).replace("_", " "))
+    elif loop.stop_reason not in _NATURAL_ENDS:
+        notes.append("stopped: " + loop.stop_reason.replace("_", " "))
     if loop.idle >= 1:
         notes.append(f"waited {loop.idle:.0f} s")
     return notes

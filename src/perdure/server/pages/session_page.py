@@ -27,7 +27,7 @@ from perdure.server.pages.conversation_window import said_window, shown_window
 from perdure.server.pages.event_rows import last_events
 from perdure.server.pages.family import family_of
 from perdure.server.pages.render import is_fragment, page
-from perdure.server.pages.run_list import run_list
+from perdure.server.pages.run_list import run_list, standing_of
 from perdure.server.pages.token_bar import token_bar
 from perdure.server.pages.version_line import version_line
 from perdure.server.pages.windows import (
@@ -85,10 +85,12 @@ async def get_session(call: Call) -> Response:
     """Return the page of a session."""
     asked: SessionQuery = call.query
     sessions = call.sessions
+    # First: what happens while the page is made is then told by the stream, which begins behind these.
+    events = await last_events(sessions, (await sessions.info(call.session_id)).id)
     standing = await _standing(sessions, call.session_id, asked.version)
     said = await _conversation(sessions, standing, asked)
     runs = await run_list(sessions, standing.info.id, asked.runs_before, standing.now.activity)
-    newest = next(reversed(runs.records.values()), None)
+    run = runs.records.get(asked.run or "", next(reversed(runs.records.values()), None))
     values: dict[str, Any] = {
         "info": standing.info,
         "session": standing.session,
@@ -102,9 +104,10 @@ async def get_session(call: Call) -> Response:
         "bar": token_bar(sessions, standing.session, said.messages, _ESTIMATOR) if asked.view == "shown" else None,
         "line": await version_line(sessions, standing.info, standing.session),
         "runs": runs,
-        "run": runs.records.get(asked.run or "", newest),
+        "run": run,
+        "run_standing": None if run is None else standing_of(run),
         "family": await family_of(sessions, standing.info),
-        "events": await last_events(sessions, standing.info.id),
+        "events": events,
         "query": urlencode({name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}),
         "key": new_id(),
         "runs_here": call.service.runs_here,

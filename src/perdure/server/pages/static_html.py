@@ -61,6 +61,8 @@ class _Rewriter(HTMLParser):
         self._target = target
         self._skipped: list[str] = []
         """The elements that are left out and still open."""
+        self._time: str | None = None
+        """The time that an open element stands for: how long ago that was is not true for long."""
         self.out: list[str] = []
 
     def handle_decl(self, decl: str) -> None:
@@ -75,6 +77,8 @@ class _Rewriter(HTMLParser):
         self.out.append(f"<{tag}{''.join(self._attributes(tag, marked))}>")
         if tag == "head":
             self.out.append(_POLICY)
+        if tag == "time":
+            self._time = dict(attrs).get("title")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if not self._skipped and tag not in _LEFT_OUT:
@@ -86,6 +90,8 @@ class _Rewriter(HTMLParser):
                 self._skipped.pop()
         elif tag not in _LEFT_OUT | _UNWRAPPED:
             self.out.append(f"</{tag}>")
+        if tag == "time":
+            self._time = None
 
     def handle_data(self, data: str) -> None:
         self._say(escape(data, quote=False))
@@ -97,6 +103,8 @@ class _Rewriter(HTMLParser):
         self._say(f"&#{name};")
 
     def _say(self, text: str) -> None:
+        if self._time is not None:
+            text, self._time = escape(self._time), ""
         if not self._skipped:
             self.out.append(text)
 

@@ -244,7 +244,7 @@ class Reader:
             step.ended_at = event.at
         for signal in event.stop_signals:
             told = " ".join(filter(None, (signal.message, signal.limit and f"(limit: {signal.limit})")))
-            self._note("wait", f"stopped: {signal.reason.value}", event.at, told)
+            self._note("wait", f"stopped: {signal.reason.value.replace('_', ' ')}", event.at, told)
 
     def _step(self, place: int, step: _Open, *, is_whole: bool) -> Step:
         asked, answered = step.asked_at or step.begun, step.answered_at or step.ended_at or self._until
