@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Open streams of one owner in this process."""
     wait: float = 300.0
     """Seconds that a request can wait for an answer."""
+    head: float = 20.0
+    """Seconds that a request's line and headers may take to come in."""
     patience: float = 30.0
     """Seconds until a reader that takes nothing is cut off, and that a body may take to come in."""
 
