@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from tests.server.chromium import LACKING, found
-from tests.server.serving import on_a_port
+from tests.server.serving import on_a_port, until
 
 import perdure
 from perdure.server.gate import COOKIE
@@ -89,13 +88,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110  # nobody tells of it
-            await asyncio.sleep(0.01)
 
 
 @dataclass

@@ -91,14 +91,20 @@ async def answering(service: Service, port: int = 0) -> AsyncIterator[tuple[Http
     server = http_server(make_app(service), service.settings)
     with bound("127.0.0.1", port) as listener:
         serves = asyncio.ensure_future(server.serve(sockets=[listener]))
-        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-            await asyncio.sleep(0.005)
+        await until(lambda: server.started)
         try:
             yield server, f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             service.closing.set()  # streams end by themselves
             server.stop()
             await serves
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0.01)
 
 
 def client_of(app: ASGIApp, secret: str | None) -> httpx.AsyncClient:
