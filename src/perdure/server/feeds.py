@@ -180,6 +180,7 @@ class _Feed:
     async def begin(self) -> None:
         """Begin at the record's end, unless it has begun."""
         if self._task is None:
+            self._begun.clear()  # it may have ended by an error, and what came since is read from the record
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"feed of {self.session_id}")
         await self._begun.wait()
 
@@ -194,7 +195,7 @@ class _Feed:
         reason: BaseException | None = None
         try:
             progress = await progress_of(self._journal, self.session_id)
-            self.head = progress.seq
+            self.head, self.under_way = progress.seq, None
             self._hear_pieces(progress)
             self._begun.set()
             async with AsyncExitStack() as stack:
