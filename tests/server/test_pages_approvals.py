@@ -83,7 +83,7 @@ async def test_a_denial_needs_a_reason(tmp_path: Path) -> None:
         (form,) = forms(await Page.get(served.ada, "/approvals"))
         status, told = await decide(served, form, decide="deny", reason="  ")
         assert status == 422
-        assert "say why" in told
+        assert "the model is told" in told
         assert (await decide(served, form, decide="deny", reason="Not on a Sunday."))[0] == 303
         await served.sessions.recover()
         said = (await served.sessions.of("ada").session("a")).state.messages
@@ -116,19 +116,24 @@ async def test_what_was_not_shown_is_not_decided_on(tmp_path: Path) -> None:
 
 
 async def test_a_call_made_outside_is_answered(tmp_path: Path) -> None:
+    """With JSON, or with a text as it stands; the page says which it was taken for."""
     async with serving(tmp_path) as served:
-        for name in ("good", "bad"):
+        for name in ("good", "plain", "bad"):
             await asked(served, "ada", name, "outside", external_tools=[OUTSIDE])
         found = {form.action.rpartition(".")[2]: form for form in forms(await Page.get(served.ada, "/approvals"))}
         assert all(("decide", "approve") not in form.buttons for form in found.values())
-        status, told = await decide(served, found["good"], decide="answer", answer="{not json")
-        assert status == 422
-        assert "expected JSON" in told
-        assert (await decide(served, found["good"], decide="answer", answer='{"street": "High"}'))[0] == 303
+        assert (await decide(served, found["good"], decide="answer", answer=" "))[0] == 422
+        for name, answer, kind in (("good", '{"street": "High"}', "value"), ("plain", "{not json", "text")):
+            sent = await served.ada.post(
+                found[name].action, data={**found[name].fields, "decide": "answer", "answer": answer}
+            )
+            assert (sent.status_code, sent.headers["Location"]) == (303, f"/approvals?notice=answered-{kind}")
+        assert "as a text" in (await Page.get(served.ada, "/approvals?notice=answered-text")).text
         assert (await decide(served, found["bad"], decide="fail", reason="nobody is there"))[0] == 303
         await served.sessions.recover()
         ada = served.sessions.of("ada")
         assert '"street":"High"' in (await ada.session("good")).state.messages[-1].text
+        assert "{not json" in (await ada.session("plain")).state.messages[-1].text
         assert "nobody is there" in (await ada.session("bad")).state.messages[-1].text
 
 

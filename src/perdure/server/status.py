@@ -29,7 +29,7 @@ async def get_readiness(call: Call) -> Response:
 async def get_metrics(call: Call) -> Response:
     """Return what the service counts, in OpenMetrics' form: of all owners together, so that none of them is told."""
     if call.caller.owner != call.service.sessions.owner:
-        what = "What is counted is everybody's. Ask with a token that reaches all sessions: perdure token new --everyone"
+        what = "It counts what everybody does. Ask with a token that reaches all sessions: perdure token new --everyone"
         raise Problem(403, "OperatorNeeded", what)
     backlog = await call.service.sessions.queue(limit=call.service.settings.limits.page)
     gauges: dict[str, tuple[str, float]] = {

@@ -93,6 +93,7 @@ async def get_cost(call: Call) -> Response:
         top=await _top(call.sessions, found),
         at=at,
         is_whole=found.is_whole,
+        damaged=found.damaged,
         looked_at=whole(_SESSIONS),
     )
 

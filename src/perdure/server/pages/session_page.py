@@ -26,6 +26,7 @@ from perdure.server.pages.conversation import (
 from perdure.server.pages.conversation_window import said_window, shown_window
 from perdure.server.pages.event_rows import last_events
 from perdure.server.pages.family import family_of
+from perdure.server.pages.notices import notice_of
 from perdure.server.pages.render import is_fragment, page
 from perdure.server.pages.run_list import run_list
 from perdure.server.pages.token_bar import token_bar
@@ -57,6 +58,8 @@ class SessionQuery(msgspec.Struct, kw_only=True):
     """A message to be shown, as a search has found it."""
     place: int | None = None
     """Where in the session's log that message is."""
+    notice: str | None = None
+    """What was done last from this page."""
 
 
 class BlockQuery(msgspec.Struct, kw_only=True):
@@ -105,11 +108,18 @@ async def get_session(call: Call) -> Response:
         "run": runs.records.get(asked.run or "", newest),
         "family": await family_of(sessions, standing.info),
         "events": await last_events(sessions, standing.info.id),
-        "query": urlencode({name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}),
+        "notice": notice_of(asked.notice),
+        "query": _query_of(asked),
         "key": new_id(),
         "runs_here": call.service.runs_here,
     }
     return page(call, "session.html", **values)
+
+
+def _query_of(asked: SessionQuery) -> str:
+    """Return what the page is asked for with when it is drawn again, which tells nobody again what was done."""
+    given = {**msgspec.structs.asdict(asked), "notice": None}
+    return urlencode({name: value for name, value in given.items() if value is not None})
 
 
 async def _standing(sessions: Sessions, session_id: str, version: int | None) -> Standing:
