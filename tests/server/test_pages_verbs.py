@@ -122,7 +122,7 @@ async def test_a_call_that_is_made_outside_is_answered(served: Served) -> None:
     page = await Page.get(served.ada, "/sessions/talk")
     assert "is made outside" in page.one("section", "asks").text
     sent = await page.form("answer").send(served.ada, result="sunny")
-    assert (sent.status_code, sent.headers["Location"]) == (303, "/sessions/talk?notice=answered-text")
+    assert (sent.status_code, sent.headers["Location"].endswith("talk?notice=answered-text")) == (303, True)
     assert "as a text" in (await Page.get(served.ada, sent.headers["Location"])).text
     await Page.once(served.ada, "/sessions/talk", lambda page: "→ sunny" in page.text)
 
