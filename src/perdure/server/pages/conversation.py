@@ -13,7 +13,8 @@ from perdure.model.execution import PendingCall
 from perdure.model.message import Envelope, Media, Message, Text, Thinking, ToolCall, ToolResult
 from perdure.model.transcript import Block, Piece, Span
 from perdure.server.pages.texts import indented, shortened
-from perdure.server.pages.windows import Reader, is_there
+from perdure.server.pages.windows import is_there
+from perdure.sessions.pages import SpanReader
 
 _UNKNOWN = "OutcomeUnknown"
 """What the result of a call begins with that was cut off, so that nobody knows whether it took effect."""
@@ -117,7 +118,13 @@ class Conversation:
 
 
 async def view_entries(
-    reader: Reader, pieces: Sequence[Piece], start: int, stop: int, pending: Iterable[PendingCall] = (), *, top: bool
+    reader: SpanReader,
+    pieces: Sequence[Piece],
+    start: int,
+    stop: int,
+    pending: Iterable[PendingCall] = (),
+    *,
+    top: bool,
 ) -> tuple[list[Entry], list[Message]]:
     """Return what pieces show between two places, and the messages of it."""
     sections = [(piece, await reader.messages(spans)) for piece, spans in _sections(pieces, start, stop)]

@@ -9,7 +9,8 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Span
 from perdure.server.pages.conversation import Conversation, plain_entries, view_entries
-from perdure.server.pages.windows import WINDOW, Reader, cut, length_of, place_in_log, said_spans
+from perdure.server.pages.windows import WINDOW, cut, length_of, place_in_log, said_spans
+from perdure.sessions.pages import SpanReader
 from perdure.sessions.sessions import Sessions
 
 
@@ -19,7 +20,7 @@ async def shown_window(
     """Return what the model is shown up to a place, or up to the end."""
     transcript = session.state.transcript
     start, stop = _window(len(transcript), end)
-    reader = Reader(sessions.runtime.journal)
+    reader = SpanReader(sessions.runtime.journal)
     entries, messages = await view_entries(reader, transcript.pieces, start, stop, pending, top=True)
     return Conversation(entries, start, stop, len(transcript), messages)
 
@@ -42,7 +43,7 @@ async def said_window(
 async def _of_spans(sessions: Sessions, spans: Sequence[Span], end: int | None, around: int | None) -> Conversation:
     total = length_of(spans)
     start, stop = _window(total, end, around)
-    messages = await Reader(sessions.runtime.journal).messages(cut(spans, start, stop))
+    messages = await SpanReader(sessions.runtime.journal).messages(cut(spans, start, stop))
     return _of_messages(messages, start, stop, total)
 
 

@@ -31,13 +31,9 @@ from perdure.server.pages.render import is_fragment, page
 from perdure.server.pages.run_list import run_list
 from perdure.server.pages.token_bar import token_bar
 from perdure.server.pages.version_line import version_line
-from perdure.server.pages.windows import (
-    WINDOW,
-    Reader,
-    end_of_session,
-    length_of,
-)
+from perdure.server.pages.windows import END, WINDOW, length_of
 from perdure.sessions.following import progress_of
+from perdure.sessions.pages import SpanReader, end_of_session
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.viewing import View, view_of, view_without_journal
 
@@ -130,7 +126,7 @@ async def _standing(sessions: Sessions, session_id: str, version: int | None) ->
         return Standing(newest.info, newest, now)
     if not 0 < version <= newest.version:
         raise SessionNotFound(info.id, version)
-    return Standing(newest.info, await end_of_session(sessions, info.id, version), now)
+    return Standing(newest.info, await end_of_session(sessions, info.id, version, last=END), now)
 
 
 async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
@@ -138,13 +134,13 @@ async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
     journal = sessions.runtime.journal
     if journal is None:
         is_running = sessions.live.is_running(session_id)
-        return view_without_journal(await end_of_session(sessions, session_id), is_running=is_running)
+        return view_without_journal(await end_of_session(sessions, session_id, last=END), is_running=is_running)
 
     async def version() -> int:
         return (await sessions.runtime.get_session_info(session_id)).version
 
     try:
-        return await view_of(journal, partial(end_of_session, sessions, session_id), version)
+        return await view_of(journal, partial(end_of_session, sessions, session_id, last=END), version)
     except NotLoaded:  # the run under way has said more than the end that was read
         return await view_of(journal, partial(sessions.runtime.get_session, session_id), version)
 
@@ -188,7 +184,7 @@ async def get_block(call: Call) -> Response:
     block = _block_of(session, call.path("block"))
     total, start = length_of(block.covered), max(0, asked.start)
     stop = min(total, start + WINDOW)
-    reader = Reader(call.sessions.runtime.journal)
+    reader = SpanReader(call.sessions.runtime.journal)
     entries, _ = await view_entries(reader, block.covered, start, stop, top=False)
     values: dict[str, Any] = {
         "info": info,

@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.protocols import PARKED, is_queue
 from perdure.run_journal import HANDED_OVER
-from perdure.server.pages.windows import end_of_session
+from perdure.sessions.pages import end_of_session
 from perdure.sessions.sessions import Sessions
 
 Concern = Literal["running", "waiting", "killed", "parked"]
