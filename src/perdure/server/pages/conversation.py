@@ -139,10 +139,10 @@ async def view_entries(
     return entries, messages
 
 
-def plain_entries(messages: Sequence[Message]) -> list[Entry]:
+def plain_entries(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -> list[Entry]:
     """Return messages that were said, without what compactions have made and what was forgotten."""
     said = [each for each in messages if is_there(each) and each.metadata.get(MARK) not in STRATEGIES]
-    return _with_runs(said, _Boxes(said, set()))
+    return _with_runs(said, _Boxes(said, {call.id for call in pending}))
 
 
 def boxes_of(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -> Sequence[SaidBox]:

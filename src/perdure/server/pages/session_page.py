@@ -29,6 +29,7 @@ from perdure.server.pages.family import family_of
 from perdure.server.pages.notices import notice_of
 from perdure.server.pages.render import is_fragment, page
 from perdure.server.pages.run_list import run_list
+from perdure.server.pages.titles import title_of
 from perdure.server.pages.token_bar import token_bar
 from perdure.server.pages.version_line import version_line
 from perdure.server.pages.windows import END, WINDOW, length_of
@@ -91,7 +92,7 @@ async def get_session(call: Call) -> Response:
     values: dict[str, Any] = {
         "info": standing.info,
         "session": standing.session,
-        "title": await _title(sessions, standing.info),
+        "title": await title_of(sessions, standing.info.id, standing.info.name or "Untitled"),
         "now": standing.now,
         "is_past": standing.is_past,
         "asked": asked,
@@ -145,17 +146,13 @@ async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
         return await view_of(journal, partial(sessions.runtime.get_session, session_id), version)
 
 
-async def _title(sessions: Sessions, info: AgentSessionInfo) -> str:
-    listed = await sessions.list(id=info.id, limit=1)
-    return (listed[0].title if listed else None) or info.name or "Untitled"
-
-
 async def _conversation(sessions: Sessions, standing: Standing, asked: SessionQuery) -> Conversation:
     if asked.end is not None and asked.end < 0:
         raise InvalidData("$.end", "expected 0 or more")
     if asked.view == "shown":
         return await shown_window(sessions, standing.session, asked.end, standing.now.pending_calls)
-    return await said_window(sessions, standing.now.session, asked.end, asked.message, asked.place)
+    now = standing.now
+    return await said_window(sessions, now.session, asked.end, asked.message, asked.place, now.pending_calls)
 
 
 def _coming(standing: Standing, asked: SessionQuery, said: Conversation) -> list[SaidBox]:
