@@ -263,6 +263,28 @@ async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
 
 
 @in_service
+async def test_no_stored_text_makes_a_header(served: Served) -> None:
+    """A name, a tag, a message or a key with ends of lines in it: what it is refused or kept as, no header has them."""
+    trick = "a\r\nX-Injected: yes\r\n\r\n<b>"
+    await served.ada.put("/api/sessions/s", json={"name": trick, "tags": [trick]})
+    await served.ada.put("/api/sessions/s", json={})
+    await served.ada.post("/api/sessions/s/messages", json={"text": trick, "wait": 10})
+    for verb, body in (("rename", {"name": trick}), ("tag", {"add": [trick]}), ("fork", {"name": trick})):
+        assert (await served.ada.post(f"/api/sessions/s/{verb}", json=body)).status_code < 500
+
+    async def asked(route: Route) -> AsyncIterator[httpx.Response]:
+        if route.method == "GET" and not route.is_stream:
+            for query in ("", "?format=markdown") if route.path.endswith("/export") else ("",):
+                yield await ask(served.ada, route, path=path_of(route) + query)
+
+    def is_right(response: httpx.Response, _: Route) -> bool:
+        lines = [part for header in response.headers.raw for part in header]
+        return response.status_code < 500 and not any(b"\r" in part or b"\n" in part for part in lines)
+
+    assert await findings(ROUTES, asked, is_right) == []
+
+
+@in_service
 async def test_paths_that_are_not_in_the_table_are_nothing(served: Served) -> None:
     for path in ("/api/../api/sessions", "//api/sessions", "/api//sessions", "/static/../app.py", "/static/%2e%2e/x"):
         assert await status_of(served, path) == 404, path
