@@ -117,7 +117,7 @@ async def test_times_tell_nothing_of_others_sessions(served: Served) -> None:
         return lambda route, session: seen(app, secret, path_of(route, session))
 
     suspects = list(SHOWN)
-    for _ in range(4):
+    for _ in range(8):
         found = apart(await medians(suspects, asking(served.app)))
         suspects = [route for route in suspects if route.path in found]
         if not suspects:
