@@ -269,6 +269,9 @@ BARS = (
     Bar("service.p99", "99 of 100 requests, at 200 a second beside 500 open streams", "", 150, unit="ms"),
     Bar("service.memory", "memory of the server after that", "the same before", 1.15),
     Bar("service.open", "a session of 100,000 messages and its first page over HTTP", "the same of 100", 1.5),
+    Bar("service.page", "the page of a fork of 100,000 messages, as the model sees it", "the same of 100", 1.5),
+    Bar("service.page_said", "the page of a fork of 100,000 messages, all that was said", "the same of 100", 1.5),
+    Bar("service.page_own", "the page of a session of 100,000 messages, all that was said", "the same of 100", 1.5),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

@@ -67,17 +67,26 @@ async def long_session(run: Run, folder: Path) -> None:
     (secret,) = await tokens(folder, [None])
     async with serving(folder) as server, Client(server, secret) as client:
 
-        def opening(ids: Iterator[str]) -> Callable[[], Awaitable[None]]:
+        def opening(ids: Iterator[str], *paths: str) -> Callable[[], Awaitable[None]]:
             async def opened() -> None:
                 session = next(ids)
-                await client.get(f"/api/sessions/{session}")
-                await client.get(f"/api/sessions/{session}/messages")
+                for path in paths:
+                    await client.get(path.format(session))
 
             return opened
 
-        sides = (opening(iter(forks[long])), opening(iter(forks[short])))
+        views = {
+            "open": ("/api/sessions/{}", "/api/sessions/{}/messages"),
+            "page": ("/sessions/{}",),
+            "page_said": ("/sessions/{}?view=said",),
+        }
+        for name, paths in views.items():
+            sides = [opening(cycle(ids), *paths) for ids in (forks[long], forks[short])]
+            slow, quick = await interleaved(*sides, rounds=ROUNDS, warm_up=WARM_UP)
+            run.report(f"service.{name}", slow.wall / quick.wall, f"{ms(slow.wall)} / {ms(quick.wall)}")
+        sides = [opening(cycle([origin]), "/sessions/{}?view=said") for origin in (long, short)]
         slow, quick = await interleaved(*sides, rounds=ROUNDS, warm_up=WARM_UP)
-    run.report("service.open", slow.wall / quick.wall, f"{ms(slow.wall)} / {ms(quick.wall)}")
+        run.report("service.page_own", slow.wall / quick.wall, f"{ms(slow.wall)} / {ms(quick.wall)}")
 
 
 async def tokens(folder: Path, owners: list[Any]) -> list[str]:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 
-from tests.server.openai_serving import answer, on_a_port
+from tests.server.openai_serving import answer
+from tests.server.serving import on_a_port
 
 import perdure
 from perdure.server.service import Service

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.types import ASGIApp
 from tests.server.chromium import LACKING, found
+from tests.server.serving import on_a_port, until
 
 import perdure
-from perdure.server.app import make_app
 from perdure.server.gate import COOKIE
 from perdure.server.service import Service
 from perdure.server.settings import Settings
@@ -93,35 +90,6 @@ def free_port() -> int:
         return port
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110  # nobody tells of it
-            await asyncio.sleep(0.01)
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the tests."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def listening(app: ASGIApp, port: int) -> AsyncIterator[None]:
-    """Serve an app on a port of this machine."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
-    server = _Server(config)
-    serving = asyncio.ensure_future(server.serve())
-    await until(lambda: server.started)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
-
-
 @dataclass
 class Site:
     """A service that browsers reach."""
@@ -138,7 +106,7 @@ class Site:
     async def up(self, *, runs_here: bool = False) -> AsyncIterator[None]:
         """Serve, until the block ends. It can be served again on the same port."""
         service = Service(self.sessions, Settings(port=self.port), runs_here=runs_here)
-        async with listening(make_app(service), self.port):
+        async with on_a_port(service, self.port):
             try:
                 yield
             finally:

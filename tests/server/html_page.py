@@ -10,7 +10,11 @@ from typing import Any
 
 import httpx
 
+CANARY = "\"'><img src=x onerror=alert(1)><script>alert(1)</script>"
+"""A text that would run as a script on a page that does not escape it."""
 _VOID = frozenset({"meta", "link", "input", "br", "path", "rect", "circle", "img"})
+_APART = frozenset({"td", "th", "dt", "dd", "li", "p", "div", "pre", "summary", "header", "title"})
+"""The elements whose words are not joined with those before them."""
 
 
 @dataclass
@@ -32,20 +36,24 @@ class Form:
 
     action: str
     fields: dict[str, str] = field(default_factory=dict)
+    buttons: list[tuple[str, str]] = field(default_factory=list)
 
     async def send(self, client: httpx.AsyncClient, **changed: str) -> httpx.Response:
         return await client.post(self.action, data={**self.fields, **changed})
 
 
 class Page(HTMLParser):
-    """A parsed page."""
+    """A parsed page. What a browser would run fails the test."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
+        self.html = html
         self.elements: list[Element] = []
         self.forms: list[Form] = []
         self._open: list[Element] = []
+        self._words: list[str] = []
         self.feed(html)
+        self.close()
 
     @classmethod
     async def get(cls, client: httpx.AsyncClient, path: str, status: int = 200, **headers: str) -> Page:
@@ -64,19 +72,23 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         made = Element(tag, {name: value or "" for name, value in attrs})
+        require_harmless(made)
         self.elements.append(made)
+        self._words += [" "] if tag in _APART else []
         if tag not in _VOID:
             self._open.append(made)
         if tag == "form" and made.attributes.get("method") == "post":
             self.forms.append(Form(made.attributes["action"]))
-        is_off = made.attributes.get("type") == "checkbox" and "checked" not in made.attributes
-        if (
-            tag in ("input", "textarea")
-            and not is_off
-            and self.forms
-            and any(each.tag == "form" for each in self._open)
-        ):
-            self.forms[-1].fields[made.attributes.get("name", "")] = made.attributes.get("value", "")
+        if self.forms and any(each.tag == "form" for each in self._open):
+            self._in_form(made)
+
+    def _in_form(self, made: Element) -> None:
+        given, form = made.attributes, self.forms[-1]
+        is_off = given.get("type") == "checkbox" and "checked" not in given
+        if made.tag in ("input", "textarea") and not is_off:
+            form.fields[given.get("name", "")] = given.get("value", "")
+        if made.tag == "button":
+            form.buttons.append((given.get("name", ""), given.get("value", "")))
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in _VOID:
@@ -84,6 +96,7 @@ class Page(HTMLParser):
             self._open.pop()
 
     def handle_data(self, data: str) -> None:
+        self._words.append(data)
         for each in self._open:
             each.text += data
 
@@ -102,7 +115,12 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return self.one("html").text
+        """All words, with single spaces between them."""
+        return " ".join("".join(self._words).split())
+
+    def has(self, *classes: str) -> int:
+        """Return how many elements have all these classes."""
+        return sum(set(classes) <= each.classes for each in self.elements)
 
     def form(self, verb: str) -> Form:
         """Return the first form of a verb."""
@@ -113,4 +131,15 @@ class Page(HTMLParser):
         return next(each.attributes["href"] for each in self.all("a") if words in each.text)
 
     def links(self, kind: str | None = None) -> list[str]:
-        return [each.attributes["href"] for each in self.all("a", kind)]
+        """Return where links lead: of a class, or all, with those to style sheets and the like."""
+        return [each.attributes["href"] for each in self.all(None, kind) if "href" in each.attributes]
+
+
+def require_harmless(made: Element) -> None:
+    """Fail for an element that runs something, or draws what our pages do not."""
+    given = made.attributes
+    assert made.tag not in ("img", "iframe", "object", "embed", "style", "base"), made.tag
+    assert made.tag != "script" or given["src"].startswith("/static/")
+    assert not any(name.startswith("on") or name == "style" for name in given), given
+    target = given.get("href", "").strip().lower()
+    assert not target.startswith(("javascript:", "data:", "vbscript:")), target

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
-import uvicorn
 from openai.types.responses import Response, ResponseStreamEvent
+from tests.server.serving import on_a_port, refund, with_service
 
 import perdure
 from perdure.protocols import ModelRequest
-from perdure.server.app import make_app
 from perdure.server.service import Service
 from perdure.server.settings import Settings
 from perdure.server.tokens import new_token
@@ -38,12 +34,6 @@ _events: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 def stock(item: str) -> str:
     """Count what is there."""
     return f"7 of {item}"
-
-
-@perdure.tool(needs_approval=True)
-def refund(order: int) -> str:
-    """Give the money back."""
-    return f"order {order} is refunded"
 
 
 def said(request: ModelRequest) -> str:
@@ -93,24 +83,6 @@ class Reached:
 
 
 @asynccontextmanager
-async def on_a_port(service: Service) -> AsyncIterator[str]:
-    """Serve on a free port of the loopback, in this event loop. Give its address."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(make_app(service), log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-            await asyncio.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            service.closing.set()
-            server.should_exit = True
-            await serving
-
-
-@asynccontextmanager
 async def reached(
     store: str, *, tools: Sequence[Any] = (stock, refund), settings: Settings | None = None, works: bool = True
 ) -> AsyncIterator[Reached]:
@@ -141,18 +113,7 @@ def _client(url: str, secret: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, timeout=20)
 
 
-def over_http(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test the service that its parameter `served` asks for, over a SQLite file of its own."""
-
-    async def run(tmp_path: Path, **given: Any) -> None:
-        async with reached(f"sqlite:///{tmp_path}/served.db") as served:
-            await test(served=served, **given)
-
-    kept = [each for each in inspect.signature(test).parameters.values() if each.name != "served"]
-    own = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = inspect.Signature([own, *kept])  # type: ignore[attr-defined]
-    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-    return run
+over_http = with_service(reached)
 
 
 def checked(response: Response) -> Response:

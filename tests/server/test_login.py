@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.server.serving import Served, client_of, in_service
+from tests.server.serving import Served, client_of, in_service, serving
 
 from perdure.server import gate
 from perdure.server.pages.login import local
+from perdure.server.settings import Settings
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -108,3 +110,33 @@ async def test_what_is_shown_is_escaped(served: Served) -> None:
     shown = await served.nobody.get("/login", params={"next": '/"><script>alert(1)</script>'})
     assert "<script>" not in shown.text
     assert "alert(1)" not in shown.text.replace("&lt;script&gt;alert(1)", "")
+
+
+@in_service
+async def test_a_link_cannot_sign_anybody_in_by_a_token(served: Served) -> None:
+    """Its maker would read what is written under their own token. A form of ours takes one, and no other site's."""
+    secret = served.bob.headers["Authorization"].removeprefix("Bearer ")
+    linked = await served.nobody.get("/login", params={"code": secret})
+    assert (linked.status_code, "Set-Cookie" in linked.headers) == (403, False)
+    assert secret not in linked.text
+
+
+async def test_a_header_that_comes_twice_names_nobody(tmp_path: Path) -> None:
+    """A client can send the proxy's header, and a proxy may add its own behind it."""
+    settings = Settings(owner_header="X-User", proxy="127.0.0.1")
+    async with serving(f"sqlite:///{tmp_path}/served.db", settings) as served:
+        assert (await served.nobody.get("/api/sessions", headers=[("X-User", "ada")])).status_code == 200
+        twice = [("X-User", "ada"), ("X-User", "eve")]
+        assert (await served.nobody.get("/api/sessions", headers=twice)).status_code == 401
+
+
+def test_the_address_that_is_printed_can_be_opened() -> None:
+    shown = {host: Settings(host=host).url for host in ("127.0.0.1", "0.0.0.0", "::", "10.0.0.5", "::1", "localhost")}
+    assert shown == {
+        "127.0.0.1": "http://127.0.0.1:7433",
+        "0.0.0.0": "http://127.0.0.1:7433",
+        "::": "http://127.0.0.1:7433",
+        "10.0.0.5": "http://10.0.0.5:7433",
+        "::1": "http://[::1]:7433",
+        "localhost": "http://localhost:7433",
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.server.pages import CANARY, Form, looking, opened
-from tests.server.serving import Served
+from tests.server.html_page import CANARY, Form, Page
+from tests.server.serving import Served, looking
 
 import perdure
 from perdure import AgentDefinition
@@ -65,11 +65,11 @@ async def test_a_call_is_approved_and_left_to_a_worker(tmp_path: Path) -> None:
     """It disappears from the page at once, whoever continues the run, and happens once."""
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "refund")
-        page = await opened(served.ada, "/approvals")
+        page = await Page.get(served.ada, "/approvals")
         (form,) = forms(page)
         assert '"order": 7' in page.text
         assert await decide(served, form, decide="approve") == (303, "/approvals?notice=approved")
-        after = await opened(served.ada, "/approvals?notice=approved")
+        after = await Page.get(served.ada, "/approvals?notice=approved")
         assert forms(after) == []
         assert "A worker continues the run." in after.text
         assert (await decide(served, form, decide="approve"))[0] == 409
@@ -80,10 +80,10 @@ async def test_a_call_is_approved_and_left_to_a_worker(tmp_path: Path) -> None:
 async def test_a_denial_needs_a_reason(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await asked(served, "ada", "a", "refund")
-        (form,) = forms(await opened(served.ada, "/approvals"))
+        (form,) = forms(await Page.get(served.ada, "/approvals"))
         status, told = await decide(served, form, decide="deny", reason="  ")
         assert status == 422
-        assert "say why" in told
+        assert "the model is told" in told
         assert (await decide(served, form, decide="deny", reason="Not on a Sunday."))[0] == 303
         await served.sessions.recover()
         said = (await served.sessions.of("ada").session("a")).state.messages
@@ -93,10 +93,10 @@ async def test_a_denial_needs_a_reason(tmp_path: Path) -> None:
 async def test_calls_are_decided_on_one_by_one(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await asked(served, "ada", "a", "both")
-        first, second = forms(await opened(served.ada, "/approvals"))
+        first, second = forms(await Page.get(served.ada, "/approvals"))
         assert (await decide(served, first, decide="approve"))[0] == 303
         await served.sessions.recover()
-        (left,) = forms(await opened(served.ada, "/approvals"))
+        (left,) = forms(await Page.get(served.ada, "/approvals"))
         assert left.fields["call"] == second.fields["call"]
 
 
@@ -104,7 +104,7 @@ async def test_what_was_not_shown_is_not_decided_on(tmp_path: Path) -> None:
     """A form of a page that is out of date decides nothing, and the person is told, and shown what waits now."""
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "refund")
-        (form,) = forms(await opened(served.ada, "/approvals"))
+        (form,) = forms(await Page.get(served.ada, "/approvals"))
         await chat.deny("no")
         await chat.send("both")
         status, told = await decide(served, form, decide="approve")
@@ -116,19 +116,24 @@ async def test_what_was_not_shown_is_not_decided_on(tmp_path: Path) -> None:
 
 
 async def test_a_call_made_outside_is_answered(tmp_path: Path) -> None:
+    """With JSON, or with a text as it stands; the page says which it was taken for."""
     async with serving(tmp_path) as served:
-        for name in ("good", "bad"):
+        for name in ("good", "plain", "bad"):
             await asked(served, "ada", name, "outside", external_tools=[OUTSIDE])
-        found = {form.action.rpartition(".")[2]: form for form in forms(await opened(served.ada, "/approvals"))}
+        found = {form.action.rpartition(".")[2]: form for form in forms(await Page.get(served.ada, "/approvals"))}
         assert all(("decide", "approve") not in form.buttons for form in found.values())
-        status, told = await decide(served, found["good"], decide="answer", answer="{not json")
-        assert status == 422
-        assert "expected JSON" in told
-        assert (await decide(served, found["good"], decide="answer", answer='{"street": "High"}'))[0] == 303
+        assert (await decide(served, found["good"], decide="answer", answer=" "))[0] == 422
+        for name, answer, kind in (("good", '{"street": "High"}', "value"), ("plain", "{not json", "text")):
+            sent = await served.ada.post(
+                found[name].action, data={**found[name].fields, "decide": "answer", "answer": answer}
+            )
+            assert (sent.status_code, sent.headers["Location"]) == (303, f"/approvals?notice=answered-{kind}")
+        assert "as a text" in (await Page.get(served.ada, "/approvals?notice=answered-text")).text
         assert (await decide(served, found["bad"], decide="fail", reason="nobody is there"))[0] == 303
         await served.sessions.recover()
         ada = served.sessions.of("ada")
         assert '"street":"High"' in (await ada.session("good")).state.messages[-1].text
+        assert "{not json" in (await ada.session("plain")).state.messages[-1].text
         assert "nobody is there" in (await ada.session("bad")).state.messages[-1].text
 
 
@@ -136,7 +141,7 @@ async def test_a_sub_agents_call_stands_below_its_callers(tmp_path: Path) -> Non
     """There is one decision, on the caller's page entry, and it lets the sub-agent's call be made."""
     async with serving(tmp_path) as served:
         await asked(served, "ada", "a", "delegate")
-        page = await opened(served.ada, "/approvals")
+        page = await Page.get(served.ada, "/approvals")
         (form,) = forms(page)
         assert page.has("wants") == 1
         assert '"order": 7' in page.text
@@ -149,8 +154,8 @@ async def test_only_calls_within_reach_are_shown_and_decided_on(tmp_path: Path) 
     async with serving(tmp_path) as served:
         hers = await asked(served, "ada", "a", "refund")
         await asked(served, "bob", "b", "refund")
-        (form,) = forms(await opened(served.ada, "/approvals"))
-        everybody = await opened(served.operator, "/approvals")
+        (form,) = forms(await Page.get(served.ada, "/approvals"))
+        everybody = await Page.get(served.operator, "/approvals")
         assert len(forms(everybody)) == 2
         assert "bob" in everybody.text
         data = {**form.fields, "decide": "approve"}
@@ -158,13 +163,13 @@ async def test_only_calls_within_reach_are_shown_and_decided_on(tmp_path: Path) 
         missing = await served.bob.post(f"/approvals/{hers.id}x", data=data)
         assert there.status_code == missing.status_code == 404
         assert there.text == missing.text.replace(f"{hers.id}x", hers.id)
-        assert len(forms(await opened(served.ada, "/approvals"))) == 1
+        assert len(forms(await Page.get(served.ada, "/approvals"))) == 1
 
 
 async def test_a_reader_sees_and_decides_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "refund")
-        page = await opened(served.reader, "/approvals")
+        page = await Page.get(served.reader, "/approvals")
         assert '"order": 7' in page.text
         assert forms(page) == []
         sent = await served.reader.post(f"/approvals/{chat.id}", data={"decide": "approve", "call": "x"})
@@ -175,7 +180,7 @@ async def test_paused_and_parked_sessions_wait_for_nobody(tmp_path: Path) -> Non
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "hello")
         await chat.suspend()
-        page = await opened(served.ada, "/approvals")
+        page = await Page.get(served.ada, "/approvals")
     assert "Nothing waits for a decision." in page.text
 
 
@@ -184,10 +189,10 @@ async def test_many_closed_sessions_have_pages(tmp_path: Path) -> None:
         await asked(served, "ada", "first", "refund")
         for number in range(50):
             await (await served.sessions.of("ada").open(f"s{number}")).suspend()
-        page = await opened(served.ada, "/approvals")
+        page = await Page.get(served.ada, "/approvals")
         assert forms(page) == []
-        (older,) = [link for link in page.links if "after=" in link]
-        assert len(forms(await opened(served.ada, older))) == 1
+        (older,) = [link for link in page.links() if "after=" in link]
+        assert len(forms(await Page.get(served.ada, older))) == 1
 
 
 async def test_nothing_that_was_stored_runs_on_the_page(tmp_path: Path) -> None:
@@ -195,7 +200,7 @@ async def test_nothing_that_was_stored_runs_on_the_page(tmp_path: Path) -> None:
         chat = await served.sessions.of(f"owner {CANARY}").open("a", AgentDefinition(f"agent {CANARY}"))
         await chat.rename(f"name {CANARY}")
         await chat.send("hostile")
-        page = await opened(served.operator, f"/approvals?notice={CANARY}")
+        page = await Page.get(served.operator, f"/approvals?notice={CANARY}")
     for what in ("owner", "agent", "name"):
         assert f"{what} {CANARY}" in page.text
     assert f"note {CANARY}".replace('"', '\\"') in page.text

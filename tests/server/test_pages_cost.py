@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.pages import CANARY, looking, opened
+from tests.server.html_page import CANARY, Page
+from tests.server.serving import looking
 
 from perdure import AgentDefinition
 from perdure.model.ids import use
@@ -38,7 +39,7 @@ async def test_sums_by_day_model_agent_and_session(tmp_path: Path) -> None:
         ada = served.sessions.of("ada")
         await (await ada.open("a", AgentDefinition("clerk", model="x:large"))).send("delegate")
         await (await served.sessions.of("bob").open("b", AgentDefinition("porter", model="x:large"))).send("hello")
-        hers, all_of_it = await opened(served.ada, "/cost"), await opened(served.operator, "/cost")
+        hers, all_of_it = await Page.get(served.ada, "/cost"), await Page.get(served.operator, "/cost")
     assert "$0.7500" in hers.text  # two calls of the clerk's, one of its helper's
     assert "helper 1 1,000 10 $0.2500" in hers.text
     assert "clerk 1 2,000 20 $0.5000" in hers.text
@@ -48,7 +49,7 @@ async def test_sums_by_day_model_agent_and_session(tmp_path: Path) -> None:
     assert "$1.00" in all_of_it.text
     assert "bob 1 1,000 10 $0.2500" in all_of_it.text
     assert datetime.now(UTC).date().isoformat() in hers.text
-    assert sum(tag == "g" for tag, _ in hers.tags) == 30
+    assert sum(each.tag == "g" for each in hers.elements) == 30
 
 
 async def test_a_window_of_days(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ async def test_a_window_of_days(tmp_path: Path) -> None:
         long_ago = datetime.now(UTC) - timedelta(days=20)
         with use(clock=lambda: long_ago):
             await (await ada.open("old", AgentDefinition("elder", model="x:large"))).send("hello")
-        week, month = await opened(served.ada, "/cost?days=7"), await opened(served.ada, "/cost?days=30")
+        week, month = await Page.get(served.ada, "/cost?days=7"), await Page.get(served.ada, "/cost?days=30")
         odd = await served.ada.get("/cost?days=8")
     assert "Nothing ran in these 7 days." in week.text
     assert "elder" in month.text
@@ -68,7 +69,7 @@ async def test_a_window_of_days(tmp_path: Path) -> None:
 async def test_what_has_no_price_is_not_called_free(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await (await served.sessions.of("ada").open("a", AgentDefinition("clerk", model="x:free"))).send("hello")
-        page = await opened(served.ada, "/cost")
+        page = await Page.get(served.ada, "/cost")
     assert "without a known price 10" in page.text
     assert "tokens · at most 10 tokens on a day" in page.text
     assert "$0" not in page.text
@@ -81,7 +82,7 @@ async def test_a_large_store_is_counted_in_part(tmp_path: Path, monkeypatch: pyt
         ada = served.sessions.of("ada")
         for name in ("a", "b", "c"):
             await (await ada.open(name, AgentDefinition(f"agent-{name}", model="x:large"))).send("hello")
-        page = await opened(served.ada, "/cost")
+        page = await Page.get(served.ada, "/cost")
     assert "Only the 2 sessions that were changed last are counted." in page.text
     assert "agent-a" not in page.text
     assert "agent-c" in page.text
@@ -93,6 +94,6 @@ async def test_nothing_that_was_stored_runs_on_the_page(tmp_path: Path) -> None:
         chat = await hers.open("a", AgentDefinition(f"agent {CANARY}", model=f"model {CANARY}"))
         await chat.rename(f"name {CANARY}")
         await chat.send("hello")
-        page = await opened(served.operator, "/cost")
+        page = await Page.get(served.operator, "/cost")
     for what in ("owner", "agent", "name", "model"):
         assert f"{what} {CANARY}" in page.text, what

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.server.pages import CANARY, Page, looking, opened
-from tests.server.serving import Served
+from tests.server.html_page import CANARY, Page
+from tests.server.serving import Served, looking
 
 import perdure
 from perdure import AgentDefinition, ExecutionBudget, SendParallel
@@ -74,7 +74,7 @@ def serving(tmp_path: Path, **options: Any) -> Any:
 
 async def run_page(served: Served, name: str, query: str = "", run: int = -1) -> Page:
     record = await served.sessions.of("ada").record(name)
-    return await opened(served.ada, f"/sessions/{name}/runs/{record.loops[run].loop_id}{query}")
+    return await Page.get(served.ada, f"/sessions/{name}/runs/{record.loops[run].loop_id}{query}")
 
 
 async def test_a_call_is_one_row_with_its_outcome(tmp_path: Path) -> None:
@@ -205,12 +205,12 @@ async def test_runs_that_belong_together_are_linked(tmp_path: Path) -> None:
         await chat.send("ask the helper")
         await ada.execute("a", SendParallel("which?", ada.loops, configs=["x", "y"], strategy=LongestAnswer()))
         helped, branch = await run_page(served, "a", run=1), await run_page(served, "a", run=2)
-        child = next(link for link in helped.links if ".sub-" in link)
-        assert (await opened(served.ada, child)).has("step") == 1
-        for link in (each for each in branch.links if "/runs/" in each):
-            await opened(served.ada, link)
+        child = next(link for link in helped.links() if ".sub-" in link)
+        assert (await Page.get(served.ada, child)).has("step") == 1
+        for link in (each for each in branch.links() if "/runs/" in each):
+            await Page.get(served.ada, link)
     assert "continues" in helped.text
-    assert sum("/runs/" in link for link in branch.links) >= 2
+    assert sum("/runs/" in link for link in branch.links()) >= 2
     assert "selected" in branch.text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.server.pages import CANARY, Page
+from tests.server.html_page import CANARY, Page
 
 import perdure
 from perdure import AgentDefinition
@@ -37,9 +37,8 @@ def pages_in(folder: Path) -> dict[str, Page]:
     """Return all pages of a site. Nothing in them runs, is sent, or is fetched from anywhere."""
     found = {path.name: Page(path.read_text()) for path in folder.glob("*.html")}
     for page in found.values():
-        assert page.forms == []
-        assert not any(tag in ("script", "button", "input") for tag, _ in page.tags)
-        assert not any(name.startswith(("hx-", "on")) for _, attributes in page.tags for name in attributes)
+        assert not any(each.tag in ("form", "script", "button", "input") for each in page.elements)
+        assert not any(name.startswith(("hx-", "on")) for each in page.elements for name in each.attributes)
     return found
 
 
@@ -47,14 +46,14 @@ def assert_whole(folder: Path) -> dict[str, Page]:
     """Every link leads to a file that is there, and to a place that is in it."""
     pages = pages_in(folder)
     for name, page in pages.items():
-        for link in page.links:
+        for link in page.links():
             parts = urlsplit(link)
             assert not parts.scheme
             assert not parts.netloc
             target = unquote(parts.path) or name
             assert (folder / target).is_file(), (name, link)
             if parts.fragment and target in pages:
-                ids = {attributes.get("id") for _, attributes in pages[target].tags}
+                ids = {each.attributes.get("id") for each in pages[target].elements}
                 assert parts.fragment in ids, (name, link)
     return pages
 
@@ -78,7 +77,7 @@ async def test_a_site_is_whole(tmp_path: Path) -> None:
         name = todo.pop()
         if name in pages and name not in reached:
             reached.add(name)
-            todo += [urlsplit(link).path for link in pages[name].links]
+            todo += [urlsplit(link).path for link in pages[name].links()]
     assert reached == set(pages)
     text = " ".join(page.text for page in pages.values())
     assert "You said: hello" in text

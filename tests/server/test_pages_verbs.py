@@ -121,7 +121,10 @@ async def test_a_call_that_is_made_outside_is_answered(served: Served) -> None:
     await chat.send('call weather {"city": "Oslo"}', external_tools=[external_tool("weather", "", None)])
     page = await Page.get(served.ada, "/sessions/talk")
     assert "is made outside" in page.one("section", "asks").text
-    assert (await page.form("answer").send(served.ada, result="sunny")).status_code == 303
+    assert "waits for you" in (await Page.get(served.ada, "/sessions/talk?view=said")).one("span", "out").text
+    sent = await page.form("answer").send(served.ada, result="sunny")
+    assert (sent.status_code, sent.headers["Location"].endswith("talk?notice=answered-text")) == (303, True)
+    assert "as a text" in (await Page.get(served.ada, sent.headers["Location"])).text
     await Page.once(served.ada, "/sessions/talk", lambda page: "→ sunny" in page.text)
 
 

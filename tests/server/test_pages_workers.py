@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.pages import CANARY, Form, Page, looking, opened
-from tests.server.serving import Served
+from tests.server.html_page import CANARY, Form, Page
+from tests.server.serving import Served, looking
 
 import perdure
 from perdure import AgentDefinition
@@ -71,7 +71,7 @@ async def test_everything_that_is_left_is_shown(tmp_path: Path) -> None:
         running = await ada.open("busy")
         await running.start("hang")
         await asyncio.sleep(0.05)
-        page = await opened(served.ada, "/workers")
+        page = await Page.get(served.ada, "/workers")
         await running.cancel()
     assert page.text.index(".high") < page.text.index(".low")
     for told in ("remind me", "reminder", "0 7 * * MON Europe/Oslo", "the session is opened again", "in 3 d"):
@@ -83,8 +83,8 @@ async def test_everything_that_is_left_is_shown(tmp_path: Path) -> None:
 
 async def test_an_interrupted_run_is_shown(tmp_path: Path) -> None:
     async with left_over(tmp_path, "ada", "a"), serving(tmp_path) as served:
-        page = await opened(served.ada, "/workers")
-        theirs = await opened(served.bob, "/workers")
+        page = await Page.get(served.ada, "/workers")
+        theirs = await Page.get(served.bob, "/workers")
     assert "handed over" in page.text
     assert "gone" in page.text
     assert "No session is being run" in theirs.text
@@ -99,7 +99,7 @@ async def parked(served: Served, tmp_path: Path, owner: str, reason: str) -> Non
 async def test_a_parked_session_is_opened_again(tmp_path: Path) -> None:
     async with left_over(tmp_path, "ada", "a"), serving(tmp_path) as served:
         await parked(served, tmp_path, "ada", "it died each time")
-        page = await opened(served.ada, "/workers")
+        page = await Page.get(served.ada, "/workers")
         for told in ("3 tries", "it died each time", "1 message"):
             assert told in page.text
         retry = form(page, "/retry")
@@ -107,7 +107,7 @@ async def test_a_parked_session_is_opened_again(tmp_path: Path) -> None:
         assert (sent.status_code, sent.headers["location"]) == (303, "/workers?notice=opened")
         again = await served.ada.post(retry.action)
         assert again.status_code == 422
-        after = await opened(served.ada, "/workers?notice=opened")
+        after = await Page.get(served.ada, "/workers?notice=opened")
     assert "is open again" in after.text
     assert "it died each time" not in after.text
     assert "waiting 1" in after.text
@@ -118,7 +118,7 @@ async def test_what_waits_and_what_is_delayed_is_taken_back(tmp_path: Path) -> N
         ada = served.sessions.of("ada")
         await ada.enqueue((await ada.open("a")).id, "work")
         await ada.enqueue("a", "later", at=LATER, key="a key/with ?odd& signs")
-        page = await opened(served.ada, "/workers")
+        page = await Page.get(served.ada, "/workers")
         drop, timer = [each for each in page.forms if each.action.startswith("/workers/")]
         assert (await served.ada.post(drop.action)).headers["location"] == "/workers?notice=dropped"
         sent = await served.ada.post(timer.action, data=timer.fields)
@@ -133,15 +133,15 @@ async def test_only_work_within_reach_is_shown_and_changed(tmp_path: Path) -> No
     async with serving(tmp_path) as served:
         hers = await served.sessions.of("ada").open("a")
         await served.sessions.of("ada").enqueue(hers.id, "work", priority=3)
-        assert hers.id not in (await opened(served.bob, "/workers")).text
-        assert hers.id in (await opened(served.operator, "/workers")).text
+        assert hers.id not in (await Page.get(served.bob, "/workers")).text
+        assert hers.id in (await Page.get(served.operator, "/workers")).text
         for verb, data in (("retry", {}), ("drop", {}), ("drop-timer", {"name": "x"})):
             there = await served.bob.post(f"/workers/{hers.id}/{verb}", data=data)
             missing = await served.bob.post(f"/workers/{hers.id}x/{verb}", data=data)
             assert there.status_code == missing.status_code == 404
             assert there.text == missing.text.replace(f"{hers.id}x", hers.id)
             assert (await served.reader.post(f"/workers/{hers.id}/{verb}", data=data)).status_code == 403
-        reader = await opened(served.reader, "/workers")
+        reader = await Page.get(served.reader, "/workers")
         assert [each for each in reader.forms if each.action.startswith("/workers/")] == []
         assert len((await served.sessions.queue()).waiting) == 1
 
@@ -153,7 +153,7 @@ async def test_nothing_that_was_stored_runs_on_the_page(tmp_path: Path) -> None:
         hers = served.sessions.of(owner)
         await hers.open("b", AgentDefinition(f"agent {CANARY}"))
         await hers.enqueue("b", f"text {CANARY}", at=LATER, key=f"key {CANARY}")
-        page = await opened(served.operator, "/workers")
+        page = await Page.get(served.operator, "/workers")
     for what in ("owner", "reason", "text", "key"):
         assert f"{what} {CANARY}" in page.text
     assert form(page, "/drop-timer").fields["name"] == f"key {CANARY}"

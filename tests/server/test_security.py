@@ -215,6 +215,33 @@ async def test_a_body_that_makes_no_sense_is_a_clients_mistake(served: Served, c
 
 
 @in_service
+async def test_forms_of_many_fields_are_refused_at_once(served: Served) -> None:
+    """To read them would keep everybody waiting."""
+
+    async def asked(route: Route) -> AsyncIterator[httpx.Response]:
+        for content in (b"&a=1" * 250_000, b"a&" * 500_000):
+            yield await ask(served.ada, route, content=content, headers={"Content-Type": kind_of(route)})
+
+    forms = [route for route in unsafe() if route.face == "page"]
+    assert await findings(forms, asked, lambda response, _: response.status_code == 422) == []
+
+
+@in_service
+async def test_numbers_that_are_too_large_are_a_clients_mistake(served: Served) -> None:
+    """In queries, and as the length of a body."""
+    await served.ada.put("/api/sessions/s", json={})
+
+    async def asked(route: Route) -> AsyncIterator[httpx.Response]:
+        if not route.is_stream:
+            for name in () if route.query is None else route.query.__struct_fields__:  # type: ignore[attr-defined]
+                for number in ("9" * 30, "-1", "9223372036854775808", "1e400", "%00"):
+                    yield await ask(served.ada, route, path=f"{path_of(route)}?{name}={number}", **body_of(route))
+        yield await ask(served.ada, route, headers={"Content-Length": "9" * 5_000})
+
+    assert await findings(ROUTES, asked, lambda response, _: response.status_code < 500) == []
+
+
+@in_service
 async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
     """Nothing fails, no file is reached, and no header can be made up."""
 
@@ -231,6 +258,28 @@ async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
         is_refused = response.status_code < 500 and "root:" not in response.text
         leads_away = "evil" in response.headers.get("location", "")
         return is_refused and not leads_away and "x-injected" not in response.headers
+
+    assert await findings(ROUTES, asked, is_right) == []
+
+
+@in_service
+async def test_no_stored_text_makes_a_header(served: Served) -> None:
+    """A name, a tag, a message or a key with ends of lines in it: what it is refused or kept as, no header has them."""
+    trick = "a\r\nX-Injected: yes\r\n\r\n<b>"
+    await served.ada.put("/api/sessions/s", json={"name": trick, "tags": [trick]})
+    await served.ada.put("/api/sessions/s", json={})
+    await served.ada.post("/api/sessions/s/messages", json={"text": trick, "wait": 10})
+    for verb, body in (("rename", {"name": trick}), ("tag", {"add": [trick]}), ("fork", {"name": trick})):
+        assert (await served.ada.post(f"/api/sessions/s/{verb}", json=body)).status_code < 500
+
+    async def asked(route: Route) -> AsyncIterator[httpx.Response]:
+        if route.method == "GET" and not route.is_stream:
+            for query in ("", "?format=markdown") if route.path.endswith("/export") else ("",):
+                yield await ask(served.ada, route, path=path_of(route) + query)
+
+    def is_right(response: httpx.Response, _: Route) -> bool:
+        lines = [part for header in response.headers.raw for part in header]
+        return response.status_code < 500 and not any(b"\r" in part or b"\n" in part for part in lines)
 
     assert await findings(ROUTES, asked, is_right) == []
 

@@ -79,6 +79,22 @@ async def test_the_end_is_read_and_the_rest_is_not(make: Any) -> None:
             assert texts(await loaded(store, 5)) == [str(number) for number in range(40)]
 
 
+async def test_a_longer_end_is_read_without_the_rest(make: Any) -> None:
+    """Also if a shorter one is at hand, of a session or of a fork, whose messages are in another's log."""
+    async with filled(make, 40) as store:
+        fork = await ForkSession(dst="b").execute_on(await loaded(store, None))
+        await store.create(fork)
+        for name in ("a", "b"):
+            store.evict(name)
+            for last in (1, 5):
+                session = await store.load(name, last=last)
+                assert session is not None
+                view = session.state.transcript
+                assert [message.text for message in view[-last:]] == [str(number) for number in range(40 - last, 40)]
+                with pytest.raises(NotLoaded):
+                    list(view)
+
+
 async def test_what_is_appended_to_an_end_is_saved(make: Any) -> None:
     """A save puts new messages behind what was never read, in as many versions as one likes."""
     async with filled(make, 40) as store:

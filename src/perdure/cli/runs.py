@@ -101,11 +101,15 @@ def stats(ctx: click.Context, by: Part | None, agent: str | None, since: datetim
 
     spent = on_sessions(ctx, lambda sessions: _counted(sessions, since))
     found = Spending([each for each in spent.runs if agent in (None, each.agent)], spent.is_whole)
+    if spent.damaged:
+        note(
+            f"{counted(len(spent.damaged), 'session')} could not be read: {', '.join(spent.damaged)}. See perdure fsck."
+        )
     parts: tuple[Part, ...] = (by,) if by else ("agent", "model", "day")
     groups = {part: [_row(each) for each in found.by(part)] for part in parts}
     if as_json:
         total = _row(summed("total", found.runs))
-        print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}})
+        print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}, "damaged": spent.damaged})
         return
     if not found.runs:
         note("No runs here.")

@@ -125,7 +125,7 @@ async def _serve(
 
 
 def _require_packages() -> None:
-    for name in ("jinja2", "multipart", "sse_starlette", "starlette", "uvicorn"):
+    for name in ("jinja2", "sse_starlette", "starlette", "uvicorn"):
         if find_spec(name) is None:
             raise ConfigurationError(f"Serving needs the package {name}.", "pip install 'perdure[serve]'")
 

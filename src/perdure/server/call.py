@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_IN_KEY = 200
 _PROGRAMS = ("api", "openai", "agui")
 """Whose requests are refused if they ask for more than can be followed."""
+_MOST_FIELDS = 100
 
 
 def encoded(value: Any) -> bytes:
@@ -128,9 +130,16 @@ async def _body_of(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
     if route.face == "page":
-        form = await request.form()
-        return _converted({name: str(value) for name, value in form.items()}, route.body, may_have_more=True)
+        return _converted(_form_in(await request.body()), route.body, may_have_more=True)
     return decoded(await request.body() or b"{}", route.body)
+
+
+def _form_in(raw: bytes) -> dict[str, str]:
+    """Return the fields of a form. Ours are few; to read very many would keep everybody waiting."""
+    try:
+        return dict(parse_qsl(raw.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        raise InvalidData("$", f"a form has at most {_MOST_FIELDS} fields") from None
 
 
 def decoded(raw: bytes, kind: Any) -> Any:

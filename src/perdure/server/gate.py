@@ -10,6 +10,7 @@ from datetime import timedelta
 from http.cookies import CookieError, SimpleCookie
 
 import msgspec
+from starlette.datastructures import Headers
 
 from perdure.model.ids import now
 from perdure.model.session import check_owner
@@ -49,10 +50,12 @@ class Gate:
         self._invitations: dict[str, float] = {}
         self._known: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
 
-    async def caller(self, headers: Mapping[str, str], address: str | None) -> Caller | None:
+    async def caller(self, headers: Headers, address: str | None) -> Caller | None:
         """Return who sends a request with these headers; None if it is nobody known."""
         if self._settings.owner_header is not None and address == self._settings.proxy:
-            return self._vouched_for(headers.get(self._settings.owner_header))
+            named = headers.getlist(self._settings.owner_header)
+            # A client may have sent the header, too, and a proxy may have added its own to it.
+            return self._vouched_for(named[0]) if len(named) == 1 else None
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if kind:
             return await self.holder(secret.strip()) if kind.lower() == "bearer" else None
@@ -63,7 +66,7 @@ class Gate:
         """Return the secret in a browser's cookie."""
         return _cookie_in(headers.get("cookie", ""))
 
-    def _vouched_for(self, owner: str | None) -> Caller | None:
+    def _vouched_for(self, owner: str) -> Caller | None:
         if not owner:
             return None
         check_owner(owner)
@@ -100,13 +103,16 @@ class Gate:
         self._invitations[digest_of(code)] = time.monotonic() + INVITED_FOR
         return code
 
-    async def admit(self, code: str) -> str | None:
+    async def admit(self, given: str) -> str | None:
         """Return the secret for the cookie of a browser that brings an invitation or a token; None if it is neither."""
-        if time.monotonic() < self._invitations.pop(digest_of(code), 0.0):
-            expires = now() + _SIGNED_IN_FOR
-            secret, _ = await new_token(self._book, self.owner, expires_at=expires, name=BROWSER)
-            return secret
-        return code if await self.holder(code) is not None else None
+        return await self.admit_invited(given) or (given if await self.holder(given) is not None else None)
+
+    async def admit_invited(self, code: str) -> str | None:
+        """Return the secret for the cookie of a browser that brings an invitation; None if it is not one."""
+        if time.monotonic() >= self._invitations.pop(digest_of(code), 0.0):
+            return None
+        secret, _ = await new_token(self._book, self.owner, expires_at=now() + _SIGNED_IN_FOR, name=BROWSER)
+        return secret
 
     async def leave(self, secret: str) -> None:
         """Sign a browser out: the token that was made for it is gone, and one that was given stays."""

@@ -7,19 +7,22 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
+from functools import partial
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.errors import ConfigurationError
-from perdure.server.settings import Settings
+from perdure.server.settings import Limits, Settings
 
 _BACKLOG = 512
+_UNSENT = 128 << 10
+"""Bytes that the system keeps for a reader. Left to itself it keeps megabytes, and tells late that some were taken."""
 _HEAD = 32 << 10
 """Bytes that a request's line and headers may have."""
-_HEAD_WITHIN = 20.0
-"""Seconds until a connection that has not sent its first headers is closed."""
 _KEEP_ALIVE = 75
 """Seconds that a connection is kept between two requests: longer than proxies keep theirs, which is 60 mostly."""
 _TO_END = 10
@@ -44,6 +47,7 @@ def _listening(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # which its connections inherit
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError:
@@ -70,7 +74,7 @@ def http_server(app: ASGIApp, settings: Settings) -> HttpServer:
     return HttpServer(
         uvicorn.Config(
             app,
-            http=_Protocol,
+            http=partial(_Protocol, limits=settings.limits),  # type: ignore[arg-type]  # called as the class is
             ws="none",
             lifespan="off",
             log_config=None,
@@ -87,12 +91,75 @@ def http_server(app: ASGIApp, settings: Settings) -> HttpServer:
 
 
 class _Protocol(H11Protocol):
-    """A connection that is closed if nothing whole comes over it: uvicorn waits for the first headers without end."""
+    """A connection that is cut off if a request does not come in, or nothing of a response is taken, in time.
+
+    uvicorn waits without end: for headers that come in pieces, for the rest of a body that nobody reads, and for a
+    reader that stands still, also after it has closed the connection.
+    """
+
+    def __init__(self, *given: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._limits = limits
+        self._awaited: object = None
+        """The state of the request that comes in: its head, or its body."""
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(_HEAD_WITHIN, self._expire)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte that is not taken
+        self._await_rest()
 
-    def _expire(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+        self._taken()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._await_rest()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state is h11.SEND_RESPONSE or self.conn.our_state is h11.IDLE:
+            super().send_400_response(msg)
+        else:  # a response is under way: it cannot become another
+            self.transport.abort()
+
+    def _await_rest(self) -> None:
+        """Wait for the rest of a request until its time is over. What comes meanwhile gives it no more time."""
+        awaited = self.conn.their_state
+        is_idle = awaited is h11.IDLE and self.timeout_keep_alive_task is not None
+        if is_idle or awaited not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif awaited is not self._awaited:
+            self._stop_waiting()
+            # A body has a time of its own, of which its client is told. This is for bodies that nobody reads.
+            within = self._limits.head if awaited is h11.IDLE else 2 * self._limits.patience
+            self._awaited, self._late = awaited, self.loop.call_later(within, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self._awaited = None
+        if self._late is not None:
+            self._late.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self._limits.patience, self._require_less, left)
+
+    def _require_less(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_reader()
+        else:
+            self.transport.abort()  # `close` would wait for the reader, too
+
+    def _taken(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()

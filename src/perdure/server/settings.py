@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Open streams of one owner in this process."""
     wait: float = 300.0
     """Seconds that a request can wait for an answer."""
+    head: float = 20.0
+    """Seconds that a request's line and headers may take to come in."""
     patience: float = 30.0
     """Seconds until a reader that takes nothing is cut off, and that a body may take to come in."""
 
@@ -66,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def url(self) -> str:
         """Where people open it on this machine."""
-        return f"http://{_in_url(self.host if self.is_local else '127.0.0.1')}:{self.port}"
+        return f"http://{'127.0.0.1' if _is_everywhere(self.host) else _in_url(self.host)}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:
@@ -75,6 +77,14 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_everywhere(host: str) -> bool:
+    """Tell whether an address means all of this machine's, which nobody can open."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
     except ValueError:
         return False
 

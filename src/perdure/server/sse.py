@@ -52,7 +52,8 @@ def ended(reason: str) -> ServerSentEvent:
 
 def streamed(call: Call, events: Events, farewell: Farewell = ended) -> EventSourceResponse:
     """Return a response that sends events until they end, the caller may not listen any more, or the service stops."""
-    patience = call.service.settings.limits.patience
+    # Our own server cuts a reader off that takes nothing, in less than this time. Other servers may not.
+    patience = 3 * call.service.settings.limits.patience
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
     return EventSourceResponse(
         until_told(call, events, farewell), ping=PING, send_timeout=patience, headers=headers, sep="\n"

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from perdure.server.call import Call
 from perdure.server.metrics import CONTENT_TYPE
+from perdure.server.problems import Problem
 
 
 async def get_health(call: Call) -> Response:
@@ -26,17 +27,19 @@ async def get_readiness(call: Call) -> Response:
 
 
 async def get_metrics(call: Call) -> Response:
-    """Return what the service counts, in OpenMetrics' form."""
-    gauges: dict[str, tuple[str, float]] = {"open_streams": ("Streams that are open.", call.service.open_streams)}
-    if call.caller.owner is None:
-        backlog = await call.service.sessions.queue(limit=call.service.settings.limits.page)
-        gauges |= {
-            "sessions_waiting": ("Sessions whose messages wait for a worker, 200 at most.", len(backlog.waiting)),
-            "sessions_running": ("Sessions that are being run.", sum(not each.lapsed for each in backlog.running)),
-            "runs_killed": ("Runs that were killed and wait to be continued.", sum(map(_lapsed, backlog.running))),
-            "messages_delayed": ("Messages that are sent later.", len(backlog.delayed)),
-            "sessions_parked": ("Sessions that were parked.", len(backlog.parked)),
-        }
+    """Return what the service counts, in OpenMetrics' form: of all owners together, so that none of them is told."""
+    if call.caller.owner != call.service.sessions.owner:
+        what = "It counts what everybody does. Ask with a token that reaches all sessions: perdure token new --everyone"
+        raise Problem(403, "OperatorNeeded", what)
+    backlog = await call.service.sessions.queue(limit=call.service.settings.limits.page)
+    gauges: dict[str, tuple[str, float]] = {
+        "open_streams": ("Streams that are open.", call.service.open_streams),
+        "sessions_waiting": ("Sessions whose messages wait for a worker, 200 at most.", len(backlog.waiting)),
+        "sessions_running": ("Sessions that are being run.", sum(not each.lapsed for each in backlog.running)),
+        "runs_killed": ("Runs that were killed and wait to be continued.", sum(map(_lapsed, backlog.running))),
+        "messages_delayed": ("Messages that are sent later.", len(backlog.delayed)),
+        "sessions_parked": ("Sessions that were parked.", len(backlog.parked)),
+    }
     return Response("\n".join(call.service.metrics.lines(gauges)) + "\n", media_type=CONTENT_TYPE)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from perdure.errors import SessionNotFound
+from perdure.errors import NotLoaded, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Span
@@ -30,14 +31,39 @@ async def glimpse(sessions: Looking, session_id: str, version: int | None = None
 
     To look at another message may raise NotLoaded. All else is there, and messages can be counted.
     """
+    return await end_of_session(sessions, await sessions._reach(session_id), version, last=1)
+
+
+async def end_of_session(
+    sessions: Looking, session_id: SessionId, version: int | None = None, *, last: int
+) -> AgentSession:
+    """Return a session within reach. Only its end is read, if its store can do that; else it is loaded whole."""
     store: Any = sessions.store
     if sessions._connection.controller is not None or not hasattr(store, "glance"):  # a controller may look at all
         return await sessions.session(session_id, version)
-    key = await sessions._reach(session_id)
-    found: AgentSession | None = await store.load(key, version, last=1)
+    found: AgentSession | None = await store.load(session_id, version, last=last)
     if found is None:
-        raise SessionNotFound(key, version)
+        raise SessionNotFound(session_id, version)
     return found
+
+
+class SpanReader:
+    """Reads messages where they are: in memory, or in a log of the store."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal = journal
+
+    async def messages(self, spans: Iterable[Span]) -> list[Message]:
+        """Return the messages of spans, in order."""
+        return [message for span in spans for message in await self._of(span)]
+
+    async def _of(self, span: Span) -> Sequence[Message]:
+        tape = span.tape
+        if tape.items is not None and tape.base <= span.start and span.stop <= tape.end:
+            return span.messages()
+        if tape.ref is None or self._journal is None:
+            raise NotLoaded("a message that no store has")
+        return await self._journal.messages(tape.ref, span.start, span.stop)
 
 
 async def page_of_shown(
@@ -46,8 +72,7 @@ async def page_of_shown(
     """Return the messages from one place to another of what the model is shown, now or as of a version."""
     view = (await glimpse(sessions, session_id, version)).state.transcript
     spans = view.cut(start, stop).spans()
-    messages = [message for span in spans for message in await _read(sessions.runtime.journal, span)]
-    return MessagePage(messages, len(view))
+    return MessagePage(await SpanReader(sessions.runtime.journal).messages(spans), len(view))
 
 
 async def page_of_said(sessions: Looking, session_id: str, start: int, stop: int) -> MessagePage:
@@ -58,9 +83,3 @@ async def page_of_said(sessions: Looking, session_id: str, start: int, stop: int
     session = await glimpse(sessions, session_id)
     at_version = partial(glimpse, sessions, session_id)
     return MessagePage(*await some_said(sessions.runtime.journal, session, at_version, start, stop))
-
-
-async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
-    if span.tape.items is not None or span.tape.ref is None or journal is None:
-        return span.messages()
-    return await journal.messages(span.tape.ref, span.start, span.stop)

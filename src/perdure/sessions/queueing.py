@@ -206,10 +206,12 @@ class Queueing(Talking):
         """Return what is to be sent later: schedules, and messages that wait for their time."""
         if session_id is not None:
             return await self._timers_of((await self.info(session_id)).id)
-        if self.owner is None:
-            return await self._timers_of(None)
-        infos = await all_infos(self.store.list, owner=self.owner)
-        return [timer for info in infos for timer in await self._timers_of(info.id)]
+        found = await self._timers_of(None)
+        if self.owner is None or not found:
+            return found
+        # Timers are few beside sessions: two lists cost less than to ask for those of each session.
+        own = {info.id for info in await all_infos(self.store.list, owner=self.owner)}
+        return [timer for timer in found if timer.session_id in own]
 
     async def _timers_of(self, session_id: SessionId | None) -> list[Timer]:
         found: list[Timer] = []

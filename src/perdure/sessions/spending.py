@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from perdure.errors import SessionNotFound
+from perdure.errors import CorruptRecord, SessionNotFound, UnreadableFile
 from perdure.model.usage import Usage
 from perdure.paging import pages
 from perdure.protocols import Filters
@@ -56,6 +56,8 @@ class Spending(msgspec.Struct, frozen=True):
     runs: list[RunCost]
     is_whole: bool
     """False if there are more sessions than were looked at."""
+    damaged: tuple[str, ...] = ()
+    """The sessions whose runs cannot be read, and are not counted."""
 
     def by(self, part: Part) -> list[Sum]:
         """Return a sum for each agent, model, day, owner or session, sorted by its name."""
@@ -76,13 +78,19 @@ async def spending_of(
 ) -> Spending:
     """Return every run since a time, of all sessions, or of the `limit` that were changed last.
 
-    A caller's usage on record contains that of its sub-agents, which is subtracted here.
+    A caller's usage on record contains that of its sub-agents, which is subtracted here. A damaged session is named,
+    and keeps no other from being counted.
     """
     infos, is_whole = await _changed_since(sessions, since, limit)
     runs: dict[Key, RunCost] = {}
     spawned: list[tuple[Key, Usage]] = []
+    damaged: list[str] = []
     for done, info in enumerate(infos, 1):
-        found = _runs_of(info, await _loops(sessions, info.id))
+        try:
+            found = _runs_of(info, await _loops(sessions, info.id))
+        except (CorruptRecord, UnreadableFile):
+            found = {}
+            damaged.append(info.id)
         runs |= found
         if info.spawn_ref is not None:
             ref = info.spawn_ref
@@ -94,7 +102,7 @@ async def spending_of(
         if caller in runs:
             runs[caller].usage = _without(runs[caller].usage, used)
     wanted = [each for each in runs.values() if since is None or (each.at is not None and each.at >= since)]
-    return Spending(wanted, is_whole)
+    return Spending(wanted, is_whole, tuple(damaged))
 
 
 async def _changed_since(

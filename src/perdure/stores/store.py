@@ -276,7 +276,11 @@ class Store:
         session = self._assembled(load, loaded)
         is_whole = load.last is None or is_at_hand(session)
         if load.last is not None and not (is_whole or has_end(session.state.transcript, load.last)):
-            return await self.load(session_id, version)  # the end begins inside a block
+            if cached is None:
+                return await self.load(session_id, version)  # the end begins inside a block
+            # Less of the end is at hand than is asked for. Without it, so much is read, and not everything.
+            self._cache.forget(key)
+            return await self.load(session_id, version, last=last)
         if version is None or (cached is not None and version == cached.session.version):
             metadata = loaded.head.stored_metadata(loaded.values)
             known = CachedSession(

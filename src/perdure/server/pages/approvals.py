@@ -10,12 +10,20 @@ import msgspec
 from starlette.responses import Response
 
 from perdure.actions.children import pending_now
-from perdure.errors import CorruptRecord, InvalidData, PendingCallsChanged, PerdureError, SessionNotFound
+from perdure.errors import (
+    CorruptRecord,
+    InvalidData,
+    PendingCallsChanged,
+    PerdureError,
+    SessionNotFound,
+    UnreadableFile,
+)
 from perdure.model.execution import PendingCall
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Filters
 from perdure.server.call import Call
 from perdure.server.pages.notices import Notice, back_to, notice_of
+from perdure.server.pages.outside import result_of
 from perdure.server.pages.render import page
 from perdure.server.problems import problem_of
 from perdure.sessions.sessions import Sessions
@@ -94,22 +102,16 @@ async def _decide(call: Call, decided: Decision) -> str:
     if decided.decide == "fail":
         reason = _given(decided.reason, "reason")
         await sessions.answer(session_id, errors={decided.call: reason}, wait=False)
-    else:
-        await sessions.answer(session_id, {decided.call: _json(decided.answer)}, wait=False)
-    return "answered"
+        return "failed"
+    result, kind = result_of(_given(decided.answer, "answer"))
+    await sessions.answer(session_id, {decided.call: result}, wait=False)
+    return f"answered-{kind}"
 
 
 def _given(text: str, name: str) -> str:
     if not text.strip():
-        raise InvalidData(f"$.{name}", "say why: the model is told")
+        raise InvalidData(f"$.{name}", "it is blank; the model is told what you write here")
     return text
-
-
-def _json(text: str) -> object:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidData("$.answer", 'expected JSON, such as {"found": 3} or "a text in quotes"') from None
 
 
 async def _page(call: Call, after: str | None, notice: Notice | None, status: int = 200) -> Response:
@@ -118,26 +120,29 @@ async def _page(call: Call, after: str | None, notice: Notice | None, status: in
     if after is not None:
         filters["after"] = after
     found = await sessions.list(**filters)
-    asking = [each for info in found if (each := await _asking(sessions, info)) is not None]
-    return page(call, "approvals.html", status, asking=asking, following=found.next, notice=notice)
+    asking, damaged = [], [each.session_id for each in found.damaged if isinstance(each, CorruptRecord)]
+    for info in found:
+        try:
+            asking += await _asking(sessions, info)
+        except (CorruptRecord, UnreadableFile):
+            damaged.append(info.id)
+    told = sorted({each for each in damaged if each is not None})
+    return page(call, "approvals.html", status, asking=asking, following=found.next, notice=notice, damaged=told)
 
 
-async def _asking(sessions: Sessions, info: AgentSessionInfo) -> Asking | None:
-    """Return what a session waits for; None if it is closed for another reason, or its run was decided on already.
-
-    One that cannot be read, or was erased since it was listed, does not keep the others from being shown.
-    """
+async def _asking(sessions: Sessions, info: AgentSessionInfo) -> list[Asking]:
+    """Return what a session waits for. Nothing if it is closed for another reason, was decided on, or is erased."""
     try:
         view = await sessions.view(info.id)
-    except (CorruptRecord, SessionNotFound):
-        return None
+    except SessionNotFound:
+        return []
     if view.activity != "waiting":
-        return None
+        return []
     execution = view.session.state.execution
     calls = tuple(_wanted(each) for each in await pending_now(view.session, sessions))
     title = getattr(info, "title", None) or info.name or info.id
     run = None if execution is None else execution.execution_id
-    return Asking(info.id, title, info.agent_name, info.owner, info.updated_at, run, calls)
+    return [Asking(info.id, title, info.agent_name, info.owner, info.updated_at, run, calls)]
 
 
 def _wanted(call: PendingCall) -> Wanted:

@@ -13,7 +13,8 @@ from perdure.model.execution import PendingCall
 from perdure.model.message import Envelope, Media, Message, Text, Thinking, ToolCall, ToolResult
 from perdure.model.transcript import Block, Piece, Span
 from perdure.server.pages.texts import indented, shortened
-from perdure.server.pages.windows import Reader, is_there
+from perdure.server.pages.windows import is_there
+from perdure.sessions.pages import SpanReader
 
 _UNKNOWN = "OutcomeUnknown"
 """What the result of a call begins with that was cut off, so that nobody knows whether it took effect."""
@@ -119,7 +120,13 @@ class Conversation:
 
 
 async def view_entries(
-    reader: Reader, pieces: Sequence[Piece], start: int, stop: int, pending: Iterable[PendingCall] = (), *, top: bool
+    reader: SpanReader,
+    pieces: Sequence[Piece],
+    start: int,
+    stop: int,
+    pending: Iterable[PendingCall] = (),
+    *,
+    top: bool,
 ) -> tuple[list[Entry], list[Message]]:
     """Return what pieces show between two places, and the messages of it."""
     sections = [(piece, await reader.messages(spans)) for piece, spans in _sections(pieces, start, stop)]
@@ -135,10 +142,10 @@ async def view_entries(
     return entries, messages
 
 
-def plain_entries(messages: Sequence[Message]) -> list[Entry]:
+def plain_entries(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -> list[Entry]:
     """Return messages that were said, without what compactions have made and what was forgotten."""
     said = [each for each in messages if is_there(each) and each.metadata.get(MARK) not in STRATEGIES]
-    return _with_runs(said, _Boxes(said, set()))
+    return _with_runs(said, _Boxes(said, {call.id for call in pending}))
 
 
 def boxes_of(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -> Sequence[SaidBox]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perdure.model.execution import PendingCall
-from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.model.transcript import Span
 from perdure.server.pages.conversation import Conversation, plain_entries, view_entries
-from perdure.server.pages.windows import WINDOW, Reader, cut, length_of, place_in_log, said_spans
+from perdure.server.pages.windows import WINDOW, cut, length_of, place_in_log, said_spans
+from perdure.sessions.pages import SpanReader
 from perdure.sessions.sessions import Sessions
 
 
@@ -19,35 +18,32 @@ async def shown_window(
     """Return what the model is shown up to a place, or up to the end."""
     transcript = session.state.transcript
     start, stop = _window(len(transcript), end)
-    reader = Reader(sessions.runtime.journal)
+    reader = SpanReader(sessions.runtime.journal)
     entries, messages = await view_entries(reader, transcript.pieces, start, stop, pending, top=True)
     return Conversation(entries, start, stop, len(transcript), messages)
 
 
 async def said_window(
-    sessions: Sessions, session: AgentSession, end: int | None, message: str | None, place: int | None
+    sessions: Sessions,
+    session: AgentSession,
+    end: int | None,
+    message: str | None,
+    place: int | None,
+    pending: Sequence[PendingCall] = (),
 ) -> Conversation:
     """Return what was said up to a place, or around a message, which a search has found at a place of a log."""
     spans = await said_spans(sessions, session)
     if spans is not None:
-        found = await _of_spans(sessions, spans, end, None if place is None else place_in_log(spans, place))
+        around = None if place is None else place_in_log(spans, place)
+        start, stop = _window(length_of(spans), end, around)
+        messages = await SpanReader(sessions.runtime.journal).messages(cut(spans, start, stop))
+        found = Conversation(plain_entries(messages, pending), start, stop, length_of(spans), messages)
         if message is None or any(each.id == message for each in found.messages):
             return found
     said = await sessions.history(session.id)  # which reads everything
     around = next((at for at, each in enumerate(said) if each.id == message), None)
     start, stop = _window(len(said), end, around)
-    return _of_messages(said[start:stop], start, stop, len(said))
-
-
-async def _of_spans(sessions: Sessions, spans: Sequence[Span], end: int | None, around: int | None) -> Conversation:
-    total = length_of(spans)
-    start, stop = _window(total, end, around)
-    messages = await Reader(sessions.runtime.journal).messages(cut(spans, start, stop))
-    return _of_messages(messages, start, stop, total)
-
-
-def _of_messages(messages: Sequence[Message], start: int, stop: int, total: int) -> Conversation:
-    return Conversation(plain_entries(messages), start, stop, total, list(messages))
+    return Conversation(plain_entries(said[start:stop], pending), start, stop, len(said), list(said[start:stop]))
 
 
 def _window(total: int, end: int | None, around: int | None = None) -> tuple[int, int]:

@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import msgspec
 from starlette.responses import Response
 
-from perdure.model.ids import now
+from perdure.model.ids import SessionId, now
 from perdure.model.usage import Usage
 from perdure.server.call import Call
 from perdure.server.pages.render import page
 from perdure.server.pages.texts import counted, money, whole
+from perdure.server.pages.titles import title_of
 from perdure.server.service import Service
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.spending import Part, RunCost, Spending, Sum, spending_of, summed
@@ -93,6 +94,7 @@ async def get_cost(call: Call) -> Response:
         top=await _top(call.sessions, found),
         at=at,
         is_whole=found.is_whole,
+        damaged=found.damaged,
         looked_at=whole(_SESSIONS),
     )
 
@@ -177,8 +179,7 @@ async def _top(sessions: Sessions, found: Spending) -> list[Line]:
     most = max((_amount(row.usage, costs) for row in rows), default=0.0) or 1.0
     lines = []
     for row in rows:
-        page_ = await sessions.list(id=row.key or "", limit=1)
-        title = next((each.title for each in page_ if each.title), None) or row.key or "–"
+        title = await title_of(sessions, SessionId(row.key or ""), row.key or "–")
         lines.append(_line(row, title, _amount(row.usage, costs) / most, f"/sessions/{row.key}"))
     return lines
 

@@ -15,6 +15,7 @@ from perdure.server.call import Call
 from perdure.server.pages.conversation import SaidBox, boxes_of
 from perdure.server.pages.render import page
 from perdure.server.pages.texts import counted, moment
+from perdure.server.pages.titles import title_of
 from perdure.sessions.lineage import diff_of
 from perdure.sessions.sessions import Sessions
 
@@ -36,7 +37,6 @@ class DiffQuery(msgspec.Struct, kw_only=True):
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two."""
 
-    given: str
     id: str
     name: str
     version: int
@@ -73,7 +73,8 @@ async def get_diff(call: Call) -> Response:
     ours, theirs = await _session(call.sessions, asked.left), await _session(call.sessions, asked.right)
     found = diff_of(ours, theirs)
     after = max(0, asked.after)
-    sides = (_side(asked.left, ours, found.left, after), _side(asked.right, theirs, found.right, after))
+    names = [await title_of(call.sessions, each.id, each.info.name or each.id) for each in (ours, theirs)]
+    sides = _side(names[0], ours, found.left, after), _side(names[1], theirs, found.right, after)
     return page(
         call,
         "diff.html",
@@ -99,12 +100,11 @@ def _named(given: str) -> tuple[str, int | None]:
     return name, int(version) if at else None
 
 
-def _side(given: str, session: AgentSession, own: Sequence[Message], after: int) -> Side:
+def _side(name: str, session: AgentSession, own: Sequence[Message], after: int) -> Side:
     info = session.info
     return Side(
-        given=given,
         id=info.id,
-        name=info.name or info.id,
+        name=name,
         version=session.version,
         agent=info.agent_name,
         at=info.updated_at,

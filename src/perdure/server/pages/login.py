@@ -36,7 +36,8 @@ async def get_login(call: Call) -> Response:
     asked: LoginQuery = call.query
     if asked.code is None or not _is_visit(call):
         return page(call, "login.html", next=local(asked.next), problem=None)
-    return await _admitted(call, asked.code, asked.next)
+    # Not by a token: a link of another site could sign somebody in as its own maker, and read what they write.
+    return _admitted(call, await call.service.gate.admit_invited(asked.code), asked.next)
 
 
 def _is_visit(call: Call) -> bool:
@@ -48,7 +49,7 @@ def _is_visit(call: Call) -> bool:
 async def post_login(call: Call) -> Response:
     """Sign a browser in by the token that a person has pasted."""
     asked: LoginForm = call.body
-    return await _admitted(call, asked.token.strip(), asked.next)
+    return _admitted(call, await call.service.gate.admit(asked.token.strip()), asked.next)
 
 
 async def post_logout(call: Call) -> Response:
@@ -59,8 +60,7 @@ async def post_logout(call: Call) -> Response:
     return _sent_on(call, "/login", None)
 
 
-async def _admitted(call: Call, given: str, following: str) -> Response:
-    secret = await call.service.gate.admit(given)
+def _admitted(call: Call, secret: str | None, following: str) -> Response:
     if secret is None:
         return page(call, "login.html", 403, next=local(following), problem=_WRONG)
     return _sent_on(call, local(following), secret)

@@ -10,7 +10,9 @@ from starlette.responses import RedirectResponse, Response
 NOTICES = {
     "approved": "Approved. A worker continues the run.",
     "denied": "Denied. The model is told why, and a worker continues the run.",
-    "answered": "The answer is on record. A worker continues the run.",
+    "answered-value": "The answer is on record, as the JSON that it is. A worker continues the run.",
+    "answered-text": "The answer is on record, as a text. A worker continues the run.",
+    "failed": "It is on record that the call failed, and why. A worker continues the run.",
     "opened": "The session is open again. A worker sends what waits there.",
     "dropped": "What waited was taken back: each message is on record as refused.",
     "nothing": "There was nothing left to take back.",

@@ -9,12 +9,14 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, LoopStatus
 from perdure.model.stop import StopReason
+from perdure.model.transcript import LogRef
 from perdure.protocols import Journal, RunOnRecord
 from perdure.run_journal import loops_on_record
 from perdure.server.pages.texts import shortened
 from perdure.sessions.sessions import Sessions
 
-PAGE = 50
+PAGE = 20
+"""How many runs a page has. Each is read: with more of them, they would cost more than all else on the page."""
 _LEAST_BAR = 1.5
 """The width of the bar of the shortest run, in hundredths."""
 _UNDER_WAY = {
@@ -82,7 +84,8 @@ async def run_list(sessions: Sessions, session_id: SessionId, before: int | None
     record = await sessions.record(session_id, limit=PAGE, before=before)
     on_record = {run.loop_id: run for run in await loops_on_record(journal, session_id, limit=PAGE, before=before)}
     first = min((run.first.seq for run in on_record.values()), default=1)
-    titles = {loop: await _title(journal, session_id, run) for loop, run in on_record.items()}
+    own, _ = await journal.log_of(session_id)
+    titles = {loop: await _title(journal, own, run) for loop, run in on_record.items()}
     longest = max((loop.duration or 0.0 for loop in record.loops), default=0.0)
     rows = {loop.loop_id: _row(loop, titles, longest) for loop in record.loops}
     if activity in _UNDER_WAY and record.loops and before is None:
@@ -147,12 +150,11 @@ def _branch(row: RunRow) -> RunRow:
     return row if row.record.config is None else replace(row, title=row.record.config.model)
 
 
-async def _title(journal: Journal, session_id: SessionId, run: RunOnRecord) -> str:
+async def _title(journal: Journal, own: LogRef, run: RunOnRecord) -> str:
     """Return what a run was asked: the first message of its stretch of log."""
     place = run.first.body.get("input_at") if run.first.kind == "agent_start" else None
     if place:
-        log, _ = await journal.log_of(session_id)
-        return _words(await journal.messages(log, place[0], place[0] + 1))
+        return _words(await journal.messages(own, place[0], place[0] + 1))
     return _words(await journal.messages(run.log, run.start, min(run.start + 1, run.stop)))
 
 

@@ -26,17 +26,15 @@ from perdure.server.pages.conversation import (
 from perdure.server.pages.conversation_window import said_window, shown_window
 from perdure.server.pages.event_rows import last_events
 from perdure.server.pages.family import family_of
+from perdure.server.pages.notices import notice_of
 from perdure.server.pages.render import is_fragment, page
 from perdure.server.pages.run_list import run_list, standing_of
+from perdure.server.pages.titles import title_of
 from perdure.server.pages.token_bar import token_bar
 from perdure.server.pages.version_line import version_line
-from perdure.server.pages.windows import (
-    WINDOW,
-    Reader,
-    end_of_session,
-    length_of,
-)
+from perdure.server.pages.windows import END, WINDOW, length_of
 from perdure.sessions.following import progress_of
+from perdure.sessions.pages import SpanReader, end_of_session
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.viewing import View, view_of, view_without_journal
 
@@ -57,6 +55,8 @@ class SessionQuery(msgspec.Struct, kw_only=True):
     """A message to be shown, as a search has found it."""
     place: int | None = None
     """Where in the session's log that message is."""
+    notice: str | None = None
+    """What was done last from this page."""
 
 
 class BlockQuery(msgspec.Struct, kw_only=True):
@@ -94,7 +94,7 @@ async def get_session(call: Call) -> Response:
     values: dict[str, Any] = {
         "info": standing.info,
         "session": standing.session,
-        "title": await _title(sessions, standing.info),
+        "title": await title_of(sessions, standing.info.id, standing.info.name or "Untitled"),
         "now": standing.now,
         "is_past": standing.is_past,
         "asked": asked,
@@ -108,11 +108,18 @@ async def get_session(call: Call) -> Response:
         "run_standing": None if run is None else standing_of(run),
         "family": await family_of(sessions, standing.info),
         "events": events,
-        "query": urlencode({name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}),
+        "notice": notice_of(asked.notice),
+        "query": _query_of(asked),
         "key": new_id(),
         "runs_here": call.service.runs_here,
     }
     return page(call, "session.html", **values)
+
+
+def _query_of(asked: SessionQuery) -> str:
+    """Return what the page is asked for with when it is drawn again, which tells nobody again what was done."""
+    given = {**msgspec.structs.asdict(asked), "notice": None}
+    return urlencode({name: value for name, value in given.items() if value is not None})
 
 
 async def _standing(sessions: Sessions, session_id: str, version: int | None) -> Standing:
@@ -123,7 +130,7 @@ async def _standing(sessions: Sessions, session_id: str, version: int | None) ->
         return Standing(newest.info, newest, now)
     if not 0 < version <= newest.version:
         raise SessionNotFound(info.id, version)
-    return Standing(newest.info, await end_of_session(sessions, info.id, version), now)
+    return Standing(newest.info, await end_of_session(sessions, info.id, version, last=END), now)
 
 
 async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
@@ -131,20 +138,15 @@ async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
     journal = sessions.runtime.journal
     if journal is None:
         is_running = sessions.live.is_running(session_id)
-        return view_without_journal(await end_of_session(sessions, session_id), is_running=is_running)
+        return view_without_journal(await end_of_session(sessions, session_id, last=END), is_running=is_running)
 
     async def version() -> int:
         return (await sessions.runtime.get_session_info(session_id)).version
 
     try:
-        return await view_of(journal, partial(end_of_session, sessions, session_id), version)
+        return await view_of(journal, partial(end_of_session, sessions, session_id, last=END), version)
     except NotLoaded:  # the run under way has said more than the end that was read
         return await view_of(journal, partial(sessions.runtime.get_session, session_id), version)
-
-
-async def _title(sessions: Sessions, info: AgentSessionInfo) -> str:
-    listed = await sessions.list(id=info.id, limit=1)
-    return (listed[0].title if listed else None) or info.name or "Untitled"
 
 
 async def _conversation(sessions: Sessions, standing: Standing, asked: SessionQuery) -> Conversation:
@@ -152,7 +154,8 @@ async def _conversation(sessions: Sessions, standing: Standing, asked: SessionQu
         raise InvalidData("$.end", "expected 0 or more")
     if asked.view == "shown":
         return await shown_window(sessions, standing.session, asked.end, standing.now.pending_calls)
-    return await said_window(sessions, standing.now.session, asked.end, asked.message, asked.place)
+    now = standing.now
+    return await said_window(sessions, now.session, asked.end, asked.message, asked.place, now.pending_calls)
 
 
 def _coming(standing: Standing, asked: SessionQuery, said: Conversation) -> list[SaidBox]:
@@ -181,7 +184,7 @@ async def get_block(call: Call) -> Response:
     block = _block_of(session, call.path("block"))
     total, start = length_of(block.covered), max(0, asked.start)
     stop = min(total, start + WINDOW)
-    reader = Reader(call.sessions.runtime.journal)
+    reader = SpanReader(call.sessions.runtime.journal)
     entries, _ = await view_entries(reader, block.covered, start, stop, top=False)
     values: dict[str, Any] = {
         "info": info,

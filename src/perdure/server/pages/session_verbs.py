@@ -5,7 +5,6 @@ A form that could surprise is bound to the version that its page showed: if the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from perdure.actions.metadata import TagSession
 from perdure.errors import InvalidData
 from perdure.server.call import Call
+from perdure.server.pages.outside import result_of
 from perdure.sessions.sessions import Sessions
 
 
@@ -205,16 +205,12 @@ async def deny(call: Call) -> Response:
 async def answer(call: Call) -> Response:
     """Hand in what a call that is made outside has come to: JSON, or else a plain text."""
     form: AnswerForm = call.body
-    given: Mapping[str, Any] = {form.call: form.result if form.is_error else _as_json(form.result)}
-    await call.sessions.answer(call.session_id, **{"errors" if form.is_error else "answers": given}, wait=False)
-    return _back(call)
-
-
-def _as_json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return text
+    if form.is_error:
+        await call.sessions.answer(call.session_id, errors={form.call: form.result}, wait=False)
+        return _back(call, notice="failed")
+    result, kind = result_of(form.result)
+    await call.sessions.answer(call.session_id, {form.call: result}, wait=False)
+    return _back(call, notice=f"answered-{kind}")
 
 
 VERBS = {

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perdure.actions.waiting import is_waiting
+from perdure.errors import CorruptRecord, SessionNotFound, UnreadableFile
 from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.protocols import PARKED, is_queue
 from perdure.run_journal import HANDED_OVER
-from perdure.server.pages.windows import end_of_session
+from perdure.sessions.pages import end_of_session
 from perdure.sessions.sessions import Sessions
 
 Concern = Literal["running", "waiting", "killed", "parked"]
@@ -64,7 +65,10 @@ class Strip:
 
     async def _is_waiting(self, sessions: Sessions, session_id: SessionId, key: tuple[str, int, float]) -> bool:
         if key not in self._waits:
-            self._waits[key] = is_waiting(await end_of_session(sessions, session_id, last=0))
+            try:
+                self._waits[key] = is_waiting(await end_of_session(sessions, session_id, last=0))
+            except (CorruptRecord, UnreadableFile, SessionNotFound):  # its own page says so, and /approvals names it
+                return False
             while len(self._waits) > _REMEMBERED:
                 self._waits.popitem(last=False)
         return self._waits[key]

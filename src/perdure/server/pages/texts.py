@@ -15,9 +15,11 @@ from perdure.model.ids import now
 from perdure.model.usage import Usage
 
 _ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
 )
-"""Control characters, marks that turn the direction of writing, and halves of pairs, which are not Unicode."""
+"""Control characters, marks that turn the direction of writing, halves of pairs, which are not Unicode, and letters
+that are not drawn at all: models read those, so that a person would approve what they cannot see."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _SHOWN_ARGUMENTS = 160
 _LONGEST = 20_000

@@ -12,7 +12,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.model.transcript import Block
 from perdure.protocols import PARKED
 from perdure.server.pages.texts import shortened
-from perdure.server.pages.windows import Reader, end_of_session
+from perdure.sessions.pages import SpanReader, end_of_session
 from perdure.sessions.sessions import Sessions
 
 AROUND = 15
@@ -66,7 +66,7 @@ async def version_line(sessions: Sessions, newest: AgentSessionInfo, current: Ag
     low = max(newest.first_version, high - AROUND + 1)
     numbers = range(max(low - 1, newest.first_version), high + 1)
     known = await asyncio.gather(*(_loaded(sessions, newest.id, number, current) for number in numbers))
-    reader = Reader(sessions.runtime.journal)
+    reader = SpanReader(sessions.runtime.journal)
     dots = [await _dot(reader, known[place - 1] if place else None, after) for place, after in enumerate(known)]
     return VersionLine(dots[-(high - low + 1) :], current.version, newest.version, newest.first_version)
 
@@ -75,7 +75,7 @@ async def _loaded(sessions: Sessions, session_id: SessionId, number: int, curren
     return current if number == current.version else await end_of_session(sessions, session_id, number, last=0)
 
 
-async def _dot(reader: Reader, before: AgentSession | None, after: AgentSession) -> VersionDot:
+async def _dot(reader: SpanReader, before: AgentSession | None, after: AgentSession) -> VersionDot:
     kind, cause = _cause(before, after)
     if kind == "run" and before is not None:
         cause = await _first_words(reader, before, after) or cause
@@ -145,7 +145,7 @@ def _by_header(before: AgentSession, after: AgentSession) -> str:
     return next((words for is_it, words in changes if is_it), "changed")
 
 
-async def _first_words(reader: Reader, before: AgentSession, after: AgentSession) -> str:
+async def _first_words(reader: SpanReader, before: AgentSession, after: AgentSession) -> str:
     """Return how what was said to a run begins: the first message that the version before did not show."""
     place = len(before.state.transcript)
     spans = after.state.transcript.cut(place, place + 1).spans()

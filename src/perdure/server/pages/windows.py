@@ -4,52 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
-from perdure.errors import NotLoaded, SessionNotFound
-from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Tape, every_span
-from perdure.protocols import FORGOTTEN, Chronicle, Journal
+from perdure.protocols import FORGOTTEN, Chronicle
+from perdure.sessions.pages import end_of_session
 from perdure.sessions.sessions import Sessions
 
 WINDOW = 60
 """How many messages a page shows."""
-_END = 2 * WINDOW
-
-
-async def end_of_session(
-    sessions: Sessions, session_id: SessionId, version: int | None = None, last: int = _END
-) -> AgentSession:
-    """Return a session of which only the end is read, if its store can do that. Others are loaded whole."""
-    store: Any = sessions.store
-    may_be_part = sessions._connection.controller is None  # which may look at all of a session
-    if not may_be_part or not callable(getattr(store, "glance", None)):  # which stores have that read ends
-        return await sessions.session(session_id, version)
-    found: AgentSession | None = await store.load(session_id, version, last=last)
-    if found is None:
-        raise SessionNotFound(session_id, version)
-    return found
-
-
-class Reader:
-    """Reads messages where they are: in memory, or in a log of the store."""
-
-    def __init__(self, journal: Journal | None) -> None:
-        self._journal = journal
-
-    async def messages(self, spans: Iterable[Span]) -> list[Message]:
-        """Return the messages of spans, in order."""
-        return [message for span in spans for message in await self._of(span)]
-
-    async def _of(self, span: Span) -> Sequence[Message]:
-        tape = span.tape
-        if tape.items is not None and tape.base <= span.start and span.stop <= tape.end:
-            return span.messages()
-        if tape.ref is None or self._journal is None:
-            raise NotLoaded("a message that no store has")
-        return await self._journal.messages(tape.ref, span.start, span.stop)
+END = 2 * WINDOW
+"""How many messages of a session are read with it."""
 
 
 async def said_spans(sessions: Sessions, session: AgentSession) -> list[Span] | None:

@@ -1,0 +1,15 @@
+"""What a person types as the result of a call that is made outside."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+def result_of(text: str) -> tuple[Any, Literal["value", "text"]]:
+    """Return what was typed, and what it was taken for: a value if it is JSON, else a text as it stands."""
+    try:
+        return msgspec.json.decode(text), "value"
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return text, "text"
