@@ -11,6 +11,7 @@ import pytest
 from tests.server.serving import Served, in_service
 
 from perdure.errors import PerdureError
+from perdure.server.guard import PROBE
 from perdure.server.openapi import document_of
 from perdure.server.problems import STATUS, problem_of, status_of
 from perdure.server.table import ROUTES
@@ -359,8 +360,24 @@ async def test_every_route_is_guarded(served: Served, route: Any) -> None:
     nobody = await served.nobody.request(route.method, path, **body)
     refused = 303 if is_page and route.method == "GET" else 401  # a browser is sent to where it signs in
     assert (nobody.status_code == refused) == (route.access != "open"), nobody.text
-    assert (await served.ada.request(route.method, path, headers={"Host": "x.example"}, **body)).status_code == 421
+    elsewhere = await served.ada.request(route.method, path, headers={"Host": "x.example"}, **body)
+    assert elsewhere.status_code == (200 if path == PROBE else 421)
     if route.access == "write":
         assert (await served.reader.request(route.method, path, **body)).status_code == 403
         foreign = await served.ada.request(route.method, path, headers={"Origin": "http://x.example"}, **body)
         assert foreign.status_code == 403
+
+
+@in_service
+async def test_a_value_that_is_not_known_is_answered_with_those_that_are(served: Served) -> None:
+    await served.ada.put("/api/sessions/a", json={})
+    told = [
+        (await served.ada.get("/api/sessions?status=asleep")).json()["detail"],
+        (await served.ada.post("/api/sessions/a/messages", json={"text": "hi", "when_busy": "shout"})).json()["detail"],
+        (await served.ada.post("/api/sessions/a/messages", json={"txt": "hi"})).json()["detail"],
+    ]
+    assert "there are: active, suspended" in told[0]
+    assert "there are: " in told[1]
+    assert "queue" in told[1]
+    assert "there are: " in told[2]
+    assert "text" in told[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -149,7 +149,7 @@ def decoded(raw: bytes, kind: Any) -> Any:
         check_json(plain)
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise Problem(400, "NotJson", "The body is not JSON.") from None
     except RecursionError:
@@ -173,7 +173,7 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
     try:
         return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, kind) from None
 
 
 @cache
@@ -182,7 +182,20 @@ def _names_in(kind: type) -> frozenset[str]:
     return frozenset(each.encode_name for each in msgspec.structs.fields(kind))
 
 
-def invalid(error: msgspec.ValidationError) -> InvalidData:
-    """Return what msgspec says as an error of perdure's own."""
+def invalid(error: msgspec.ValidationError, kind: Any) -> InvalidData:
+    """Return what msgspec says as an error of perdure's own, with the values or fields that there are."""
     problem, at, path = str(error).partition(" - at `")
-    return InvalidData(path.rstrip("`") if at else "$", problem)
+    place = path.rstrip("`") if at else "$"
+    choices = _choices_at(kind, place.removeprefix("$."), is_field="unknown field" in problem)
+    return InvalidData(place, f"{problem}; there are: {', '.join(choices)}" if choices else problem)
+
+
+def _choices_at(kind: Any, name: str, *, is_field: bool) -> list[str]:
+    """Return what may be given: as a field of a struct, or as the value of one. Nothing if it stands deeper."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return []
+    if is_field:
+        return sorted(_names_in(kind)) if name == "$" else []
+    found = [each.type for each in msgspec.structs.fields(kind) if each.encode_name == name]
+    parts = [part for each in found for part in (each, *get_args(each))]
+    return [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]

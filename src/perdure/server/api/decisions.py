@@ -25,7 +25,7 @@ class Approval(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Denial(Approval, kw_only=True):
-    reason: str
+    reason: str = "denied"
 
 
 class CallAnswers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -97,7 +97,7 @@ async def _decide(call: Call, decided: Decision) -> str:
         await sessions.approve(session_id, [decided.call], wait=False)
         return "approved"
     if decided.decide == "deny":
-        await sessions.deny(session_id, _given(decided.reason, "reason"), [decided.call], wait=False)
+        await sessions.deny(session_id, decided.reason.strip() or "denied", [decided.call], wait=False)
         return "denied"
     if decided.decide == "fail":
         reason = _given(decided.reason, "reason")
