@@ -39,9 +39,9 @@ def test_the_requests_of_the_page_are_answered(tmp_path: Path) -> None:
     with served_in(tmp_path) as server:
         (tmp_path / "tools.py").write_text(TOOLS)
         server.start_working()
-        with server.client("ada") as ada:
-            token = ada.headers["Authorization"].removeprefix("Bearer ")
-        environment = {**os.environ, "URL": server.url, "TOKEN": token}
+        with server.client("ada") as ada, server.client() as operator:
+            tokens = [each.headers["Authorization"].removeprefix("Bearer ") for each in (ada, operator)]
+        environment = {**os.environ, "URL": server.url, "TOKEN": tokens[0], "OPERATOR": tokens[1]}
         said = ""
         for block in blocks("bash"):
             done = subprocess.run(
