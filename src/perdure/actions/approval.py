@@ -51,7 +51,7 @@ class _Decision:
         self._caller = _caller(context, wait)
         self._model_for = model_for
         self.is_left = not wait
-        """Whether a worker is to continue the run."""
+        """True if a worker is to continue the run."""
         self.used_before = Usage()
         """What the run had used before this continued it."""
 

@@ -130,7 +130,7 @@ class EditorsAgent:
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Server] | None = None, **_: Any
     ) -> LoadSessionResponse:
-        """Show an editor what was said in a session. The next prompt goes on with it."""
+        """Show an editor what was said in a session. The next prompt continues it."""
         _require_absolute(cwd)
         await self._settle_in(session_id, cwd, _tools(mcp_servers or ()))
         view = await self._sessions.view(session_id)

@@ -71,7 +71,7 @@ class Turn:
         return PromptResponse(stop_reason=stopped, usage=_usage(reply.session.state.usage))
 
     async def cancel(self) -> None:
-        """Stop the run. One that has not begun is stopped when it does; that of somebody else goes on."""
+        """Stop the run. One that has not begun is stopped when it does; that of somebody else continues."""
         self._is_cancelled = True
         if self._run is not None:
             await self._sessions.cancel(self._id, run=self._run)

@@ -129,7 +129,7 @@ def said(text: str) -> SessionUpdate:
 
 
 def replayed(messages: Iterable[Message], *, is_over: bool) -> Iterator[SessionUpdate]:
-    """Yield a conversation as an editor shows it that comes to it anew.
+    """Yield a conversation as an editor shows it that has just opened it.
 
     A call without a result is shown as failed if none can come any more: another message follows, or the run is over.
     """

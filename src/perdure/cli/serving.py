@@ -225,7 +225,7 @@ class _Served:
 
 
 def _tell_of_start(ctx: click.Context, service: Service, concurrency: int, *, as_json: bool) -> None:
-    """Print where people sign in. That goes to stdout alone, and is not logged: whoever has the code is an operator."""
+    """Print where people sign in. That goes to stdout alone, and is not logged: the code makes its user an operator."""
     store, url = shown_url(store_url(ctx).value), service.settings.url
     facts = {"event": "started", "store": store, "url": url, "pid": os.getpid(), "concurrency": concurrency}
     work = f"at most {counted(concurrency, 'session')} at once" if concurrency else "messages wait for `perdure worker`"

@@ -34,7 +34,7 @@ def encoded(value: Any) -> bytes:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a handler gives back, if it is more than the JSON of a 200."""
+    """The result of a handler, if it is more than the JSON of a 200."""
 
     body: Any = None
     status: int = 200

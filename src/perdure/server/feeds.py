@@ -1,4 +1,4 @@
-"""What happens in sessions, for streams: each session is watched once, however many listen to it.
+"""News of sessions, for streams: each session is watched once, however many listen to it.
 
 The record is the truth. A listener reads what it has missed from there, then hears what comes. Pieces of an answer that
 is not whole yet come too, without a place on the record: the whole message follows them.

@@ -1,4 +1,4 @@
-"""Who is asking: a bearer's token, a browser's cookie, or a proxy that has signed somebody in."""
+"""Tells who is asking: by a bearer's token, a browser's cookie, or a proxy that has signed somebody in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes before it is routed, and every response on its way out."""
+"""A guard that every request passes before it is routed, and every response on its way out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEADERS = {
 }
 """What goes with every response."""
 PROBE = "/healthz"
-"""Asked by whoever watches the machine, by its address of the day. It tells nothing, so any name may be used."""
+"""Probes ask it by the address of the day. It tells nothing, so any name may be used."""
 _LONGEST_NUMBER = 18
 """Digits of a length. Python refuses to read thousands of them."""
 _BEFOREHAND = {"Access-Control-Allow-Methods": "GET, POST, PUT, DELETE", "Access-Control-Max-Age": "600"}
@@ -42,7 +42,7 @@ _ALLOWED = "authorization, content-type, idempotency-key, if-match, last-event-i
 class Guard:
     """The outermost part of the service. `is_open` tells which paths need no token, `is_page` which are people's.
 
-    `tell` makes the response that tells of an error to whoever uses a path.
+    `tell` makes the response that tells the users of a path of an error.
     """
 
     def __init__(

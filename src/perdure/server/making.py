@@ -24,7 +24,7 @@ _REQUEST = "request_digest"
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session begins with."""
+    """The content that a session begins with."""
 
     agent: AgentDefinition
     tags: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""What the service counts of itself, in OpenMetrics' text form."""
+"""Counts of the service itself, in OpenMetrics' text form."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HEADERS = {
 
 
 class ProblemForm(TypedDict, total=False):
-    """What every error is told as (RFC 9457)."""
+    """The form of every error (RFC 9457)."""
 
     type: str
     title: str

@@ -1,4 +1,4 @@
-"""What all handlers share: the sessions, the agents that are served, and the streams that are open."""
+"""The parts that all handlers share: the sessions, the agents that are served, and the streams that are open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Service:
 
     @property
     def sessions(self) -> Sessions:
-        """All that the service reaches, whoever asks."""
+        """All that the service reaches, for any caller."""
         return self._sessions
 
     def sessions_of(self, caller: Caller) -> Sessions:

@@ -1,4 +1,4 @@
-"""What a service is told about itself: where it is reached, whom it trusts, and how much it takes."""
+"""Settings of a service: where it is reached, whom it trusts, and how much it takes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a service is set up."""
+    """The setup of a service."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Where people open it on this machine."""
+        """Return the address at which people open it on this machine."""
         return f"http://{'127.0.0.1' if _is_everywhere(self.host) else _in_url(self.host)}:{self.port}"
 
 

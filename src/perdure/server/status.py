@@ -1,4 +1,4 @@
-"""Whether the service is well, what it counts, and what it offers."""
+"""The state of the service: its health, its counts, and a description of its API."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _DENIED = "No reason was given."
 
 
 class Decisions(msgspec.Struct):
-    """What becomes of calls, by their digests or ids: the arguments of `Sessions.settle`."""
+    """Decisions on calls, by their digests or ids: the arguments of `Sessions.settle`."""
 
     approve: list[str] = []
     deny: dict[str, str] = {}

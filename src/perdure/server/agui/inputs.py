@@ -1,4 +1,4 @@
-"""What an AG-UI client sends: the conversation as it knows it, its own tools, and answers to what a run waits for."""
+"""The input of an AG-UI client: the conversation as it knows it, its own tools, and answers to what a run waits for."""
 
 from __future__ import annotations
 

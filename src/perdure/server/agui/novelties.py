@@ -1,4 +1,4 @@
-"""What is new in the input of a front end, which sends the whole conversation each time."""
+"""Finds what is new in the input of a front end, which sends the whole conversation each time."""
 
 from __future__ import annotations
 

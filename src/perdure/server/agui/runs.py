@@ -35,7 +35,7 @@ from perdure.sessions.viewing import View
 
 
 class _Begun(msgspec.Struct):
-    """What is told: of which run, from where on, and what tells that it is over."""
+    """A run to tell of: which one, from where on, and what tells that it is over."""
 
     session_id: SessionId
     after: int
@@ -46,7 +46,7 @@ class _Begun(msgspec.Struct):
 
 
 async def run_agent(call: Call) -> Response:
-    """Run an agent in a thread, or tell how the thread stands. The run goes on if the client leaves."""
+    """Run an agent in a thread, or tell how the thread stands. The run continues if the client leaves."""
     given: RunAgentInput = call.body
     _require_supported(given)
     call.service.require_room(call.caller)
@@ -194,7 +194,7 @@ def _snapshot(view: View) -> Event:
 def _farewell(reason: str) -> ServerSentEvent:
     whys = {"shutdown": "The service stops", FULL: "Too many streams are open"}
     what = whys.get(reason, "The token is no longer valid")
-    message = f"{what}. The run goes on: send the thread's id with `messages: []` to see what has come of it."
+    message = f"{what}. The run continues: send the thread's id with `messages: []` to see what has come of it."
     return _event({"type": "RUN_ERROR", "message": message, "code": reason})
 
 

@@ -1,6 +1,6 @@
 """Answers: wait for one, or tell where it can be fetched.
 
-Whoever waits can leave: what they wait for goes on without them.
+A caller that waits can leave: the run continues without it.
 """
 
 from __future__ import annotations

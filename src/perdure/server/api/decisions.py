@@ -1,6 +1,6 @@
 """Decide on calls that wait: for a person, or for an answer from outside.
 
-A decision is on record in one commit, and a worker continues the run. Whoever decided waits for that, or leaves.
+A decision is on record in one commit, and a worker continues the run. The caller waits for that, or leaves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Denial(Approval, kw_only=True):
 
 
 class CallAnswers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What calls that are made outside have come to, by their ids or digests."""
+    """Results of calls that are made outside, by the ids or digests of the calls."""
 
     answers: dict[str, Any] = {}
     errors: dict[str, str] = {}

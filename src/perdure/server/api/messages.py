@@ -1,4 +1,4 @@
-"""What is said: read it, say something, follow what happens."""
+"""Messages: read them, say something, follow what happens."""
 
 from __future__ import annotations
 

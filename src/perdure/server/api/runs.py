@@ -1,4 +1,4 @@
-"""What ran, where sessions come from, and where two part."""
+"""Runs, the origins of sessions, and the differences between two."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def get_ancestry(call: Call) -> AncestryForm:
 
 
 async def get_diff(call: Call) -> DiffForm:
-    """Return how many messages two sessions, or two versions of one, have in common, and how each goes on."""
+    """Return how many messages two sessions, or two versions of one, have in common, and how each continues."""
     asked: DiffQuery = call.query
     if asked.with_ is None and asked.with_version is None:
         raise InvalidData("$.with", "name the other session, or another version as `with_version`")

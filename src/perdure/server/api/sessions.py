@@ -142,7 +142,7 @@ def _filters(asked: ListQuery) -> Filters:
 async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
     """Return the sessions in which words were said, the best first, each with where.
 
-    A page has so many hits, and a session that has more of them comes again on the next page.
+    A page has `limit` hits, and a session that has more of them comes again on the next page.
     """
     if asked.order is not None:
         raise InvalidData("$.order", "what is searched for comes with the best first; leave it out")

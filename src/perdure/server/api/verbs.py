@@ -39,7 +39,7 @@ class Trim(_Body):
 
 
 class Compact(_Body):
-    """The options that docs/compaction.md describes, but for those that are functions."""
+    """The options that docs/compaction.md describes, except those that are functions."""
 
     keep_last: int | None = None
     token_threshold: int | None = None

@@ -1,4 +1,4 @@
-"""What a client asks for with `POST /v1/responses`. Each parameter is followed, kept, or refused; none is ignored."""
+"""The body of `POST /v1/responses`. Each parameter is followed, kept, or refused; none is ignored."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is kept of the request with its run, to be told later."""
+        """Return what is kept of the request with its run, to be told later."""
         wanted = self.wanted
         strict = [each["name"] for each in wanted.tools or () if each.get("strict")]
         form = (wanted.text or {}).get("format") or {}
@@ -91,12 +91,12 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """What tells it from other requests under the same key. How it is told is none of what is asked."""
+        """Return what tells it from other requests under the same key. `stream` does not count."""
         return digest_of(msgspec.structs.replace(self.wanted, stream=None, stream_options=None))
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is sent with the message, for its run alone."""
+        """Return what is sent with the message, for its run alone."""
         given = {
             "instructions": self.wanted.instructions or None,
             "external_tools": self.tools or None,

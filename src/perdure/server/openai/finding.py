@@ -60,7 +60,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """What is kept of the request."""
+        """Return what is kept of the request."""
         found = (self.asked.get("metadata") or {}).get(KEPT)
         return found if isinstance(found, Mapping) else {}
 

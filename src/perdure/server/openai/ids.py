@@ -21,7 +21,7 @@ _MOST = 2_000
 
 
 class ResponseId(msgspec.Struct, frozen=True):
-    """Where a response is: its session, the key of its run, and the version it decided on, or 0."""
+    """The place of a response: its session, the key of its run, and the version it decided on, or 0."""
 
     session: SessionId
     key: str

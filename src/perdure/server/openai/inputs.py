@@ -1,4 +1,4 @@
-"""What clients send as `input`: messages, and decisions on calls that wait."""
+"""The `input` of clients: messages, and decisions on calls that wait."""
 
 from __future__ import annotations
 

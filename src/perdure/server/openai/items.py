@@ -1,4 +1,4 @@
-"""What was said, as items of OpenAI's form."""
+"""Messages as items of OpenAI's form."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _decisions_in(start: Mapping[str, Any], digests: Mapping[str, str]) -> list[
 
 
 async def _waited_for(call: Call, response: ResponseId, seconds: float) -> None:
-    """Wait until a response is over, the time has passed, or the service stops: it goes on then, and can be read."""
+    """Wait until a response is over, the time has passed, or the service stops: it continues then, and can be read."""
     over = asyncio.ensure_future(settled(call.sessions, response))
     closing = asyncio.ensure_future(call.service.closing.wait())
     try:

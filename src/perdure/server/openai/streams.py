@@ -63,7 +63,7 @@ class _Sending:
 
     def farewell(self, reason: str) -> ServerSentEvent:
         """Return the last event of a stream that has to end before its response does."""
-        rest = "The response goes on." if self._is_kept else "The response ends with it: it is not kept."
+        rest = "The response continues." if self._is_kept else "The response ends with it: it is not kept."
         return self._broken(reason, f"The stream has to end here. {rest}")
 
     def _broken(self, code: str, why: str, *, may_continue: bool = True) -> ServerSentEvent:

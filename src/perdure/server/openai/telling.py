@@ -1,6 +1,6 @@
 """A response told as a stream of events, from the record of its run and the pieces of an answer under way.
 
-Every event has a `sequence_number`, and the number says what has been told so far, whoever tells it: the place of the
+Every event has a `sequence_number`, and the number says what has been told so far, by any process: the place of the
 entry on the record that it comes of, counted from the response's first; and within an answer that is being written,
 how many of its characters were told. So a client that has seen a number can be told the rest by any process, from the
 record alone, and no event has to be kept for it. Numbers grow, with gaps.

@@ -1,4 +1,4 @@
-"""What was said, as a page shows it: a call and its result are one box, and a compaction is a block that unfolds."""
+"""The conversation as a page shows it: a call and its result are one box, and a compaction is a block that unfolds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BlockBox:
 
 @dataclass(frozen=True)
 class RunLine:
-    """Where the messages of another run begin."""
+    """A line where the messages of another run begin."""
 
     run: str
     kind: str = "run"
@@ -110,12 +110,12 @@ class Conversation:
 
     @property
     def earlier(self) -> int | None:
-        """Where the window before this one ends."""
+        """Return where the window before this one ends."""
         return self.start if self.start > 0 else None
 
     @property
     def later(self) -> int | None:
-        """Where the window behind this one ends."""
+        """Return where the window behind this one ends."""
         return min(self.total, 2 * self.stop - self.start) if self.stop < self.total else None
 
 

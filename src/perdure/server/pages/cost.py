@@ -66,7 +66,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """What was spent day by day, in one colour for each model. Heights are hundredths."""
+    """The spending day by day, in one colour for each model. Heights are hundredths."""
 
     columns: tuple[Column, ...]
     width: float

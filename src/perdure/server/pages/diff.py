@@ -48,7 +48,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fold(msgspec.Struct, frozen=True):
-    """What both begin with."""
+    """The messages that both begin with."""
 
     count: int
     words: str

@@ -66,7 +66,7 @@ def _told(event: AnyLoopEvent) -> str:
     match event:
         case AgentStart():
             model = event.config.model if event.config else ""
-            return f"goes on, {model}" if event.resumed else model
+            return f"continues, {model}" if event.resumed else model
         case TurnStart():
             return f"step {event.index}"
         case TurnEnd():

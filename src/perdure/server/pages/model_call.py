@@ -1,4 +1,4 @@
-"""What a model was sent in one step, as a page shows it: prompt, tools and messages, with the tokens of each."""
+"""The request of one step, as a page shows it: prompt, tools and messages, with the tokens of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToolTold(msgspec.Struct, frozen=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model was sent. Tokens are estimates."""
+    """A request to a model. Tokens are estimates."""
 
     prompt: str = ""
     instructions: str = ""

@@ -1,4 +1,4 @@
-"""What a page says after a form was sent: one of a few fixed sentences, or what went wrong."""
+"""Notices that a page shows after a form was sent: one of a few fixed sentences, or what went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types as the result of a call that is made outside."""
+"""Results of calls that are made outside, as a person types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ran in a session: a tree of runs with their branches, sub-agents and compactions."""
+"""The runs of a session: a tree of runs with their branches, sub-agents and compactions."""
 
 from __future__ import annotations
 

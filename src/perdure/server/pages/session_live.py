@@ -1,4 +1,4 @@
-"""What happens in a session, sent to its page as rendered rows. An id is a place on the record, as in the API."""
+"""Events of a session, sent to its page as rendered rows. An id is a place on the record, as in the API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAY_CHANGE = (AgentStart, AgentEnd, TurnEnd, Compaction)
 
 
 class LiveQuery(msgspec.Struct, kw_only=True):
-    """Where a page has come to."""
+    """The place on the record that a page has come to."""
 
     after: int = 0
     version: int = 0
@@ -80,7 +80,7 @@ async def _with_pauses(feed: AsyncIterator[News]) -> AsyncIterator[News | None]:
 
 
 class _Known:
-    """What a page shows of a session's state."""
+    """The part of a session's state that a page shows."""
 
     def __init__(self, call: Call, session_id: SessionId, asked: LiveQuery) -> None:
         self._call = call

@@ -42,7 +42,7 @@ _ESTIMATOR = TokenEstimator()
 
 
 class SessionQuery(msgspec.Struct, kw_only=True):
-    """What of a session is looked at."""
+    """The part of a session that is looked at."""
 
     version: int | None = None
     view: Literal["shown", "said"] = "shown"
@@ -60,7 +60,7 @@ class SessionQuery(msgspec.Struct, kw_only=True):
 
 
 class BlockQuery(msgspec.Struct, kw_only=True):
-    """What of a compaction is looked at."""
+    """The part of a compaction that is looked at."""
 
     version: int | None = None
     start: int = 0

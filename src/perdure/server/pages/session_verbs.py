@@ -1,4 +1,4 @@
-"""What a person does to a session from its page: each verb is a form's post, and the page comes again behind it.
+"""Changes that a person makes to a session from its page: each verb is a form's post, and the page comes again.
 
 A form that could surprise is bound to the version that its page showed: if the session has moved on, nothing happens.
 """
@@ -175,7 +175,7 @@ async def tag(call: Call) -> Response:
 
 
 async def cancel(call: Call) -> Response:
-    """Ask the run under way to stop. One that has ended meanwhile is no error."""
+    """Ask the run under way to stop. One that has ended meanwhile is not an error."""
     await call.sessions.cancel(call.session_id)
     return _back(call)
 

@@ -53,7 +53,7 @@ class _Links(HTMLParser):
 
 
 class _Rewriter(HTMLParser):
-    """Writes what it reads, but for what has no place in a file."""
+    """Writes what it reads, without what has no place in a file."""
 
     def __init__(self, url: str, target: Target) -> None:
         super().__init__(convert_charrefs=False)

@@ -54,7 +54,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """What was written."""
+    """The files that were written."""
 
     sessions: int
     pages: int

@@ -122,7 +122,7 @@ class _Open:
 
 @dataclass(frozen=True)
 class Story:
-    """What happened in a run, in order."""
+    """The steps of a run, in order."""
 
     asked: tuple[Message, ...]
     steps: tuple[Step, ...]
@@ -134,7 +134,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands, which its own events do not tell: what calls wait, and which interruptions were no crash."""
+    """The state of a run that its own events do not tell: what calls wait, and which interruptions were no crash."""
 
     is_over: bool
     waiting: Collection[str] = ()
@@ -342,7 +342,7 @@ def _cut_at(text: str, most: int | None) -> str:
 
 
 def _own_errors(step: _Open) -> tuple[ErrorRecord, ...]:
-    """Return a step's errors but for those of its tools, which stand in their rows."""
+    """Return a step's errors, without those of its tools, which are in their rows."""
     of_tools = [done.error for done in step.done.values() if done.error is not None]
     return tuple(error for error in step.errors if error not in of_tools)
 

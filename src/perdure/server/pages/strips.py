@@ -1,4 +1,4 @@
-"""What needs a person's eye, counted over all sessions: running, waiting for you, killed, parked."""
+"""Counts of what needs a person's eye, over all sessions: running, waiting for you, killed, parked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session is called on pages."""
+"""Titles of sessions on pages."""
 
 from __future__ import annotations
 

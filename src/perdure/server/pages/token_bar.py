@@ -1,4 +1,4 @@
-"""What goes to the model with the next message, by its parts, in tokens."""
+"""A bar of what goes to the model with the next message, by its parts, in tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TokenBar:
-    """What is sent, and to which model."""
+    """The parts that are sent, and to which model."""
 
     shares: Sequence[Share]
     total: int

@@ -68,7 +68,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be sent at a time."""
+    """A message that is to be sent at a time."""
 
     session_id: str
     name: str
