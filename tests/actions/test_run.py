@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.loop.scenes import Heard, HeldDriver, loops_of
+from tests.waiting import until
 
 import perdure
 from perdure import (
@@ -100,6 +102,10 @@ async def test_a_model_call_can_be_cancelled(a_store: Any, times: int) -> None:
         assert not await store.is_claimed(session.id)
 
 
+async def has_returned_one(store: Any, session_id: str) -> bool:
+    return any(entry.kind == "tool_execution_end" for entry in await store.read(session_id))
+
+
 @pytest.mark.parametrize("how", ["task", "inbox"])
 async def test_a_tool_can_be_cancelled(a_store: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the run had stays: the call and what others returned; through the inbox the caller gets the session."""
@@ -112,7 +118,7 @@ async def test_a_tool_can_be_cancelled(a_store: Any, how: str, monkeypatch: pyte
         session = await runtime.create(AGENT)
         task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(script, add, hanging.tool))))
         await hanging.is_called.wait()
-        await asyncio.sleep(0.02)
+        await until(partial(has_returned_one, store, session.id))
         if how == "task":
             await cancelled(task)
         else:

@@ -118,7 +118,7 @@ async def test_what_is_wrong_decides_nothing(served: Served) -> None:
     for path, body in (
         ("approve", {"wait": 301}),
         ("approve", {"calls": ["0" * 64]}),
-        ("deny", {}),
+        ("deny", {"reason": " "}),
         ("answer", {"answers": {"call_9": 1}}),
     ):
         wrong = await served.ada.post(f"/api/sessions/a/{path}", json=body)
