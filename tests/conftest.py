@@ -53,7 +53,8 @@ settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "defau
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave repeats to torture: elsewhere, of the cases of a test or a class with `sample(n)`, every nth is run.
 
-    Which one is first differs from test to test, so that each store has some of its tests.
+    Which one is first differs from test to test, so that each store has some of its tests. With `sample(n, cases=True)`
+    on a module, tests that have one case are all run.
     """
     if os.environ.get("PERDURE_TORTURE") or any("[" in argument for argument in config.args):
         return
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for item in items:
         mark = item.get_closest_marker("sample")
-        if mark is not None:
+        if mark is not None and ("[" in item.nodeid or not mark.kwargs.get("cases")):
             case = item.nodeid.partition("[")[0] if "[" in item.nodeid else item.nodeid.rpartition("::")[0]
             if (counts[case] + crc32(case.encode())) % mark.args[0]:
                 left_out.append(item)

@@ -38,6 +38,8 @@ from perdure.protocols import Archive, ArchivedSession, Entry
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, texts
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 
 async def exported(store: Any, *ids: str) -> bytes:
     file = io.BytesIO()

@@ -21,6 +21,8 @@ from perdure.stores.engine import Delete
 from perdure.testing import FrozenClock, ScriptedDriver
 from perdure.testing.samples import new_session
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:

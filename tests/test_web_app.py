@@ -19,6 +19,8 @@ import pytest
 import perdure
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CHAT = "/chats/order-7"
 PAY = 'call refund {"order": 7}'

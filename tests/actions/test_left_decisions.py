@@ -24,6 +24,7 @@ from perdure import (
     PendingCallsChanged,
     ResumeExecution,
     RunInterrupted,
+    SessionBusy,
     SessionNotFound,
     SessionRuntime,
     Sessions,
@@ -275,7 +276,7 @@ async def test_two_who_decide_at_once(tmp_path: Path) -> None:
             office.approve("a", wait=False), shop.deny("a", "no", wait=False), return_exceptions=True
         )
         (refused,) = (each for each in outcomes if isinstance(each, Exception))
-        assert isinstance(refused, RunInterrupted)
+        assert isinstance(refused, SessionBusy)  # RunInterrupted, unless the first has not let go of its claim yet
         await shop.recover()
         assert sorted(firm.done) == ([3, 4] if outcomes[1] is refused else [])
 

@@ -55,6 +55,8 @@ from perdure.model.step import InferenceResponse
 from perdure.protocols import Appended, Claim, Entry
 from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 AGENT = AgentDefinition("agent", model="own", system_prompt="Be kind.")
 CONFIGS = ("brief", "long", "slow")
 JUDGED = Usage(input_tokens=100, output_tokens=1)

@@ -18,6 +18,8 @@ from perdure.cli.main import COMMANDS
 
 from .conftest import COMMAND
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 # Written by others beside this; their own tests drive them.
 OWN = [name for name in COMMANDS if name not in ("chat", "tour")]
 

@@ -68,7 +68,9 @@ async def test_followers_of_killed_runs_see_each_answer_once(tmp_path: Path, kin
     address, chance, cut_off = address_of(kind, tmp_path), random.Random(7), 0
     async with stream_process.connection(address) as app:
         with process(address, "follow") as follower:
-            for number in range(ROUNDS[kind]):
+            for number in range(ROUNDS[kind] + len(DELAYS)):
+                if number >= ROUNDS[kind] and cut_off:  # on a busy machine the first delays may all miss an answer
+                    break
                 ids = [f"r{number}-{run}" for run in range(RUNS)]
                 delay = DELAYS[number % len(DELAYS)] + chance.random() * 0.05
                 await asyncio.to_thread(kill_in_the_middle, address, follower, ids, delay)

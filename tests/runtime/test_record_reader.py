@@ -54,6 +54,8 @@ from perdure.model.loop_events import UnknownEvent
 from perdure.protocols import OnDelta, SessionStore
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 AGENT = AgentDefinition("agent", tools=("add",))
 
 

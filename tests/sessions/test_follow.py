@@ -33,6 +33,8 @@ from perdure.loop.drivers.retry import RetryingDriver
 from perdure.protocols import Delta, Entry, ModelReply
 from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 KINDS = ("memory", "sqlite", "file", "postgres")
 WORDS = tuple(f"w{number} " for number in range(12))
 SLOW = Chunks([each for word in WORDS for each in (word, Delay(0.04, ""))])

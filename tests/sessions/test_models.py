@@ -38,6 +38,8 @@ from perdure.sessions.sessions import Sessions
 from perdure.testing import ScriptedDriver
 from perdure.workflow import Stage
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 HELLO = Stream(
     wire.chat({"role": "assistant", "content": "Hello."}, usage={"prompt_tokens": 1, "completion_tokens": 1})
 )

@@ -29,6 +29,8 @@ from perdure.testing.clock import FrozenClock
 from perdure.testing.contract import ChronicleContract, JournalContract, NamesContract, SketchContract, StoreContract
 from perdure.testing.samples import new_session, say, texts
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 KINDS = ["memory", "file", "sqlite", "postgres"]
 
 

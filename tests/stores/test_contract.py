@@ -84,7 +84,7 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 class TestSqliteStoreInLoop(TestSqliteStore):
     """The same, with changes committed in the event loop's own thread."""
 
@@ -95,7 +95,7 @@ class TestSqliteStoreInLoop(TestSqliteStore):
         return SqliteStore(where / "sessions.db", commit_in_loop=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 
@@ -105,6 +105,7 @@ class TestFileStore(EveryContract):
         return FileStore(where / "sessions")
 
 
+@pytest.mark.sample(2)
 class TestPostgresStore(EngineContract):
     """Sessions in a real PostgreSQL, each test's in a schema of its own."""
 

@@ -56,6 +56,8 @@ from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, note, say, texts
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 SECRET = "hunter2-4111-1111"
 STORES: dict[str, Any] = {
     "memory": lambda where: MemoryStore(),

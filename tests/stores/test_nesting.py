@@ -31,6 +31,8 @@ from perdure.stores.format.packing import pack
 from perdure.stores.format.rows import hash_of
 from perdure.testing.samples import fork, new_session, run_of, say, show, texts
 
+pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
+
 DEEP = 60
 """More than is kept in one value, so that blocks name blocks that name blocks."""
 
