@@ -44,7 +44,7 @@ _NEEDED = {
 
 
 class _Decision:
-    """What all decisions have in common."""
+    """The parts that all decisions have in common."""
 
     def __init__(self, loops: LoopFactory, context: object, model_for: ModelFor | None, wait: bool) -> None:
         self._loops = require_loops(loops)
@@ -53,7 +53,7 @@ class _Decision:
         self.is_left = not wait
         """True if a worker is to continue the run."""
         self.used_before = Usage()
-        """What the run had used before this continued it."""
+        """The usage of the run before this continued it."""
 
 
 class ApproveToolCalls(_Decision):

@@ -177,7 +177,7 @@ class _Feed:
         self._begun = asyncio.Event()
         self._reason: BaseException | None = None
         self.is_over = False
-        """Whether it has ended, by itself or since something failed: it tells of nothing more."""
+        """True once it has ended, by itself or by a failure: it tells of nothing more."""
 
     async def begin(self) -> None:
         """Begin at the record's end, unless it has begun."""

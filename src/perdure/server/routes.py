@@ -37,9 +37,9 @@ class Route:
     access: Access = "read"
     face: Face = "api"
     is_bound: bool = False
-    """Whether `If-Match` binds it to a version. For programs that header is refused elsewhere, not ignored."""
+    """True if `If-Match` binds it to a version. For programs that header is refused elsewhere, not ignored."""
     takes_key: bool = False
-    """Whether a request that is repeated is known by its `Idempotency-Key`. Other POSTs of programs refuse one."""
+    """True if a repeated request is known by its `Idempotency-Key`. Other POSTs of programs refuse one."""
     is_stream: bool = False
     """Whether it gives a stream of events where the request's Accept asks for one."""
 

@@ -68,7 +68,7 @@ class _Message(_Form, tag_field="role", kw_only=True):
 
 class _SealedMessage(_Message, kw_only=True):
     encrypted_value: str | None = None
-    """What only the agent understands that has written it. It is left out here: the model may be another's."""
+    """Content that only its own agent understands. It is left out here: the model may be another's."""
 
 
 class _NamedMessage(_SealedMessage, kw_only=True):

@@ -69,7 +69,7 @@ class NewMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class EventsQuery(msgspec.Struct, kw_only=True):
     after: int | None = None
     limit: int | None = None
-    """How many events a page has, 100 without; a stream has no end."""
+    """The most events of a page, 100 by default; a stream has no end."""
 
 
 class EventsForm(TypedDict):

@@ -112,7 +112,7 @@ class _Ear:
         self._answers = message_id
         self._run: str | None = None
         self._place = 0
-        """How many events were heard: each has a place, as if it were on a record."""
+        """The number of events heard so far: each has a place, as if it were on a record."""
         self._piece = Piece("", "", 0, 0, "")
 
     def hear(self, event: object) -> None:

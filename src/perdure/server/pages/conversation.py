@@ -33,7 +33,7 @@ class CallBox:
     is_unknown: bool = False
     is_pending: bool = False
     is_over: bool = False
-    """Whether no result can come any more."""
+    """True if no result can come any more."""
 
     @property
     def outcome(self) -> str:

@@ -16,7 +16,7 @@ from perdure.server.pages.texts import shortened
 from perdure.sessions.sessions import Sessions
 
 PAGE = 20
-"""How many runs a page has. Each is read: with more of them, they would cost more than all else on the page."""
+"""The most runs of a page. Each is read: with more of them, they would cost more than all else on the page."""
 _LEAST_BAR = 1.5
 """The width of the bar of the shortest run, in hundredths."""
 _UNDER_WAY = {

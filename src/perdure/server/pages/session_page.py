@@ -56,7 +56,7 @@ class SessionQuery(msgspec.Struct, kw_only=True):
     place: int | None = None
     """Where in the session's log that message is."""
     notice: str | None = None
-    """What was done last from this page."""
+    """The verb that was done last from this page."""
 
 
 class BlockQuery(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from perdure.sessions.sessions import Sessions
 WINDOW = 60
 """How many messages a page shows."""
 END = 2 * WINDOW
-"""How many messages of a session are read with it."""
+"""The number of messages that are read with a session."""
 
 
 async def said_spans(sessions: Sessions, session: AgentSession) -> list[Span] | None:
