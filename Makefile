@@ -1,7 +1,7 @@
 # The daily commands. They need Python 3.11 or newer, pip and make; everything else goes into .venv.
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
-EXTRAS ?= acp,dev,engines,llm,mcp,peers,postgres,serve,workers
+EXTRAS ?= acp,dev,encryption,engines,llm,mcp,otel,peers,postgres,serve,workers
 JOBS ?= 6
 ARGS ?=
 
