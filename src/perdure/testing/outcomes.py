@@ -1,0 +1,108 @@
+"""Results of attacks on a store: each attack notes its own, and the table in docs/reliability.md is written from them.
+
+PERDURE_OUTCOMES=outcomes.jsonl make torture
+python -m perdure.testing.outcomes outcomes.jsonl docs/reliability.md
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+_START, _END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
+_HEADER = "| attack | store | rounds | failures | control | failures of the control |\n|---|---|---|---|---|---|\n"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counts of one attack on one store, and of its control: the same attack with a protection taken away."""
+
+    attack: str
+    store: str
+    rounds: int
+    failures: int
+    control: str = ""
+    """What the control took away, for example "fsync does nothing"; empty if there is none."""
+    control_rounds: int = 0
+    control_failures: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether the store withstood the attack, and the control, if there is one, did not."""
+        return not self.failures and (not self.control or self.control_failures > 0)
+
+
+def note(outcome: Outcome) -> None:
+    """Append an outcome to the file that PERDURE_OUTCOMES names, if it does.
+
+    Several processes may append to one file: each line is one write.
+    """
+    path = os.environ.get("PERDURE_OUTCOMES")
+    if path:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, msgspec.json.encode(outcome) + b"\n")
+        finally:
+            os.close(handle)
+
+
+def read(path: Path) -> Sequence[Outcome]:
+    """Return the outcomes in a file, those of one attack on one store added up."""
+    found: dict[tuple[str, str, str], Outcome] = {}
+    for line in path.read_bytes().splitlines():
+        outcome = msgspec.json.decode(line, type=Outcome)
+        key = (outcome.attack, outcome.store, outcome.control)
+        found[key] = _together(found[key], outcome) if key in found else outcome
+    return [found[key] for key in sorted(found)]
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Return outcomes as a table in Markdown."""
+    return _HEADER + "".join(f"| {' | '.join(_cells(outcome))} |\n" for outcome in outcomes)
+
+
+def write_table(outcomes: Iterable[Outcome], page: Path) -> None:
+    """Replace the table between a page's marks."""
+    before, start, rest = page.read_text(encoding="utf-8").partition(_START)
+    _, end, after = rest.partition(_END)
+    if not (start and end):
+        raise SystemExit(f"{page} has no table: it needs the lines {_START.strip()} and {_END.strip()}.")
+    page.write_text(f"{before}{start}\n{table(outcomes)}\n{end}{after}", encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the table of a page. Return 1 if an attack succeeded, or a control did not fail."""
+    outcomes = read(Path(arguments[0]))
+    write_table(outcomes, Path(arguments[1]))
+    broken = [outcome for outcome in outcomes if not outcome.holds]
+    for outcome in broken:
+        print(f"{outcome.attack} on {outcome.store}: {', '.join(_reasons(outcome))}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _together(one: Outcome, other: Outcome) -> Outcome:
+    counts: Mapping[str, int] = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ("rounds", "failures", "control_rounds", "control_failures")
+    }
+    return msgspec.structs.replace(one, **counts)
+
+
+def _cells(outcome: Outcome) -> Sequence[str]:
+    control = f"{outcome.control_failures:,} of {outcome.control_rounds:,}" if outcome.control else "–"
+    cells = (outcome.attack, outcome.store, f"{outcome.rounds:,}", f"{outcome.failures:,}", outcome.control or "–")
+    return *cells, control
+
+
+def _reasons(outcome: Outcome) -> Iterable[str]:
+    if outcome.failures:
+        yield f"{outcome.failures:,} of {outcome.rounds:,} rounds failed"
+    if outcome.control and not outcome.control_failures:
+        yield f"the control ({outcome.control}) did not fail"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
