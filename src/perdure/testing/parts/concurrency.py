@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perdure.testing.histories import History, broken, play, play_apart
 from perdure.testing.outcomes import Outcome, note
-from perdure.testing.scene import Contract, in_directory
+from perdure.testing.scene import PATIENCE, Contract, in_directory
 
 _TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 HISTORIES = 200 if _TORTURE else 3
@@ -18,6 +18,8 @@ _KILLS = 2
 
 
 class Concurrency(Contract):
+    patience = 3600.0 if _TORTURE else PATIENCE
+
     @in_directory
     async def test_what_clients_do_at_once_could_be_done_one_by_one(self, where: Path) -> None:
         """Loads, saves, forks, claims, appends and erasures have an order that explains every answer."""
