@@ -98,7 +98,9 @@ class SessionModel:
             yield ("ok",), Held(last_epoch=state.last_epoch)
 
     def _save(self, state: Held, known: Any, base: int, shown: Sequence[str]) -> Iterable[tuple[tuple[Any, ...], Held]]:
-        if not state.version:
+        if (
+            not state.version or state.shown[0] != shown[0]
+        ):  # the session that was loaded is gone, and so is what it says
             yield ("SessionNotFound",), state
             yield ("SessionConflict",), state
         if state.epoch is not None:
@@ -151,7 +153,7 @@ class SessionModel:
     def _save_claimed(
         self, state: Held, known: Any, epoch: int, base: int, shown: Sequence[str], said: str
     ) -> Iterable[tuple[tuple[Any, ...], Held]]:
-        if not state.version:
+        if not state.version or state.shown[0] != shown[0]:
             yield ("SessionNotFound",), state
         if state.epoch != epoch:
             yield ("ClaimLost",), state
