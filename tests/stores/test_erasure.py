@@ -52,6 +52,7 @@ from perdure.stores.file.pledge import write_intent
 from perdure.stores.folder import Folder
 from perdure.stores.format.packing import unpack
 from perdure.stores.jobs.redaction import Request
+from perdure.stores.sqlite.erasure import Erasure
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, note, say, texts
@@ -656,3 +657,32 @@ async def test_what_was_made_before_an_erasure_is_not_created_after_it(tmp_path:
             await store.create(made, erasures=seen)
         assert not await store.exists("late")
         await store.create(made, erasures=await store.erasures())
+
+
+_SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 200000) SELECT max(x) FROM n"
+
+
+@pytest.mark.parametrize("step", ["move_ahead", "freeze", "survey", "overwrite"])
+async def test_an_erasure_that_is_cancelled_raises_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It ends once the step under way has, and the next erasure removes what it has left."""
+    under_way, loop, original = asyncio.Event(), asyncio.get_running_loop(), getattr(Erasure, step)
+
+    def slowly(erasure: Erasure, *given: Any) -> Any:
+        loop.call_soon_threadsafe(under_way.set)
+        erasure._own.execute(_SLOW).fetchall()
+        return original(erasure, *given)
+
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        session = await store.create(new_session("canary word " * 500))
+        with monkeypatch.context() as patched:
+            patched.setattr(Erasure, step, slowly)
+            erasing = asyncio.ensure_future(store.delete(session.id))
+            await under_way.wait()
+            erasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await erasing
+        await store.delete_many([session.id])
+        await store.gc()
+    assert b"canary" not in (tmp_path / "sessions.db").read_bytes()

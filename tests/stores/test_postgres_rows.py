@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.model.ids import SessionId
+from perdure.stores.engine import Interfered
 from perdure.stores.format.rows import checksum
+from perdure.stores.jobs import erasing
+from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS
 from perdure.stores.postgres.parcel import Parcel
-from perdure.stores.postgres.rows import plain, restored
+from perdure.stores.postgres.rows import plain, queries_of, restored
 
 
 @given(st.text(alphabet=st.sampled_from("\x00\\0a'%é")))
@@ -38,3 +43,14 @@ def test_each_row_finds_its_bytes(bodies: list[bytes], log: int, start: int) -> 
     for pos, (crc, first, size, body) in enumerate(told, start):
         assert blob[first - 1 : first - 1 + size] == body
         assert crc == checksum(body, log, pos)
+
+
+def test_a_job_begins_again_if_the_session_it_reads_is_not_the_one_it_locked() -> None:
+    """It waited for an erasure and locked nothing; by then the session had been created again, under another number."""
+    queries = queries_of(erasing.delete(SessionId("s")), 0.0)
+    assert "FOR UPDATE" in next(queries)[0]
+    facts = queries.send([])
+    assert "FROM session" in facts[0]
+    created_again = dict.fromkeys(COLUMNS_OF_FACTS) | {"sid": 5}
+    with pytest.raises(Interfered, match="was created while its row was waited for"):
+        queries.send([(*created_again.values(),)])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         FindContract,
         ForgetContract,
         HeadsContract,
+        HistoryContract,
         JournalContract,
         NamesContract,
         PreviewsContract,
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
-    "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
-    "QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract VersionsContract",
+    "ErasureContract FindContract ForgetContract HeadsContract HistoryContract JournalContract NamesContract "
+    "PreviewsContract QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract "
+    "VersionsContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
@@ -69,6 +71,7 @@ __all__ = [
     "ForgetContract",
     "FrozenClock",
     "HeadsContract",
+    "HistoryContract",
     "JournalContract",
     "NamesContract",
     "PreviewsContract",

@@ -10,6 +10,7 @@ takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalCont
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
 `VersionsContract`, `ForgetContract`, `SaveAllContract`, `BulkErasureContract`, `QueueContract` and `TokenContract`.
+`HistoryContract` plays many clients against each other and checks that what they were told fits together.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -21,6 +22,7 @@ from perdure.testing.parts.attaching import Attaching
 from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
+from perdure.testing.parts.concurrency import Concurrency
 from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.finding import Finding
 from perdure.testing.parts.forgetting import Forgetting
@@ -120,3 +122,7 @@ class QueueContract(Waits, Runners, Timers):
 
 class TokenContract(Tokens):
     """The contract of `perdure.protocols.TokenBook`, for a store with an erasure and a check."""
+
+
+class HistoryContract(Concurrency):
+    """A store with a journal behaves, under many clients, as if they came one after the other."""

@@ -20,6 +20,8 @@ class Contract:
 
     shared: ClassVar[bool] = False
     """Whether several processes may open the store in the same directory."""
+    patience: ClassVar[float] = PATIENCE
+    """Seconds after which a test that has not ended has failed."""
 
     def open_store(self, where: Path) -> AbstractAsyncContextManager[Any]:
         """The store, not yet entered, that keeps its sessions in the directory `where`."""
@@ -47,7 +49,7 @@ def in_directory(test: Callable[[C, Path], Awaitable[None]]) -> Callable[[C, Pat
 
 def _as_method(test: Callable[..., Any], scene: Callable[[C, Path], Awaitable[None]]) -> Callable[[C, Path], None]:
     async def patiently(self: C, where: Path) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             await scene(self, where)
 
     def method(self: C, tmp_path: Path) -> None:

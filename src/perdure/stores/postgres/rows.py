@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from perdure.stores.engine import (
     Count,
     Delete,
     Insert,
+    Interfered,
     Job,
     Lock,
     Pledge,
@@ -136,13 +137,37 @@ Heads = dict[tuple[int, int], Head]
 """The heads that a job has written, by session and version."""
 
 
+class Locked(NamedTuple):
+    """The sessions that a job has locked: the ids that it has named, and the numbers of the rows that there were."""
+
+    ids: set[str]
+    sids: set[int]
+
+    def require(self, statement: Statement, rows: Sequence[Any]) -> None:
+        """Raise Interfered if a row that a job reads is not the one that it has locked.
+
+        A job that waits for an erasure locks nothing, since the row is gone. If the session has been created again by
+        then, its row is another, and whoever claims it is not held up.
+        """
+        match statement:
+            case Select("session", columns, {"id": session_id}) if session_id in self.ids and "sid" in columns:
+                place = columns.index("sid")
+                if any(row[place] not in self.sids for row in rows):
+                    raise Interfered(f"session {session_id!r} was created while its row was waited for")
+            case Insert("session"):
+                self.sids.update(sid for (sid,) in rows)
+
+
 def queries_of(job: Job[T], at: float | None) -> Queries[T]:
     """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one."""
     heads: Heads = {}
+    locked = Locked(set(), set())
     try:
         statement = next(job)
         while True:
-            statement = job.send((yield from _answer(statement, at, heads)))
+            rows = yield from _answer(statement, at, heads, locked)
+            locked.require(statement, rows)
+            statement = job.send(rows)
     except StopIteration as done:
         result = done.value
     finally:
@@ -167,7 +192,7 @@ def _name_values(heads: Heads) -> Queries[None]:
         yield "UPDATE head SET hashes = %s WHERE sid = %s AND version = %s", ([*found], sid, version)
 
 
-def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[list[Any]]:
+def _answer(statement: Statement, at: float | None, heads: Heads, locked: Locked) -> Queries[list[Any]]:
     match statement:
         case Select():
             return (yield from _select(statement))
@@ -181,7 +206,9 @@ def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[lis
             yield from _delete(statement)
         case Lock(session_ids, gate, owner):
             if session_ids:
-                yield _LOCKED, ([str(each) for each in session_ids],)
+                ids = [str(each) for each in session_ids]
+                locked.ids.update(ids)
+                locked.sids.update(sid for (sid,) in (yield _LOCKED, (ids,)))
             if gate:
                 yield _GATES[gate], (GATE,)
             if owner is not None:

@@ -177,9 +177,10 @@ class SqliteEngine(IndexedEngine):
         opened = self.opened
         left, opened.left = opened.left, frozenset()
         erasure = Erasure(opened.path, indexed=search_path(opened.path).exists(), left=left)
+        # A caller that is cancelled waits for the step under way: a thread is using the erasure's connection.
         try:
-            await opened.readers.run(erasure.move_ahead, alone=True, long=True)
-            done: T = await opened.writer.run(partial(erasure.carry_out, job, at), alone=True)
+            await finish_despite_cancel(opened.readers.run(erasure.move_ahead, alone=True, long=True))
+            done: T = await finish_despite_cancel(opened.writer.run(partial(erasure.carry_out, job, at), alone=True))
             if erasure.has_erased:
                 await self._leave_no_trace(erasure)
             else:
@@ -194,7 +195,7 @@ class SqliteEngine(IndexedEngine):
     async def _leave_no_trace(self, erasure: Erasure) -> None:
         opened = self.opened
         await self._surely(erasure, erasure.freeze)
-        await opened.readers.run(erasure.survey, alone=True, long=True)
+        await finish_despite_cancel(opened.readers.run(erasure.survey, alone=True, long=True))
         while not erasure.is_clean:  # others write in between
             await self._surely(erasure, erasure.overwrite)
         if search_path(opened.path).exists():
@@ -204,8 +205,8 @@ class SqliteEngine(IndexedEngine):
         """Take a step that readers can hold up; again, until it could be taken."""
         deadline = time.monotonic() + schema.BUSY_MS / 1000
         while True:
-            await self.opened.readers.run(erasure.move_ahead, alone=True, long=True)
-            if await self.opened.writer.run(step, alone=True):
+            await finish_despite_cancel(self.opened.readers.run(erasure.move_ahead, alone=True, long=True))
+            if await finish_despite_cancel(self.opened.writer.run(step, alone=True)):
                 return
             if time.monotonic() > deadline:
                 raise StoreError(

@@ -1,0 +1,441 @@
+"""Clients that use one store at the same time, and the history of what they did.
+
+Each client loads, saves, forks, erases, claims, appends and takes over, at random but by a seed, and notes when each
+operation began and ended and what came of it. `SessionModel` says what these do when they are done one at a time.
+
+As a program, `python -m perdure.testing.histories`, it is one client of a race between processes; see `play_apart`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.errors import PerdureError, SessionConflict, SessionLocked
+from perdure.model.session import AgentSession
+from perdure.protocols import Claim, Entry
+from perdure.testing import samples
+from perdure.testing.linearizability import Operation, Verdict, check
+from perdure.testing.race import load_class
+
+_LEASE = 600.0
+"""Claims do not lapse by themselves in a history: how long a client waits must not matter."""
+History = Sequence[tuple[str, Operation]]
+"""Operations, each with the id of the session that it was about."""
+
+
+class Held(NamedTuple):
+    """A session as the model has it."""
+
+    versions: tuple[tuple[str, ...], ...] = ()
+    """What each version shows. No version: there is no such session."""
+    record: tuple[str, ...] = ()
+    epoch: int | None = None
+    """The claim that lies on the session, by its number."""
+    holder: str = ""
+    """The client whose claim it is."""
+    lapsed: bool = False
+    last_epoch: int = 0
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return self.versions[-1]
+
+    @property
+    def version(self) -> int:
+        return len(self.versions)
+
+
+_ABSENT = Held()
+
+
+class SessionModel:
+    """What the operations of a history do to one session."""
+
+    def first(self) -> Held:
+        return _ABSENT
+
+    def after(self, state: Held, operation: Operation) -> Iterable[Held]:
+        verb: Callable[..., Iterable[tuple[tuple[Any, ...], Held]]] = getattr(self, f"_{operation.verb}")
+        known = None if operation.is_open else operation.answer
+        for answer, reached in verb(state, known, *operation.given):
+            if known is None or tuple(known) == answer:
+                yield reached
+
+    def _create(self, state: Held, known: Any, shown: Sequence[str]) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if state.version:
+            yield ("SessionConflict",), state
+        else:
+            yield ("ok", 1), Held((tuple(shown),), last_epoch=state.last_epoch)
+
+    def _load(self, state: Held, known: Any) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        yield (("ok", state.version, *state.shown) if state.version else ("none",)), state
+
+    def _load_version(self, state: Held, known: Any, version: int) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        is_there = 0 < version <= state.version
+        yield (("ok", version, *state.versions[version - 1]) if is_there else ("none",)), state
+
+    def _read(self, state: Held, known: Any) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        yield (("ok", *state.record) if state.version else ("SessionNotFound",)), state
+
+    def _erase(self, state: Held, known: Any) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if not state.version:
+            yield ("SessionNotFound",), state
+        elif state.epoch is not None and not state.lapsed:
+            yield ("SessionBusy",), state
+        else:
+            yield ("ok",), Held(last_epoch=state.last_epoch)
+
+    def _save(self, state: Held, known: Any, base: int, shown: Sequence[str]) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if (
+            not state.version or state.shown[0] != shown[0]
+        ):  # the session that was loaded is gone, and so is what it says
+            yield ("SessionNotFound",), state
+            yield ("SessionConflict",), state
+        if state.epoch is not None:
+            yield (("RunInterrupted",) if state.lapsed else ("SessionBusy",)), state
+        if state.version and not _follows(state, base, shown):
+            yield ("SessionConflict",), state
+        elif state.version and state.epoch is None:
+            yield ("ok", base + 1), state._replace(versions=(*state.versions, tuple(shown)))
+
+    def _claim(
+        self, state: Held, known: Any, base: int, said: str, take_over: bool, client: str
+    ) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if not state.version:
+            yield ("SessionNotFound",), state
+            return
+        if state.epoch is not None and not state.lapsed:
+            yield ("SessionBusy",), state
+            return
+        if state.epoch is not None and not take_over:
+            yield ("RunInterrupted",), state
+            return
+        if state.version != base:
+            yield ("SessionConflict",), state
+            return
+        # The store chooses the number. It has to be greater than any before; one without an answer is never named.
+        epoch = state.last_epoch + 1 if known is None else known[1] if known[0] == "ok" else 0
+        if epoch > state.last_epoch:
+            claimed = state._replace(epoch=epoch, holder=client, lapsed=False, last_epoch=epoch)
+            yield ("ok", epoch), claimed._replace(record=(*state.record, said))
+
+    def _end(self, state: Held, known: Any, client: str) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        """A process is gone: the claims that it held lapse."""
+        if state.epoch is not None and state.holder == client:
+            yield ("ok",), state._replace(lapsed=True)
+
+    def _append(self, state: Held, known: Any, epoch: int, said: str) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if state.epoch == epoch:
+            yield ("ok",), state._replace(record=(*state.record, said), lapsed=False)
+        else:
+            yield ("ClaimLost",), state
+
+    def _release(
+        self, state: Held, known: Any, epoch: int, interrupted: bool
+    ) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if state.epoch != epoch:
+            yield ("ok",), state
+        else:
+            yield ("ok",), state._replace(epoch=epoch if interrupted else None, lapsed=interrupted)
+
+    def _save_claimed(
+        self, state: Held, known: Any, epoch: int, base: int, shown: Sequence[str], said: str
+    ) -> Iterable[tuple[tuple[Any, ...], Held]]:
+        if not state.version or state.shown[0] != shown[0]:
+            yield ("SessionNotFound",), state
+        if state.epoch != epoch:
+            yield ("ClaimLost",), state
+        elif not _follows(state, base, shown):
+            yield ("SessionConflict",), state
+        else:
+            kept = state._replace(versions=(*state.versions, tuple(shown)), record=(*state.record, said))
+            yield ("ok", base + 1), kept._replace(epoch=None, lapsed=False)
+
+
+def _follows(state: Held, base: int, shown: Sequence[str]) -> bool:
+    """Tell whether a save is of the session that is there: one that was erased and created again begins otherwise."""
+    return state.version == base and state.shown[0] == shown[0]
+
+
+def verdicts(history: History) -> Mapping[str, Verdict[Held]]:
+    """Check the history of each session by itself."""
+    apart: dict[str, list[Operation]] = defaultdict(list)
+    for session_id, operation in history:
+        apart[session_id].append(operation)
+    return {session_id: check(operations, SessionModel()) for session_id, operations in apart.items()}
+
+
+def broken(history: History) -> Sequence[str]:
+    """Return what is wrong with a history, a text for each session that cannot be explained."""
+    return [f"{key}: {verdict}" for key, verdict in verdicts(history).items() if not verdict.is_linearizable]
+
+
+class Client:
+    """Does one thing after another to a few sessions, by a seed, and notes each in `history`."""
+
+    def __init__(
+        self, store: Any, name: str, seed: str, session_ids: Sequence[str], note: Callable[[str, Operation], None]
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._random = random.Random(seed)
+        self._ids = session_ids
+        self._note = note
+        self._count = 0
+        self._loaded: dict[str, AgentSession] = {}
+        self._claims: dict[str, Claim] = {}
+        self._verbs = {
+            self._load: 20,
+            self._load_version: 6,
+            self._save: 22,
+            self._create: 8,
+            self._fork: 6,
+            self._read: 8,
+            self._claim: 12,
+            self._append: 16,
+            self._save_claimed: 14,
+            self._release: 10,
+            self._erase: 2,
+        }
+
+    async def act(self, times: int) -> None:
+        for _ in range(times):
+            (verb,) = self._random.choices([*self._verbs], [*self._verbs.values()])
+            key = self._random.choice(self._ids)
+            if verb in (self._save, self._claim, self._fork) and self._random.random() < 0.7:
+                await self._load(key)  # else most of what it knows is old, and is refused
+            await verb(key)
+            if self._random.random() < 0.3:
+                await asyncio.sleep(self._random.random() / 500)
+
+    async def _load(self, key: str) -> None:
+        await self._do(key, "load", (), self._loaded_by(key, None))
+
+    async def _load_version(self, key: str) -> None:
+        version = self._random.randint(1, 6)
+        await self._do(key, "load_version", (version,), self._loaded_by(key, version))
+
+    async def _loaded_by(self, key: str, version: int | None) -> tuple[Any, ...]:
+        session = await self._store.load(key, version)
+        if session is None:
+            return ("none",)
+        if version is None:
+            self._loaded[key] = session
+        return ("ok", session.version, *samples.texts(session))
+
+    async def _create(self, key: str) -> None:
+        new = samples.new_session(self._word(), id=key)
+        await self._do(key, "create", (samples.texts(new),), self._created(new))
+
+    async def _created(self, new: AgentSession) -> tuple[Any, ...]:
+        self._loaded[new.id] = await self._store.create(new)
+        return ("ok", self._loaded[new.id].version)
+
+    async def _fork(self, key: str) -> None:
+        """Fork a session into one with an id of its own, then look at that: it shows what was loaded, for ever."""
+        parent = self._loaded.get(key)
+        if parent is None:
+            return
+        child_id = f"fork-{self._name}-{self._count}"
+        child = samples.fork(parent, id=child_id)
+        # A parent that was erased in the meantime cannot be forked. That is another promise, checked elsewhere.
+        given = (samples.texts(child),)
+        began = time.monotonic_ns()
+        try:
+            await self._store.create(child)
+        except PerdureError:
+            return
+        self._note(child_id, Operation(self._name, "create", given, began, time.monotonic_ns(), ("ok", 1)))
+        await self._load(child_id)
+
+    async def _save(self, key: str) -> None:
+        session = self._loaded.get(key)
+        if session is not None:
+            said = samples.say(session, self._word())
+            await self._do(key, "save", (session.version, samples.texts(said)), self._saved(said))
+
+    async def _saved(self, said: AgentSession, **given: Any) -> tuple[Any, ...]:
+        self._loaded[said.id] = await self._store.save(said, **given)
+        return ("ok", self._loaded[said.id].version)
+
+    async def _read(self, key: str) -> None:
+        await self._do(key, "read", (), self._recorded(key))
+
+    async def _recorded(self, key: str) -> tuple[Any, ...]:
+        return ("ok", *(entry.kind for entry in await self._store.read(key)))
+
+    async def _claim(self, key: str) -> None:
+        session = self._loaded.get(key)
+        if session is not None:
+            word, take_over = self._word(), self._random.random() < 0.5
+            given = (session.version, word, take_over, self._name)
+            await self._do(key, "claim", given, self._claimed(session, word, take_over))
+
+    async def _claimed(self, session: AgentSession, word: str, take_over: bool) -> tuple[Any, ...]:
+        given: dict[str, Any] = {"version": session.version, "owner": self._name, "lease": _LEASE}
+        entries = [Entry(word)]
+        claim, _ = await self._store.claim(session.id, entries=entries, take_over=take_over, **given)
+        self._claims[session.id] = claim
+        return ("ok", claim.epoch)
+
+    async def _append(self, key: str) -> None:
+        claim = self._claims.get(key)
+        if claim is not None:
+            word = self._word()
+            await self._do(key, "append", (claim.epoch, word), self._appended(claim, word))
+
+    async def _appended(self, claim: Claim, word: str) -> tuple[Any, ...]:
+        await self._store.append(claim, entries=[Entry(word)])
+        return ("ok",)
+
+    async def _release(self, key: str) -> None:
+        claim = self._claims.get(key)
+        if claim is not None:
+            interrupted = self._random.random() < 0.5
+            await self._do(key, "release", (claim.epoch, interrupted), self._released(claim, interrupted))
+
+    async def _released(self, claim: Claim, interrupted: bool) -> tuple[Any, ...]:
+        await self._store.release(claim, interrupted=interrupted)
+        return ("ok",)
+
+    async def _save_claimed(self, key: str) -> None:
+        session, claim = self._loaded.get(key), self._claims.get(key)
+        if session is not None and claim is not None:
+            said, word = samples.say(session, self._word()), self._word()
+            given = (claim.epoch, session.version, samples.texts(said), word)
+            await self._do(key, "save_claimed", given, self._saved(said, claim=claim, entries=[Entry(word)]))
+
+    async def _erase(self, key: str) -> None:
+        await self._do(key, "erase", (), self._erased(key))
+
+    async def _erased(self, key: str) -> tuple[Any, ...]:
+        await self._store.delete(key)
+        return ("ok",)
+
+    def _word(self) -> str:
+        self._count += 1
+        return f"{self._name}-{self._count}"
+
+    async def _do(self, key: str, verb: str, given: tuple[Any, ...], doing: Awaitable[tuple[Any, ...]]) -> None:
+        """Do something, and note what came of it. Now and then it is cancelled: then nobody knows."""
+        began = time.monotonic_ns()
+        self._note(key, Operation(self._name, verb, given, began))
+        task = asyncio.ensure_future(doing)
+        if self._random.random() < 0.03:
+            await asyncio.sleep(self._random.random() / 1000)
+            task.cancel()
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            return
+        except SessionLocked:
+            return  # somebody held the file's lock for too long; whether it was written is not told
+        except SessionConflict:
+            answer = ("SessionConflict",)
+        except PerdureError as error:
+            answer = (type(error).__name__,)
+        self._note(key, Operation(self._name, verb, given, began, time.monotonic_ns(), answer))
+
+
+class Notes:
+    """A history while it is made: an operation is noted when it begins, and again when it has an answer."""
+
+    def __init__(self) -> None:
+        self._operations: dict[tuple[str, int], tuple[str, Operation]] = {}
+
+    def note(self, session_id: str, operation: Operation) -> None:
+        self._operations[operation.client, operation.began] = (session_id, operation)
+
+    def note_end(self, client: str) -> None:
+        """Note that a client's process ended, at some time after it began its last operation."""
+        mine = [each for each in self._operations.values() if each[1].client == client]
+        last = max((operation.began for _, operation in mine), default=0)
+        for place, key in enumerate({session_id for session_id, _ in mine}, 1):
+            self.note(key, Operation(client, "end", (client,), last + place))
+
+    def history(self) -> History:
+        return [*self._operations.values()]
+
+
+async def play(stores: Sequence[Any], *, clients: int, operations: int, sessions: int, seed: str) -> History:
+    """Have clients use handles of one store at the same time in this process, and return what they did."""
+    notes, ids = Notes(), [f"s{number}" for number in range(sessions)]
+    started = [
+        Client(stores[place % len(stores)], f"c{place}", f"{seed}/{place}", ids, notes.note) for place in range(clients)
+    ]
+    await asyncio.gather(*(client.act(operations) for client in started))
+    return notes.history()
+
+
+async def play_apart(
+    contract: object, where: Path, *, clients: int, operations: int, sessions: int, seed: str, kills: int = 0
+) -> History:
+    """Have clients in processes of their own use one store, kill some of them, and return what they did."""
+    kind = type(contract)
+    task = (inspect.getfile(kind), kind.__module__, kind.__qualname__, str(where))
+    numbers = (str(operations), str(sessions))
+    notes, chance = Notes(), random.Random(seed)
+    doomed = set(chance.sample(range(clients), kills))
+
+    async def client(place: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "perdure.testing.histories", *task, f"c{place}", f"{seed}/{place}", *numbers),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            limit=1 << 24,
+        )
+        try:
+            await listen(place, process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def listen(place: int, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        lines, enough = 0, chance.randrange(4, max(5, operations)) if place in doomed else 0
+        async for line in process.stdout:
+            with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
+                session_id, operation = msgspec.json.decode(line, type=tuple[str, Operation])
+                notes.note(session_id, operation)
+            lines += 1
+            if lines == enough:
+                process.kill()
+        code = await process.wait()
+        assert code in ((0, -9) if enough else (0,)), f"client {place} ended with {code}"
+        notes.note_end(f"c{place}")
+
+    async with asyncio.TaskGroup() as together:
+        for place in range(clients):
+            together.create_task(client(place))
+    return notes.history()
+
+
+async def _main(
+    file: str, module: str, qualname: str, where: str, name: str, seed: str, operations: str, sessions: str
+) -> None:
+    contract = load_class(file, module, qualname)()
+
+    def note(session_id: str, operation: Operation) -> None:
+        os.write(1, msgspec.json.encode((session_id, operation)) + b"\n")
+
+    async with contract.open_store(Path(where)) as store:
+        ids = [f"s{number}" for number in range(int(sessions))]
+        await Client(store, name, seed, ids, note).act(int(operations))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""Processes of the soak: workers, and one who leaves messages, waits for the answers and reads what was said.
+
+Run as `python soak_process.py ROLE TASK`, where the task is JSON. Each line that is printed is JSON: `Measured`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from tests.crash.addresses import store_at
+
+from perdure import AgentDefinition, ModelRequest, PerdureError, ToolCall, tool
+from perdure.sessions.connect import connect
+from perdure.testing import ScriptedDriver
+from perdure.workers import Worker
+
+AGENT = AgentDefinition("clerk", tools=("look_up",))
+TURNS = 10
+"""Turns of a session."""
+AT_ONCE = 24
+"""Sessions that are talked to at the same time."""
+PATIENCE = 120.0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+    turns: int = 0
+    hour: int = 1
+    """How many turns an hour has."""
+    keep: float = 10.0
+    """Seconds after which a session that nobody talks to is erased."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process holds, at the end of an hour."""
+
+    turns: int = 0
+    memory: int = 0
+    """Resident bytes."""
+    handles: int = 0
+    threads: int = 0
+    wrong: str = ""
+
+    @classmethod
+    def now(cls, turns: int = 0) -> Measured:
+        with open("/proc/self/statm") as statm:
+            memory = int(statm.read().split()[1]) * resource.getpagesize()
+        handles = len(os.listdir("/proc/self/fd"))
+        return cls(turns=turns, memory=memory, handles=handles, threads=threading.active_count())
+
+
+def tell(measured: Measured) -> None:
+    os.write(1, msgspec.json.encode(measured) + b"\n")
+
+
+@tool
+def look_up(order: str) -> str:
+    """Look an order up."""
+    return f"{order} was sent"
+
+
+def reply(request: ModelRequest) -> Any:
+    """Call the tool for what was asked last, then answer."""
+    asked = next(message.text for message in reversed(request.messages) if message.role == "user")
+    return ToolCall("look_up", {"order": asked}, id=f"call {asked}") if request.step == 0 else f"re {asked}"
+
+
+def expected(name: str, turns: int = TURNS) -> list[str]:
+    """Return all that is said in a session."""
+    asked = [f"{name} {number}" for number in range(turns)]
+    return [text for each in asked for text in (each, "", f"{each} was sent", f"re {each}")]
+
+
+def sessions_of(task: Task) -> Any:
+    return connect(store_at(task.address), driver=ScriptedDriver(reply), tools=[look_up])
+
+
+async def work(task: Task) -> None:
+    """Work until SIGTERM, erase what is old, and tell now and then what is held."""
+    async with sessions_of(task) as sessions, Worker(sessions, lease=5, concurrency=8) as worker:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+        beside = [asyncio.ensure_future(_erase_old(sessions, task)), asyncio.ensure_future(_measure())]
+        tell(Measured.now())
+        try:
+            await worker.run()
+        finally:
+            for each in beside:
+                each.cancel()
+
+
+async def _erase_old(sessions: Any, task: Task) -> None:
+    while True:
+        await asyncio.sleep(task.keep / 4)
+        await sessions.purge(older_than=timedelta(seconds=task.keep))
+
+
+async def _measure() -> None:
+    while True:
+        await asyncio.sleep(0.5)
+        tell(Measured.now())
+
+
+async def talk(task: Task) -> None:
+    """Leave messages with one session after another, many at a time, and check what came of each."""
+    names, done = iter(range(task.turns // TURNS)), 0
+    tell(Measured.now())
+
+    async def one_after_another(sessions: Any, until: int) -> None:
+        nonlocal done
+        while done < until and (number := next(names, None)) is not None:
+            wrong = await _converse(sessions, f"s{number}")
+            done += TURNS
+            tell(Measured(turns=done, wrong=wrong))
+
+    while done < task.turns:  # a new connection each hour
+        async with sessions_of(task) as sessions:
+            until = min(task.turns, done + task.hour)
+            await asyncio.gather(*(one_after_another(sessions, until) for _ in range(AT_ONCE)))
+            tell(Measured.now(done))
+
+
+async def _converse(sessions: Any, name: str) -> str:
+    """Hold a conversation; return what is wrong with it, or nothing."""
+    chat = await sessions.open(name, AGENT)
+    for number in range(TURNS):
+        queued = await sessions.enqueue(name, f"{name} {number}", key=str(number))
+        await sessions.enqueue(name, f"{name} {number}", key=str(number))  # a request that came twice
+        answer = await queued.reply(timeout=PATIENCE)
+        if answer is None or answer.text != f"re {name} {number}":
+            return f"{name} {number} was answered with {answer and answer.text!r}"
+        if number == TURNS // 2:
+            await _cover(chat)
+    said = [message.text for message in await chat.history()]
+    return "" if said == expected(name) else f"{name} says {said}"
+
+
+async def _cover(chat: Any) -> None:
+    """Compact, as an application does beside its workers; one that is running is left as it is."""
+    try:
+        await chat.compact(compact_strategy="truncate", keep_last=4)
+    except PerdureError as error:
+        logging.info("not compacted: %s", error)
+
+
+def main(role: str, told: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format=f"{role} %(asctime)s %(name)s %(message)s")
+    asyncio.run({"work": work, "talk": talk}[role](msgspec.json.decode(told, type=Task)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
