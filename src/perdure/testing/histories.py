@@ -47,6 +47,8 @@ class Held(NamedTuple):
     """The client whose claim it is."""
     lapsed: bool = False
     last_epoch: int = 0
+    used: frozenset[int] = frozenset()
+    """The numbers of claims on sessions of this id that were erased."""
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class SessionModel:
         if state.version:
             yield ("SessionConflict",), state
         else:
-            yield ("ok", 1), Held((tuple(shown),), last_epoch=state.last_epoch)
+            yield ("ok", 1), Held((tuple(shown),), used=state.used)
 
     def _load(self, state: Held, known: Any) -> Iterable[tuple[tuple[Any, ...], Held]]:
         yield (("ok", state.version, *state.shown) if state.version else ("none",)), state
@@ -95,7 +97,7 @@ class SessionModel:
         elif state.epoch is not None and not state.lapsed:
             yield ("SessionBusy",), state
         else:
-            yield ("ok",), Held(last_epoch=state.last_epoch)
+            yield ("ok",), Held(used=state.used | {state.last_epoch})
 
     def _save(self, state: Held, known: Any, base: int, shown: Sequence[str]) -> Iterable[tuple[tuple[Any, ...], Held]]:
         if (
@@ -125,9 +127,10 @@ class SessionModel:
         if state.version != base:
             yield ("SessionConflict",), state
             return
-        # The store chooses the number. It has to be greater than any before; one without an answer is never named.
+        # The store chooses the number. It has to be greater than any before, and never one of an erased session's last
+        # claim: else the holder of that one could write. A claim without an answer is never named.
         epoch = state.last_epoch + 1 if known is None else known[1] if known[0] == "ok" else 0
-        if epoch > state.last_epoch:
+        if epoch > state.last_epoch and (known is None or epoch not in state.used):
             claimed = state._replace(epoch=epoch, holder=client, lapsed=False, last_epoch=epoch)
             yield ("ok", epoch), claimed._replace(record=(*state.record, said))
 
