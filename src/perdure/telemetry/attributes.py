@@ -66,6 +66,7 @@ class Asked(NamedTuple):
 
     name: str
     """The name of the model, without its provider."""
+    span_name: str
     provider: str
     chat: dict[str, Any]
     """The attributes of a `chat` span, but for those of its session."""
@@ -100,7 +101,7 @@ def _made(model: ModelConfig) -> Asked:
     top_p = model.settings.get("top_p")
     if isinstance(top_p, int | float):
         chat["gen_ai.request.top_p"] = float(top_p)
-    return Asked(name, provider, chat, measured)
+    return Asked(name, f"chat {name}", provider, chat, measured)
 
 
 def _server_of(url: str | None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
 from perdure.errors import PerdureError
@@ -25,6 +26,10 @@ _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 2
 _RUN_SECONDS = (*_SECONDS, 163.84, 327.68, 655.36, 1310.72)
 _PATIENCE = 2.0
 """How many seconds a store has to tell what waits in it: metrics are collected on time, or without it."""
+_AT_ONCE = 128
+"""How many measurements wait for a collection, at most: many at once take a third of what each takes in its turn."""
+_NO_SPAN = Context()
+"""Measurements are recorded later, when the span that they belong to is not the current one."""
 _MOST = 1_000
 """How many sets of attributes are remembered."""
 
@@ -79,8 +84,10 @@ class Meters:
         self._recoveries = meter.create_counter(
             "perdure.run.recoveries", "{run}", "Runs that were continued after their claim had lapsed."
         ).add
+        self._unrecorded: deque[tuple[Callable[..., None], float, dict[str, Any]]] = deque()
+        self._put = self._unrecorded.append
         self._known: dict[tuple[Any, ...], tuple[dict[str, Any], ...]] = {}
-        self._stores = _Stores(report)
+        self._stores = _Stores(report, self.flush)
         meter.create_observable_gauge(
             "perdure.queue.depth", [self._stores.waiting], "{message}", "Messages that wait for a worker."
         )
@@ -102,17 +109,17 @@ class Meters:
     ) -> None:
         """Record a model call."""
         took, read, written = self._of_chat(model, answered_by, failed)
-        self._operation(seconds, took)
+        self._put((self._operation, seconds, took))
         if usage is not None and usage.total_tokens:
-            self._tokens(usage.input_tokens, read)
-            self._tokens(usage.output_tokens, written)
+            self._put((self._tokens, usage.input_tokens, read))
+            self._put((self._tokens, usage.output_tokens, written))
 
     def tool(self, name: str, seconds: float, failed: str | None) -> None:
         """Record a tool call."""
         (told,) = self._of("tool", name, failed) or self._learn(
             ("tool", name, failed), _told({names.OPERATION: "execute_tool", names.TOOL: name}, failed)
         )
-        self._operation(seconds, told)
+        self._put((self._operation, seconds, told))
 
     def run(self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float) -> None:
         """Record a run that has ended, or was left."""
@@ -122,9 +129,23 @@ class Meters:
             _told({names.AGENT: agent, names.STATUS: status}, failed),
             {names.AGENT: agent, names.PROVIDER: model.provider, names.REQUEST_MODEL: model.name},
         )
-        self._runs(seconds, told)
+        self._put((self._runs, seconds, told))
         if cost:
-            self._cost(cost, priced)
+            self._put((self._cost, cost, priced))
+        if len(self._unrecorded) >= _AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Record what has been measured since the last time. It happens whenever metrics are collected."""
+        while self._unrecorded:
+            try:
+                record, value, told = self._unrecorded.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                record(value, told, _NO_SPAN)
+            except Exception as error:  # around a subscriber
+                self._report(error)
 
     def refused(self, error: PerdureError) -> None:
         self._count(self._refusals, {names.ERROR: type(error).__name__})
@@ -137,6 +158,7 @@ class Meters:
 
     def unwatch(self, watched: Watched) -> None:
         self._stores.remove(watched)
+        self.flush()
 
     def _count(self, add: Callable[..., None], told: dict[str, Any]) -> None:
         try:
@@ -176,8 +198,10 @@ class _Stores:
     wait for it: there the answer to the last question is told, and the next one is asked.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, first: Callable[[], None]) -> None:
         self._report = report
+        self._first = first
+        """Called before anything is collected."""
         self._changing = threading.Lock()
         self._loops: dict[Watched, asyncio.AbstractEventLoop] = {}
         self._last: dict[Watched, Depths] = {}
@@ -193,6 +217,7 @@ class _Stores:
             self._last.pop(watched, None)
 
     def waiting(self, options: CallbackOptions) -> Iterator[Observation]:
+        self._first()
         counts: Counter[str] = Counter()
         for found in self._found():
             counts[found.kind] += found.waiting

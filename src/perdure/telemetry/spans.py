@@ -7,6 +7,7 @@ that is reported, and never reaches the run.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
 from opentelemetry.trace import (
+    INVALID_SPAN,
     Link,
     NonRecordingSpan,
     Span,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 Report = Callable[[Exception], None]
 _RUN = contexts.create_key("perdure-run")
+_SHORT = 1_000_000_000
+"""Nanoseconds. Until a run has taken so long, the spans of its calls may wait for its end."""
 _OTHER = "_OTHER"
 """What the conventions call an error of which nothing is known."""
 CONTINUES, SENT_BY, CALLED_BY = "continues", "sent_by", "called_by"
@@ -72,7 +76,9 @@ class Tracing:
     def __init__(
         self, provider: TracerProvider | None, meters: Meters, report: Report, *, content: bool = False
     ) -> None:
-        self._start = get_tracer("perdure", tracer_provider=provider).start_span
+        self.start = get_tracer("perdure", tracer_provider=provider).start_span
+        self.making = threading.RLock()
+        """Held while the span of a call is made: tools in threads may ask for it at once."""
         self.meters = meters
         self.report = report
         self.content = content
@@ -114,44 +120,22 @@ class Tracing:
         self, trace: _AgentTrace, told: dict[str, Any], parent: Context | None, links: Sequence[Link]
     ) -> None:
         name = f"invoke_agent {trace.shared[names.AGENT]}"
-        span = self._start(name, parent, SpanKind.INTERNAL, told, links, trace.began)
+        span = self.start(name, parent, SpanKind.INTERNAL, told, links, trace.began)
         trace.begin(span, set_span_in_context(span, parent))
 
     def chat(self, request: ModelRequest, run: RunTrace | None) -> Chat | Untraced:
-        """Begin the span of a model call, and make it current."""
+        """Return the span of a model call, which is current from now on."""
         try:
             run = run or _current_run()
-            model = asked(request.model)
-            told = model.chat if run is None else {**model.chat, **run.shared}
-            if self.content:
-                from perdure.telemetry.content import asked_of
-
-                told = {**told, **asked_of(request)}
-            began = time_ns()
-            parent = None if run is None else run.context
-            span = self._start(f"chat {model.name}", parent, SpanKind.CLIENT, told, (), began)
-            return Chat(self, span, began, set_span_in_context(span, parent), model, run)
+            return Chat(self, run, asked(request.model), request)
         except Exception as error:  # around a subscriber
             self.report(error)
             return UNTRACED
 
     def tool(self, call: ToolCall, run: RunTrace) -> ToolSpan | Untraced:
-        """Begin the span of a tool call, and make it current."""
+        """Return the span of a tool call, which is current from now on."""
         try:
-            told = {
-                names.OPERATION: "execute_tool",
-                names.TOOL: call.name,
-                names.TOOL_TYPE: "function",
-                names.CALL_ID: call.id,
-                **run.shared,
-            }
-            if self.content:
-                from perdure.telemetry.content import as_text
-
-                told[names.ARGUMENTS] = as_text(call.arguments)
-            began = time_ns()
-            span = self._start(f"execute_tool {call.name}", run.context, SpanKind.INTERNAL, told, (), began)
-            return ToolSpan(self, span, began, set_span_in_context(span, run.context), call.name)
+            return ToolSpan(self, run, call)
         except Exception as error:  # around a subscriber
             self.report(error)
             return UNTRACED
@@ -205,6 +189,8 @@ class RunTrace(_AgentTrace):
         self.run: Stated | None = None
         self.record: Claimed | None = None
         self._finish_reason: str | None = None
+        self._calls: list[_Call] = []
+        """Calls that have ended, and whose spans are made with that of the run, or before."""
         self.input_tokens = 0
         self.output_tokens = 0
         self.cost = 0.0
@@ -233,6 +219,17 @@ class RunTrace(_AgentTrace):
         """Begin the span of a tool call, and make it current until it is told how the call has ended."""
         return self.tracing.tool(call, self)
 
+    def later(self, call: _Call) -> None:
+        """Take a call that has ended. In a run that takes longer, its span is made at once: somebody may watch."""
+        self._calls.append(call)
+        if call.ended_at - self.began > _SHORT:
+            self._finish_calls()
+
+    def _finish_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.finish()
+
     def charge(self, reply: ModelReply) -> None:
         """Count what a model call of this run has used."""
         usage = reply.response.usage
@@ -244,6 +241,7 @@ class RunTrace(_AgentTrace):
     def _end(self, error: BaseException | None, at: int) -> None:
         if self.run is None or (self.record is not None and not self.record.was_claimed):
             return  # it never had its session. Its span is not ended, so nobody hears of it.
+        self._finish_calls()
         state = self.run.state
         execution = state.execution
         status, failed = _outcome_of(execution, error)
@@ -293,65 +291,155 @@ class GroupTrace(_AgentTrace):
         self._finish({}, type(error).__name__ if is_failure else None, at)
 
 
-class _Call:
-    """The span of a call, which is the current one until the call ends."""
+class _Call(Span):
+    """The span of a call, which is the current one until the call ends.
 
-    __slots__ = ("_began", "_span", "_token", "_tracing")
+    The SDK begins it when somebody asks for it, as a span beneath it does. If nobody has, it is made at the end of a
+    short run together with the others, at a third of what each of them would take in its turn.
+    """
 
-    def __init__(self, tracing: Tracing, span: Span, began: int, context: Context) -> None:
+    def __init__(self, tracing: Tracing, run: RunTrace | None, name: str, kind: SpanKind) -> None:
         self._tracing = tracing
-        self._span = span
-        self._began = began
-        self._token = contexts.attach(context)
+        self._run = run
+        self._name = name
+        self._kind = kind
+        self._parent = None if run is None else run.context
+        self._made: Span | None = None
+        self._began = time_ns()
+        self._at = 0
+        self._failed: str | None = None
+        self._rest: dict[str, Any] = {}
+        self._token = contexts.attach(set_span_in_context(self, self._parent))
 
-    def _close(self, told: dict[str, Any], failed: str | None) -> float:
-        """End the span. Return how many seconds it took."""
-        at = time_ns()
-        _finish(self._span, told, failed, at)
-        return (at - self._began) / 1e9
+    def _told_first(self) -> dict[str, Any]:
+        """Return what is known of the call before it has ended."""
+        raise NotImplementedError
+
+    def _told_last(self) -> dict[str, Any]:
+        """Return what is known of the call once it has ended."""
+        raise NotImplementedError
+
+    def _measure(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def _close(self, failed: str | None = None, **rest: Any) -> None:
+        """Take the end of the call: its span is not current any more, and is told of."""
+        contexts.detach(self._token)
+        self._at, self._failed, self._rest = time_ns(), failed, rest
+        try:
+            self._measure((self._at - self._began) / 1e9)
+            if self._made is not None:
+                _finish(self._made, self._told_last(), failed, self._at)
+            elif self._run is None:
+                self.finish()
+            else:
+                self._run.later(self)
+        except Exception as error:  # around a subscriber
+            self._tracing.report(error)
+
+    @property
+    def ended_at(self) -> int:
+        return self._at
+
+    def finish(self) -> None:
+        """Make the span of a call that has ended, all at once."""
+        told = self._told_first() | self._told_last()
+        if self._failed is not None:
+            told[names.ERROR] = self._failed
+        span = self._tracing.start(self._name, self._parent, self._kind, told, (), self._began)
+        if self._failed is not None:
+            span.set_status(Status(StatusCode.ERROR, self._failed))
+        span.end(self._at)
+
+    def _span(self) -> Span:
+        """Return the SDK's span, begun now if it was not, with the time at which the call began."""
+        if self._made is None:
+            with self._tracing.making:
+                if self._made is None:
+                    self._made = INVALID_SPAN  # for a processor that asks for the current span while this is made
+                    told = self._told_first()
+                    self._made = self._tracing.start(self._name, self._parent, self._kind, told, (), self._began)
+        return self._made
+
+    def end(self, end_time: int | None = None) -> None:
+        self._span().end(end_time)
+
+    def get_span_context(self) -> SpanContext:
+        return self._span().get_span_context()
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        self._span().set_attributes(attributes)
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self._span().set_attribute(key, value)
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        self._span().add_event(name, attributes, timestamp)
+
+    def add_link(self, context: SpanContext, attributes: Any = None) -> None:
+        self._span().add_link(context, attributes)
+
+    def update_name(self, name: str) -> None:
+        self._span().update_name(name)
+
+    def is_recording(self) -> bool:
+        return self._span().is_recording()
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        self._span().set_status(status, description)
+
+    def record_exception(
+        self, exception: BaseException, attributes: Any = None, timestamp: int | None = None, escaped: bool = False
+    ) -> None:
+        self._span().record_exception(exception, attributes, timestamp, escaped)
 
 
 class Chat(_Call):
     """The span of a model call."""
 
-    __slots__ = ("_model", "_run")
-
-    def __init__(
-        self, tracing: Tracing, span: Span, began: int, context: Context, model: Asked, run: RunTrace | None
-    ) -> None:
-        super().__init__(tracing, span, began, context)
+    def __init__(self, tracing: Tracing, run: RunTrace | None, model: Asked, request: ModelRequest) -> None:
         self._model = model
-        self._run = run
+        self._request = request
+        self._reply: ModelReply | None = None
+        super().__init__(tracing, run, model.span_name, SpanKind.CLIENT)
 
     def answered(self, reply: ModelReply) -> None:
-        contexts.detach(self._token)
-        try:
-            if self._run is not None:
-                self._run.charge(reply)
-            response = reply.response
-            seconds = self._close(self._told(reply) if self._span.is_recording() else {}, None)
-            self._tracing.meters.chat(self._model, seconds, response.model, response.usage)
-        except Exception as error:  # around a subscriber
-            self._tracing.report(error)
+        self._reply = reply
+        if self._run is not None:
+            self._run.charge(reply)
+        self._close()
 
     def failed(self, error: BaseException) -> None:
-        contexts.detach(self._token)
-        try:
-            if isinstance(error, asyncio.CancelledError):
-                self._close({names.CANCELLED: True}, None)
-                return
-            kind = type(error).__name__
-            self._tracing.meters.chat(self._model, self._close({}, kind), failed=kind)
-        except Exception as failure:  # around a subscriber
-            self._tracing.report(failure)
+        if isinstance(error, asyncio.CancelledError):
+            self._close(**{names.CANCELLED: True})
+        else:
+            self._close(type(error).__name__)
 
-    def _told(self, reply: ModelReply) -> dict[str, Any]:
-        response = reply.response
+    def _measure(self, seconds: float) -> None:
+        if self._reply is not None:
+            response = self._reply.response
+            self._tracing.meters.chat(self._model, seconds, response.model, response.usage)
+        elif self._failed is not None:
+            self._tracing.meters.chat(self._model, seconds, failed=self._failed)
+
+    def _told_first(self) -> dict[str, Any]:
+        told = self._model.chat.copy()
+        if self._run is not None:
+            told[names.CONVERSATION] = self._run.session.id
+        if self._tracing.content:
+            from perdure.telemetry.content import asked_of
+
+            told |= asked_of(self._request)
+        return told
+
+    def _told_last(self) -> dict[str, Any]:
+        told = self._rest
+        if self._reply is None:
+            return told
+        response = self._reply.response
         usage = response.usage
-        told: dict[str, Any] = {
-            names.INPUT_TOKENS: usage.input_tokens,
-            names.OUTPUT_TOKENS: usage.output_tokens,
-        }
+        told[names.INPUT_TOKENS] = usage.input_tokens
+        told[names.OUTPUT_TOKENS] = usage.output_tokens
         if response.finish_reason is not None:
             told[names.FINISH_REASONS] = (response.finish_reason,)
         if response.model is not None:
@@ -369,45 +457,58 @@ class Chat(_Call):
         if self._tracing.content:
             from perdure.telemetry.content import said
 
-            told[names.OUTPUT_MESSAGES] = said([reply.message], response.finish_reason or "")
+            told[names.OUTPUT_MESSAGES] = said([self._reply.message], response.finish_reason or "")
         return told
 
 
 class ToolSpan(_Call):
     """The span of a tool call."""
 
-    __slots__ = ("_name",)
-
-    def __init__(self, tracing: Tracing, span: Span, began: int, context: Context, name: str) -> None:
-        super().__init__(tracing, span, began, context)
-        self._name = name
+    def __init__(self, tracing: Tracing, run: RunTrace, call: ToolCall) -> None:
+        self._call = call
+        self._result: JSON = None
+        self._conversation = run.session.id
+        super().__init__(tracing, run, f"execute_tool {call.name}", SpanKind.INTERNAL)
 
     def ended(self, result: JSON, error: ErrorRecord | None) -> None:
-        """Tell what came of the call: its result, or an error of the tool's own."""
-        told: dict[str, Any] = {}
+        """Take what came of the call: its result, or an error of the tool's own."""
+        self._result = result if error is None else error.message
+        self._close(None if error is None else error.type)
+
+    def waits(self) -> None:
+        """Take that the call has no outcome yet: its sub-agent waits for a person."""
+        self._close(**{names.AWAITS: True})
+
+    def left(self, error: BaseException) -> None:
+        """Take what the call was broken off by."""
+        if isinstance(error, asyncio.CancelledError):
+            self._close(**{names.CANCELLED: True})
+        else:
+            self._close(type(error).__name__)
+
+    def _measure(self, seconds: float) -> None:
+        self._tracing.meters.tool(self._call.name, seconds, self._failed)
+
+    def _told_first(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            names.OPERATION: "execute_tool",
+            names.TOOL: self._call.name,
+            names.TOOL_TYPE: "function",
+            names.CALL_ID: self._call.id,
+            names.CONVERSATION: self._conversation,
+        }
         if self._tracing.content:
             from perdure.telemetry.content import as_text
 
-            told[names.RESULT] = as_text(result if error is None else error.message)
-        self._leave(told, None if error is None else error.type)
+            told[names.ARGUMENTS] = as_text(self._call.arguments)
+        return told
 
-    def waits(self) -> None:
-        """Tell that the call has no outcome yet: its sub-agent waits for a person."""
-        self._leave({names.AWAITS: True}, None)
+    def _told_last(self) -> dict[str, Any]:
+        if self._tracing.content and self._result is not None:
+            from perdure.telemetry.content import as_text
 
-    def left(self, error: BaseException) -> None:
-        """Tell what the call was broken off by."""
-        if isinstance(error, asyncio.CancelledError):
-            self._leave({names.CANCELLED: True}, None)
-        else:
-            self._leave({}, type(error).__name__)
-
-    def _leave(self, told: dict[str, Any], failed: str | None) -> None:
-        contexts.detach(self._token)
-        try:
-            self._tracing.meters.tool(self._name, self._close(told, failed), failed)
-        except Exception as error:  # around a subscriber
-            self._tracing.report(error)
+            return {**self._rest, names.RESULT: as_text(self._result)}
+        return self._rest
 
 
 class Untraced:
