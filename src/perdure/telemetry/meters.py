@@ -30,8 +30,6 @@ _AT_ONCE = 128
 """How many measurements wait for a collection, at most: many at once take a third of what each takes in its turn."""
 _NO_SPAN = Context()
 """Measurements are recorded later, when the span that they belong to is not the current one."""
-_MOST = 1_000
-"""How many sets of attributes are remembered."""
 
 
 class Depths:
@@ -84,9 +82,8 @@ class Meters:
         self._recoveries = meter.create_counter(
             "perdure.run.recoveries", "{run}", "Runs that were continued after their claim had lapsed."
         ).add
-        self._unrecorded: deque[tuple[Callable[..., None], float, dict[str, Any]]] = deque()
-        self._put = self._unrecorded.append
-        self._known: dict[tuple[Any, ...], tuple[dict[str, Any], ...]] = {}
+        self._measured: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        """What was measured and is not recorded yet."""
         self._stores = _Stores(report, self.flush)
         meter.create_observable_gauge(
             "perdure.queue.depth", [self._stores.waiting], "{message}", "Messages that wait for a worker."
@@ -107,45 +104,52 @@ class Meters:
         *,
         failed: str | None = None,
     ) -> None:
-        """Record a model call."""
-        took, read, written = self._of_chat(model, answered_by, failed)
-        self._put((self._operation, seconds, took))
-        if usage is not None and usage.total_tokens:
-            self._put((self._tokens, usage.input_tokens, read))
-            self._put((self._tokens, usage.output_tokens, written))
+        """Take note of a model call."""
+        self._measured.append((self._record_chat, (model, seconds, answered_by, usage, failed)))
 
     def tool(self, name: str, seconds: float, failed: str | None) -> None:
-        """Record a tool call."""
-        (told,) = self._of("tool", name, failed) or self._learn(
-            ("tool", name, failed), _told({names.OPERATION: "execute_tool", names.TOOL: name}, failed)
-        )
-        self._put((self._operation, seconds, told))
+        """Take note of a tool call."""
+        self._measured.append((self._record_tool, (name, seconds, failed)))
 
     def run(self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float) -> None:
-        """Record a run that has ended, or was left."""
-        key = ("run", agent, status, failed, model.name)
-        told, priced = self._of(*key) or self._learn(
-            key,
-            _told({names.AGENT: agent, names.STATUS: status}, failed),
-            {names.AGENT: agent, names.PROVIDER: model.provider, names.REQUEST_MODEL: model.name},
-        )
-        self._put((self._runs, seconds, told))
-        if cost:
-            self._put((self._cost, cost, priced))
-        if len(self._unrecorded) >= _AT_ONCE:
+        """Take note of a run that has ended, or was left."""
+        self._measured.append((self._record_run, (agent, status, failed, seconds, model, cost)))
+        if len(self._measured) >= _AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Record what has been measured since the last time. It happens whenever metrics are collected."""
-        while self._unrecorded:
+        """Record what was noted since the last time. It happens whenever metrics are collected."""
+        while self._measured:
             try:
-                record, value, told = self._unrecorded.popleft()
+                record, facts = self._measured.popleft()
             except IndexError:  # another thread has taken the last one
                 return
             try:
-                record(value, told, _NO_SPAN)
+                record(*facts)
             except Exception as error:  # around a subscriber
                 self._report(error)
+
+    def _record_chat(
+        self, model: Asked, seconds: float, answered_by: str | None, usage: Usage | None, failed: str | None
+    ) -> None:
+        told = _told(model.measured, failed)
+        if answered_by is not None:
+            told[names.RESPONSE_MODEL] = answered_by
+        self._operation(seconds, told, _NO_SPAN)
+        if usage is not None and usage.total_tokens:
+            self._tokens(usage.input_tokens, {**told, names.TOKEN_TYPE: "input"}, _NO_SPAN)
+            self._tokens(usage.output_tokens, {**told, names.TOKEN_TYPE: "output"}, _NO_SPAN)
+
+    def _record_tool(self, name: str, seconds: float, failed: str | None) -> None:
+        self._operation(seconds, _told({names.OPERATION: "execute_tool", names.TOOL: name}, failed), _NO_SPAN)
+
+    def _record_run(
+        self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float
+    ) -> None:
+        self._runs(seconds, _told({names.AGENT: agent, names.STATUS: status}, failed), _NO_SPAN)
+        if cost:
+            told = {names.AGENT: agent, names.PROVIDER: model.provider, names.REQUEST_MODEL: model.name}
+            self._cost(cost, told, _NO_SPAN)
 
     def refused(self, error: PerdureError) -> None:
         self._count(self._refusals, {names.ERROR: type(error).__name__})
@@ -158,33 +162,12 @@ class Meters:
 
     def unwatch(self, watched: Watched) -> None:
         self._stores.remove(watched)
-        self.flush()
 
     def _count(self, add: Callable[..., None], told: dict[str, Any]) -> None:
         try:
             add(1, told)
         except Exception as error:  # around a subscriber
             self._report(error)
-
-    def _of_chat(self, model: Asked, answered_by: str | None, failed: str | None) -> tuple[dict[str, Any], ...]:
-        key = (id(model.measured), answered_by, failed)
-        known = self._known.get(key)
-        if known is not None and known[-1] is model.measured:
-            return known[:-1]
-        told = _told(model.measured, failed)
-        if answered_by is not None:
-            told[names.RESPONSE_MODEL] = answered_by
-        kinds = ({**told, names.TOKEN_TYPE: kind} for kind in ("input", "output"))
-        return self._learn(key, told, *kinds, model.measured)[:-1]
-
-    def _of(self, *key: Any) -> tuple[dict[str, Any], ...] | None:
-        return self._known.get(key)
-
-    def _learn(self, key: tuple[Any, ...], *told: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[key] = told
-        return told
 
 
 def _told(told: dict[str, Any], failed: str | None) -> dict[str, Any]:

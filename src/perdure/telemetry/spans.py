@@ -1,13 +1,14 @@
 """The spans: one for a run, one for each model call, one for each tool call.
 
-Every one is started with all that is known then, and told the rest once, when it ends. A hook of the SDK may raise:
-that is reported, and never reaches the run.
+What has ended is told to the SDK some at a time: the same work takes half as long where it is done again and again.
+A hook of the SDK may raise: that is reported, and never reaches the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from types import TracebackType
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 
 Report = Callable[[Exception], None]
 _RUN = contexts.create_key("perdure-run")
-_SHORT = 1_000_000_000
-"""Nanoseconds. Until a run has taken so long, the spans of its calls may wait for its end."""
+_SOON = 0.05
+"""Seconds until what has ended is told to the SDK, at the latest."""
+_MOST = 32
+"""How many spans that have ended wait for that, at most."""
 _OTHER = "_OTHER"
 """What the conventions call an error of which nothing is known."""
 CONTINUES, SENT_BY, CALLED_BY = "continues", "sent_by", "called_by"
@@ -66,8 +69,7 @@ class Claimed(Protocol):
 class Stated(Protocol):
     """A run, as far as its span tells of it."""
 
-    @property
-    def state(self) -> AgentState: ...
+    state: AgentState
 
 
 class Tracing:
@@ -82,12 +84,35 @@ class Tracing:
         self.meters = meters
         self.report = report
         self.content = content
+        self._ended: deque[_Call | _AgentTrace] = deque()
+        self._due = 0
+        """When the next flush is due, in nanoseconds. One of a loop that was closed never comes: another is begun."""
+
+    def later(self, ended: _Call | _AgentTrace, at: int) -> None:
+        """Take a span that has ended, to be told of soon."""
+        self._ended.append(ended)
+        if len(self._ended) >= _MOST:
+            self.flush()
+        elif at > self._due:
+            self._due = at + int(_SOON * 1e9)
+            asyncio.get_running_loop().call_later(_SOON, self.flush)
+
+    def flush(self) -> None:
+        """Tell the SDK of all spans that have ended."""
+        self._due = 0
+        while self._ended:
+            try:
+                ended = self._ended.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                ended.finish()
+            except Exception as error:  # around a subscriber
+                self.report(error)
 
     def here(self) -> str | None:
+        """Return the current span, as it is stored."""
         return _as_text(get_current_span().get_span_context())
-
-    def driver(self, driver: Driver, run: RunTrace | None = None) -> TracedDriver:
-        return TracedDriver(self, driver, run)
 
     def run(
         self,
@@ -99,66 +124,54 @@ class Tracing:
         is_posted: bool,
         inputs: Sequence[Message],
     ) -> RunTrace:
-        parent, links = _place(before, sender, is_posted)
-        run = RunTrace(self, session, asked(model))
-        told = run.shared_by_all(names.OPERATION, "invoke_agent")
+        """Begin the span of a run."""
+        known = asked(model)
+        told: dict[str, Any] = {
+            names.OPERATION: "invoke_agent",
+            names.PROVIDER: known.provider,
+            names.REQUEST_MODEL: known.name,
+            names.AGENT: session.definition.name,
+            names.CONVERSATION: session.id,
+        }
+        if session.info.owner is not None:
+            told[names.OWNER] = session.info.owner
         if self.content and inputs:
             from perdure.telemetry.content import said
 
             told[names.INPUT_MESSAGES] = said(inputs)
-        self._begin_agent(run, told, parent, links)
-        return run
+        parent, links = (None, ()) if before is None and not is_posted else _place(before, sender)
+        began = time_ns()
+        span = self.start(f"invoke_agent {session.definition.name}", parent, SpanKind.INTERNAL, told, links, began)
+        return RunTrace(self, session, span, parent, began, known)
 
     def group(self, session: AgentSession, count: int, before: str | None) -> GroupTrace:
-        parent, links = _place(before, None, False)
-        group = GroupTrace(self, session)
-        told = {names.OPERATION: "invoke_agent", names.BRANCHES: count}
-        self._begin_agent(group, {**told, **group.shared}, parent, links)
-        return group
-
-    def _begin_agent(
-        self, trace: _AgentTrace, told: dict[str, Any], parent: Context | None, links: Sequence[Link]
-    ) -> None:
-        name = f"invoke_agent {trace.shared[names.AGENT]}"
-        span = self.start(name, parent, SpanKind.INTERNAL, told, links, trace.began)
-        trace.begin(span, set_span_in_context(span, parent))
-
-    def chat(self, request: ModelRequest, run: RunTrace | None) -> Chat | Untraced:
-        """Return the span of a model call, which is current from now on."""
-        try:
-            run = run or _current_run()
-            return Chat(self, run, asked(request.model), request)
-        except Exception as error:  # around a subscriber
-            self.report(error)
-            return UNTRACED
-
-    def tool(self, call: ToolCall, run: RunTrace) -> ToolSpan | Untraced:
-        """Return the span of a tool call, which is current from now on."""
-        try:
-            return ToolSpan(self, run, call)
-        except Exception as error:  # around a subscriber
-            self.report(error)
-            return UNTRACED
+        """Begin the span that the branches of an evaluation are beneath."""
+        agent = session.definition.name
+        told: dict[str, Any] = {names.OPERATION: "invoke_agent", names.AGENT: agent, names.CONVERSATION: session.id}
+        told[names.BRANCHES] = count
+        parent, links = (None, ()) if before is None else _place(before, None)
+        began = time_ns()
+        span = self.start(f"invoke_agent {agent}", parent, SpanKind.INTERNAL, told, links, began)
+        return GroupTrace(self, session, span, parent, began)
 
 
 class _AgentTrace:
     """A span that others are beneath. Inside `with` it is the current one; then it ends."""
 
-    def __init__(self, tracing: Tracing, session: AgentSession) -> None:
+    def __init__(
+        self, tracing: Tracing, session: AgentSession, span: Span, beneath: Context | None, began: int
+    ) -> None:
         self.tracing = tracing
         self.session = session
-        self.shared = {names.AGENT: session.definition.name, names.CONVERSATION: session.id}
-        self.began = time_ns()
-        self.context = Context()
-        self.parent: str | None = None
-        """The span as it is stored, for whoever continues this run."""
-        self._span: Span = NonRecordingSpan(SpanContext(0, 0, False))
-        self._token: Any = None
-
-    def begin(self, span: Span, context: Context) -> None:
-        self._span = span
-        self.context = context
+        self.began = began
+        self.context = set_span_in_context(span, beneath)
         self.parent = _as_text(span.get_span_context())
+        """The span as it is stored, for whoever continues this run."""
+        self._span = span
+        self._record: Claimed | None = None
+        self._error: BaseException | None = None
+        self._at = began
+        self._token: Any = None
 
     def __enter__(self) -> Self:
         self._token = contexts.attach(self.context)
@@ -168,148 +181,110 @@ class _AgentTrace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         contexts.detach(self._token)
-        try:
-            self._end(error, time_ns())
-        except Exception as failure:  # around a subscriber
-            self.tracing.report(failure)
+        if self._record is not None and not self._record.was_claimed:
+            return  # It never had its session. Its span is not ended, so nobody hears of it.
+        self._error, self._at = error, time_ns()
+        self.tracing.later(self, self._at)
 
-    def _end(self, error: BaseException | None, at: int) -> None:
+    def finish(self) -> None:
+        """Tell of what has ended."""
         raise NotImplementedError
-
-    def _finish(self, told: dict[str, Any], failed: str | None, at: int) -> None:
-        _finish(self._span, told, failed, at)
 
 
 class RunTrace(_AgentTrace):
     """The span of a run, from its claim on to its end or to where it is left, and the spans of its calls."""
 
-    def __init__(self, tracing: Tracing, session: AgentSession, model: Asked) -> None:
-        super().__init__(tracing, session)
+    def __init__(
+        self, tracing: Tracing, session: AgentSession, span: Span, beneath: Context | None, began: int, model: Asked
+    ) -> None:
+        super().__init__(tracing, session, span, beneath, began)
+        self.context = contexts.set_value(_RUN, self, self.context)
         self._model = model
-        self.run: Stated | None = None
-        self.record: Claimed | None = None
-        self._finish_reason: str | None = None
-        self._calls: list[_Call] = []
-        """Calls that have ended, and whose spans are made with that of the run, or before."""
+        self._run: Stated | None = None
         self.input_tokens = 0
         self.output_tokens = 0
         self.cost = 0.0
 
-    def shared_by_all(self, *operation: str) -> dict[str, Any]:
-        """Return what the run's own span begins with."""
-        key, value = operation
-        told = {key: value, names.PROVIDER: self._model.provider, names.REQUEST_MODEL: self._model.name, **self.shared}
-        owner = self.session.info.owner
-        return told if owner is None else {**told, names.OWNER: owner}
-
-    def begin(self, span: Span, context: Context) -> None:
-        super().begin(span, contexts.set_value(_RUN, self, context))
-
     def about(self, run: Stated, record: Claimed | None = None) -> Self:
         """Take note of the run that the span is of, and of the record whose claim it begins with, if it has one."""
-        self.run = run
-        self.record = record
+        self._run = run
+        self._record = record
         return self
 
     def driver(self, driver: Driver) -> TracedDriver:
         """Return a driver whose calls are spans beneath this one."""
-        return self.tracing.driver(driver, self)
+        return TracedDriver(self.tracing, driver, self)
 
-    def tool(self, call: ToolCall) -> ToolSpan | Untraced:
-        """Begin the span of a tool call, and make it current until it is told how the call has ended."""
-        return self.tracing.tool(call, self)
+    def tool(self, call: ToolCall) -> ToolSpan:
+        """Return the span of a tool call. It is the current one until it is told how the call has ended."""
+        return ToolSpan(self, call)
 
-    def later(self, call: _Call) -> None:
-        """Take a call that has ended. In a run that takes longer, its span is made at once: somebody may watch."""
-        self._calls.append(call)
-        if call.ended_at - self.began > _SHORT:
-            self._finish_calls()
+    def finish(self) -> None:
+        state = None if self._run is None else self._run.state
+        execution = None if state is None else state.execution
+        status, failed = _outcome_of(execution, self._error)
+        if state is not None and self._span.is_recording():
+            self._span.set_attributes(self._told(state, execution, status))
+        _finish(self._span, failed, self._at)
+        seconds = (self._at - self.began) / 1e9
+        self.tracing.meters.run(self.session.definition.name, status, failed, seconds, self._model, self.cost)
 
-    def _finish_calls(self) -> None:
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call.finish()
-
-    def charge(self, reply: ModelReply) -> None:
-        """Count what a model call of this run has used."""
-        usage = reply.response.usage
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
-        self.cost += usage.cost
-        self._finish_reason = reply.response.finish_reason
-
-    def _end(self, error: BaseException | None, at: int) -> None:
-        if self.run is None or (self.record is not None and not self.record.was_claimed):
-            return  # it never had its session. Its span is not ended, so nobody hears of it.
-        self._finish_calls()
-        state = self.run.state
-        execution = state.execution
-        status, failed = _outcome_of(execution, error)
-        reason = None if execution is None or execution.stop_reason is None else execution.stop_reason.value
-        if self._span.is_recording():
-            self._finish(self._told(state, status, reason), failed, at)
-        else:
-            self._span.end(at)
-        seconds = (at - self.began) / 1e9
-        self.tracing.meters.run(self.shared[names.AGENT], status, failed, seconds, self._model, self.cost)
-
-    def _told(self, state: AgentState, status: str, reason: str | None) -> dict[str, Any]:
+    def _told(self, state: AgentState, execution: ExecutionState | None, status: str) -> dict[str, Any]:
         told: dict[str, Any] = {
             names.STATUS: status,
             names.INPUT_TOKENS: self.input_tokens,
             names.OUTPUT_TOKENS: self.output_tokens,
         }
-        if state.execution is not None:
-            told[names.RUN] = state.execution.execution_id
-        if reason is not None:
-            told[names.STOP_REASON] = reason
-        if self._finish_reason is not None:
-            told[names.FINISH_REASONS] = (self._finish_reason,)
+        if execution is not None:
+            told[names.RUN] = execution.execution_id
+            reason = execution.stop_reason
+            if reason is not None and reason.value != status:
+                told[names.STOP_REASON] = reason.value
         if self.cost:
             told[names.COST] = self.cost
         if self.tracing.content and state.final_response is not None:
             from perdure.telemetry.content import said
 
-            told[names.OUTPUT_MESSAGES] = said([state.final_response], self._finish_reason)
+            told[names.OUTPUT_MESSAGES] = said([state.final_response], "")
         return told
 
 
 class GroupTrace(_AgentTrace):
     """The span that the branches of one evaluation are beneath."""
 
-    record: Claimed | None = None
-
     def about(self, record: Claimed | None) -> Self:
         """Take note of the record whose claim the evaluation begins with, if it has one."""
-        self.record = record
+        self._record = record
         return self
 
-    def _end(self, error: BaseException | None, at: int) -> None:
-        if self.record is not None and not self.record.was_claimed:
-            return
+    def finish(self) -> None:
+        error = self._error
         is_failure = error is not None and not isinstance(error, RunInterrupted | asyncio.CancelledError)
-        self._finish({}, type(error).__name__ if is_failure else None, at)
+        _finish(self._span, type(error).__name__ if is_failure else None, self._at)
 
 
 class _Call(Span):
     """The span of a call, which is the current one until the call ends.
 
-    The SDK begins it when somebody asks for it, as a span beneath it does. If nobody has, it is made at the end of a
-    short run together with the others, at a third of what each of them would take in its turn.
+    The SDK begins it when somebody asks for it, as one who begins a span beneath it does. If nobody has, it is begun
+    once the call has ended, at the time at which the call began.
     """
 
-    def __init__(self, tracing: Tracing, run: RunTrace | None, name: str, kind: SpanKind) -> None:
+    _kind = SpanKind.INTERNAL
+    _made: Span | None = None
+    _failed: str | None = None
+    _mark: str | None = None
+    """An attribute that tells that the call has no outcome, and why."""
+
+    def __init__(self, tracing: Tracing, run: RunTrace | None) -> None:
         self._tracing = tracing
         self._run = run
-        self._name = name
-        self._kind = kind
-        self._parent = None if run is None else run.context
-        self._made: Span | None = None
-        self._began = time_ns()
-        self._at = 0
-        self._failed: str | None = None
-        self._rest: dict[str, Any] = {}
-        self._token = contexts.attach(set_span_in_context(self, self._parent))
+        self._beneath = None if run is None else run.context
+        self._token = contexts.attach(set_span_in_context(self, self._beneath))
+        self._at = self._began = time_ns()
+
+    def _name(self) -> str:
+        raise NotImplementedError
 
     def _told_first(self) -> dict[str, Any]:
         """Return what is known of the call before it has ended."""
@@ -322,34 +297,33 @@ class _Call(Span):
     def _measure(self, seconds: float) -> None:
         raise NotImplementedError
 
-    def _close(self, failed: str | None = None, **rest: Any) -> None:
-        """Take the end of the call: its span is not current any more, and is told of."""
-        contexts.detach(self._token)
-        self._at, self._failed, self._rest = time_ns(), failed, rest
-        try:
-            self._measure((self._at - self._began) / 1e9)
-            if self._made is not None:
-                _finish(self._made, self._told_last(), failed, self._at)
-            elif self._run is None:
-                self.finish()
-            else:
-                self._run.later(self)
-        except Exception as error:  # around a subscriber
-            self._tracing.report(error)
+    def left(self, error: BaseException) -> None:
+        """Take what the call was broken off by."""
+        if isinstance(error, asyncio.CancelledError):
+            self._mark = names.CANCELLED
+        else:
+            self._failed = type(error).__name__
+        self._close()
 
-    @property
-    def ended_at(self) -> int:
-        return self._at
+    def _close(self) -> None:
+        """Take the end of the call: its span is not the current one any more."""
+        contexts.detach(self._token)
+        self._at = time_ns()
+        self._tracing.later(self, self._at)
 
     def finish(self) -> None:
-        """Make the span of a call that has ended, all at once."""
-        told = self._told_first() | self._told_last()
-        if self._failed is not None:
-            told[names.ERROR] = self._failed
-        span = self._tracing.start(self._name, self._parent, self._kind, told, (), self._began)
-        if self._failed is not None:
-            span.set_status(Status(StatusCode.ERROR, self._failed))
-        span.end(self._at)
+        """Tell of a call that has ended. Its span is made all at once, if there is none yet."""
+        self._measure((self._at - self._began) / 1e9)
+        told = self._told_last()
+        if self._mark is not None:
+            told[self._mark] = True
+        made = self._made
+        if made is None:
+            told = self._told_first() | told
+            made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
+        elif told:
+            made.set_attributes(told)
+        _finish(made, self._failed, self._at)
 
     def _span(self) -> Span:
         """Return the SDK's span, begun now if it was not, with the time at which the call began."""
@@ -357,9 +331,16 @@ class _Call(Span):
             with self._tracing.making:
                 if self._made is None:
                     self._made = INVALID_SPAN  # for a processor that asks for the current span while this is made
-                    told = self._told_first()
-                    self._made = self._tracing.start(self._name, self._parent, self._kind, told, (), self._began)
+                    self._made = self._begun()
         return self._made
+
+    def _begun(self) -> Span:
+        try:
+            told = self._told_first()
+            return self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
+        except Exception as error:  # around a subscriber: whoever asks is a tool
+            self._tracing.report(error)
+            return INVALID_SPAN
 
     def end(self, end_time: int | None = None) -> None:
         self._span().end(end_time)
@@ -397,33 +378,37 @@ class _Call(Span):
 class Chat(_Call):
     """The span of a model call."""
 
-    def __init__(self, tracing: Tracing, run: RunTrace | None, model: Asked, request: ModelRequest) -> None:
-        self._model = model
+    _kind = SpanKind.CLIENT
+    _reply: ModelReply | None = None
+
+    def __init__(self, tracing: Tracing, run: RunTrace | None, request: ModelRequest) -> None:
         self._request = request
-        self._reply: ModelReply | None = None
-        super().__init__(tracing, run, model.span_name, SpanKind.CLIENT)
+        super().__init__(tracing, run)
 
     def answered(self, reply: ModelReply) -> None:
+        """Take the model's answer."""
         self._reply = reply
-        if self._run is not None:
-            self._run.charge(reply)
+        run = self._run
+        if run is not None:
+            usage = reply.response.usage
+            run.input_tokens += usage.input_tokens
+            run.output_tokens += usage.output_tokens
+            run.cost += usage.cost
         self._close()
 
-    def failed(self, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            self._close(**{names.CANCELLED: True})
-        else:
-            self._close(type(error).__name__)
+    def _name(self) -> str:
+        return asked(self._request.model).span_name
 
     def _measure(self, seconds: float) -> None:
+        model = asked(self._request.model)
         if self._reply is not None:
             response = self._reply.response
-            self._tracing.meters.chat(self._model, seconds, response.model, response.usage)
+            self._tracing.meters.chat(model, seconds, response.model, response.usage)
         elif self._failed is not None:
-            self._tracing.meters.chat(self._model, seconds, failed=self._failed)
+            self._tracing.meters.chat(model, seconds, failed=self._failed)
 
     def _told_first(self) -> dict[str, Any]:
-        told = self._model.chat.copy()
+        told = asked(self._request.model).chat.copy()
         if self._run is not None:
             told[names.CONVERSATION] = self._run.session.id
         if self._tracing.content:
@@ -433,13 +418,14 @@ class Chat(_Call):
         return told
 
     def _told_last(self) -> dict[str, Any]:
-        told = self._rest
         if self._reply is None:
-            return told
+            return {}
         response = self._reply.response
         usage = response.usage
-        told[names.INPUT_TOKENS] = usage.input_tokens
-        told[names.OUTPUT_TOKENS] = usage.output_tokens
+        told: dict[str, Any] = {
+            names.INPUT_TOKENS: usage.input_tokens,
+            names.OUTPUT_TOKENS: usage.output_tokens,
+        }
         if response.finish_reason is not None:
             told[names.FINISH_REASONS] = (response.finish_reason,)
         if response.model is not None:
@@ -464,27 +450,28 @@ class Chat(_Call):
 class ToolSpan(_Call):
     """The span of a tool call."""
 
-    def __init__(self, tracing: Tracing, run: RunTrace, call: ToolCall) -> None:
+    _result: JSON = None
+
+    def __init__(self, run: RunTrace, call: ToolCall) -> None:
         self._call = call
-        self._result: JSON = None
         self._conversation = run.session.id
-        super().__init__(tracing, run, f"execute_tool {call.name}", SpanKind.INTERNAL)
+        super().__init__(run.tracing, run)
 
     def ended(self, result: JSON, error: ErrorRecord | None) -> None:
         """Take what came of the call: its result, or an error of the tool's own."""
-        self._result = result if error is None else error.message
-        self._close(None if error is None else error.type)
+        if error is None:
+            self._result = result
+        else:
+            self._failed, self._result = error.type, error.message
+        self._close()
 
     def waits(self) -> None:
         """Take that the call has no outcome yet: its sub-agent waits for a person."""
-        self._close(**{names.AWAITS: True})
+        self._mark = names.AWAITS
+        self._close()
 
-    def left(self, error: BaseException) -> None:
-        """Take what the call was broken off by."""
-        if isinstance(error, asyncio.CancelledError):
-            self._close(**{names.CANCELLED: True})
-        else:
-            self._close(type(error).__name__)
+    def _name(self) -> str:
+        return f"execute_tool {self._call.name}"
 
     def _measure(self, seconds: float) -> None:
         self._tracing.meters.tool(self._call.name, seconds, self._failed)
@@ -504,60 +491,37 @@ class ToolSpan(_Call):
         return told
 
     def _told_last(self) -> dict[str, Any]:
-        if self._tracing.content and self._result is not None:
-            from perdure.telemetry.content import as_text
+        if not self._tracing.content or self._result is None:
+            return {}
+        from perdure.telemetry.content import as_text
 
-            return {**self._rest, names.RESULT: as_text(self._result)}
-        return self._rest
-
-
-class Untraced:
-    """Stands for the span of a call that could not be begun."""
-
-    def answered(self, reply: ModelReply) -> None:
-        """Tell nobody."""
-
-    def failed(self, error: BaseException) -> None:
-        """Tell nobody."""
-
-    def ended(self, result: JSON, error: ErrorRecord | None) -> None:
-        """Tell nobody."""
-
-    def waits(self) -> None:
-        """Tell nobody."""
-
-    def left(self, error: BaseException) -> None:
-        """Tell nobody."""
-
-
-UNTRACED = Untraced()
+        return {names.RESULT: as_text(self._result)}
 
 
 class TracedDriver:
-    """A driver each of whose calls is a span: of its run, or else beneath what is current."""
+    """A driver each of whose calls is a span: of its run, or else of the current one, or beneath what is current."""
 
-    def __init__(self, tracing: Tracing, driver: Driver, run: RunTrace | None) -> None:
+    def __init__(self, tracing: Tracing, driver: Driver, run: RunTrace | None = None) -> None:
         self._tracing = tracing
         self._driver = driver
         self._run = run
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        span = self._tracing.chat(request, self._run)
+        span = Chat(self._tracing, self._run or _current_run(), request)
         try:
             reply = await self._driver.respond(request, on_delta)
         except BaseException as error:
-            span.failed(error)
+            span.left(error)
             raise
         span.answered(reply)
         return reply
 
 
-def _finish(span: Span, told: Mapping[str, Any], failed: str | None, at: int) -> None:
+def _finish(span: Span, failed: str | None, at: int) -> None:
+    """End a span. Its status names the type of an error, and not its message, which may quote content or a key."""
     if failed is not None:
-        told = {**told, names.ERROR: failed}
+        span.set_attribute(names.ERROR, failed)
         span.set_status(Status(StatusCode.ERROR, failed))
-    if told:
-        span.set_attributes(told)
     span.end(at)
 
 
@@ -580,13 +544,13 @@ def _outcome_of(execution: ExecutionState | None, error: BaseException | None) -
     return "interrupted", type(error).__name__
 
 
-def _place(before: str | None, sender: str | None, is_posted: bool) -> tuple[Context | None, Sequence[Link]]:
-    """Return what a run's span is begun beneath (None: whatever is current), and what it is linked to."""
+def _place(before: str | None, sender: str | None) -> tuple[Context | None, Sequence[Link]]:
+    """Return what the span of a continued or posted run is beneath (None: what is current), and what it is linked to.
+
+    One that was posted has a trace of its own: it may begin days later, and a schedule sends again and again.
+    """
     earlier = _from_text(before)
-    if earlier is None and not is_posted:
-        return None, ()
     if earlier is None:
-        # It may begin days later, and a schedule's message is sent again and again: no trace should last so long.
         sent_by = _from_text(sender)
         return Context(), () if sent_by is None else (Link(sent_by, {names.LINK: SENT_BY}),)
     links, here = [Link(earlier, {names.LINK: CONTINUES})], get_current_span().get_span_context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ class Telemetry:
             raise ConfigurationError(what, "pip install 'perdure[otel]' opentelemetry-sdk") from error
         self.meters = Meters(meter_provider, self.report)
         self._tracing = Tracing(tracer_provider, self.meters, self.report, content=self.content)
+        atexit.register(self.flush)  # before the SDK's own, which was made before
         self._reported: set[tuple[type[Exception], str]] = set()
 
     def run(
@@ -80,7 +82,9 @@ class Telemetry:
 
     def driver(self, driver: Driver) -> Driver:
         """Return a driver whose calls are traced, beneath whatever span is current then."""
-        return self._tracing.driver(driver)
+        from perdure.telemetry.spans import TracedDriver
+
+        return TracedDriver(self._tracing, driver)
 
     def here(self) -> str | None:
         """Return the current span, as it is stored; None if there is none."""
@@ -98,12 +102,18 @@ class Telemetry:
         """Count a run that is continued because its claim had lapsed, or was handed over."""
         self.meters.recovered()
 
+    def flush(self) -> None:
+        """Hand all that has ended over to OpenTelemetry, now and not within the next moment."""
+        self._tracing.flush()
+        self.meters.flush()
+
     def watch(self, watched: Watched) -> None:
         """Have a store asked for what waits there whenever metrics are collected, until `unwatch`."""
         self.meters.watch(watched)
 
     def unwatch(self, watched: Watched) -> None:
         self.meters.unwatch(watched)
+        self.flush()
 
     def report(self, error: Exception) -> None:
         """Log what has failed here, once: it may fail again at every call."""
