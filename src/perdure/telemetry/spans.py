@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from perdure.telemetry.meters import Meters
 
 Report = Callable[[Exception], None]
-_RUN = contexts.create_key("perdure-run")
+_AGENT = contexts.create_key("perdure-agent")
 _SOON = 0.05
 """Seconds until what has ended is told to the SDK, at the latest."""
 _MOST = 32
@@ -164,7 +164,7 @@ class _AgentTrace:
         self.tracing = tracing
         self.session = session
         self.began = began
-        self.context = set_span_in_context(span, beneath)
+        self.context = contexts.set_value(_AGENT, self, set_span_in_context(span, beneath))
         self.parent = _as_text(span.get_span_context())
         """The span as it is stored, for whoever continues this run."""
         self._span = span
@@ -172,6 +172,9 @@ class _AgentTrace:
         self._error: BaseException | None = None
         self._at = began
         self._token: Any = None
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.cost = 0.0
 
     def __enter__(self) -> Self:
         self._token = contexts.attach(self.context)
@@ -198,12 +201,8 @@ class RunTrace(_AgentTrace):
         self, tracing: Tracing, session: AgentSession, span: Span, beneath: Context | None, began: int, model: Asked
     ) -> None:
         super().__init__(tracing, session, span, beneath, began)
-        self.context = contexts.set_value(_RUN, self, self.context)
         self._model = model
         self._run: Stated | None = None
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.cost = 0.0
 
     def about(self, run: Stated, record: Claimed | None = None) -> Self:
         """Take note of the run that the span is of, and of the record whose claim it begins with, if it has one."""
@@ -258,6 +257,9 @@ class GroupTrace(_AgentTrace):
         return self
 
     def finish(self) -> None:
+        if self.input_tokens or self.output_tokens:  # of a model that judges the branches
+            told = {names.INPUT_TOKENS: self.input_tokens, names.OUTPUT_TOKENS: self.output_tokens}
+            self._span.set_attributes(told)
         error = self._error
         is_failure = error is not None and not isinstance(error, RunInterrupted | asyncio.CancelledError)
         _finish(self._span, type(error).__name__ if is_failure else None, self._at)
@@ -276,10 +278,10 @@ class _Call(Span):
     _mark: str | None = None
     """An attribute that tells that the call has no outcome, and why."""
 
-    def __init__(self, tracing: Tracing, run: RunTrace | None) -> None:
+    def __init__(self, tracing: Tracing, agent: _AgentTrace | None, beneath: Context) -> None:
         self._tracing = tracing
-        self._run = run
-        self._beneath = None if run is None else run.context
+        self._agent = agent
+        self._beneath = beneath
         self._token = contexts.attach(set_span_in_context(self, self._beneath))
         self._at = self._began = time_ns()
 
@@ -381,19 +383,19 @@ class Chat(_Call):
     _kind = SpanKind.CLIENT
     _reply: ModelReply | None = None
 
-    def __init__(self, tracing: Tracing, run: RunTrace | None, request: ModelRequest) -> None:
+    def __init__(self, tracing: Tracing, agent: _AgentTrace | None, beneath: Context, request: ModelRequest) -> None:
         self._request = request
-        super().__init__(tracing, run)
+        super().__init__(tracing, agent, beneath)
 
     def answered(self, reply: ModelReply) -> None:
         """Take the model's answer."""
         self._reply = reply
-        run = self._run
-        if run is not None:
+        agent = self._agent
+        if agent is not None:
             usage = reply.response.usage
-            run.input_tokens += usage.input_tokens
-            run.output_tokens += usage.output_tokens
-            run.cost += usage.cost
+            agent.input_tokens += usage.input_tokens
+            agent.output_tokens += usage.output_tokens
+            agent.cost += usage.cost
         self._close()
 
     def _name(self) -> str:
@@ -409,8 +411,8 @@ class Chat(_Call):
 
     def _told_first(self) -> dict[str, Any]:
         told = asked(self._request.model).chat.copy()
-        if self._run is not None:
-            told[names.CONVERSATION] = self._run.session.id
+        if self._agent is not None:
+            told[names.CONVERSATION] = self._agent.session.id
         if self._tracing.content:
             from perdure.telemetry.content import asked_of
 
@@ -455,7 +457,7 @@ class ToolSpan(_Call):
     def __init__(self, run: RunTrace, call: ToolCall) -> None:
         self._call = call
         self._conversation = run.session.id
-        super().__init__(run.tracing, run)
+        super().__init__(run.tracing, run, run.context)
 
     def ended(self, result: JSON, error: ErrorRecord | None) -> None:
         """Take what came of the call: its result, or an error of the tool's own."""
@@ -507,7 +509,11 @@ class TracedDriver:
         self._run = run
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        span = Chat(self._tracing, self._run or _current_run(), request)
+        agent = self._run
+        if agent is None:
+            span = Chat(self._tracing, _current_agent(), contexts.get_current(), request)
+        else:
+            span = Chat(self._tracing, agent, agent.context, request)
         try:
             reply = await self._driver.respond(request, on_delta)
         except BaseException as error:
@@ -525,9 +531,9 @@ def _finish(span: Span, failed: str | None, at: int) -> None:
     span.end(at)
 
 
-def _current_run() -> RunTrace | None:
-    found = contexts.get_value(_RUN)
-    return found if isinstance(found, RunTrace) else None
+def _current_agent() -> _AgentTrace | None:
+    found = contexts.get_value(_AGENT)
+    return found if isinstance(found, _AgentTrace) else None
 
 
 def _outcome_of(execution: ExecutionState | None, error: BaseException | None) -> tuple[str, str | None]:
