@@ -9,6 +9,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.telemetry.watching import Watching, is_beneath, links_of, told, trace_of
+from tests.waiting import until
 
 import perdure
 from perdure import (
@@ -224,7 +225,7 @@ async def test_a_run_that_is_cancelled_is_not_an_error() -> None:
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
         chat = await sessions.open()
         run = await chat.start("go")
-        await until(lambda: bool(driver.requests))
+        await until(lambda: driver.requests)
         await run.cancel()
         await sessions.runtime.idle()
     assert {span.status.status_code for span in seen.spans()} == {StatusCode.UNSET}
@@ -328,7 +329,7 @@ async def test_a_run_that_did_not_get_its_session_has_no_span() -> None:
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
         chat = await sessions.open()
         run = await chat.start("go")
-        await until(lambda: bool(driver.requests))
+        await until(lambda: driver.requests)
         with pytest.raises(SessionBusy):
             await chat.send("too early", when_busy="raise")
         await run.result()
@@ -343,7 +344,7 @@ async def test_a_queued_message_begins_a_trace_of_its_own() -> None:
         chat = await sessions.open()
         with seen.tracer.start_as_current_span("first sender"):
             run = await chat.start("go")
-        await until(lambda: bool(driver.requests))
+        await until(lambda: driver.requests)
         with seen.tracer.start_as_current_span("second sender"):
             await chat.send("next", when_busy="queue")
         await run.result()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.context import Context
@@ -207,8 +208,11 @@ class _Stores:
         return (Observation(count, {"perdure.store": kind}) for kind, count in counts.items())
 
     def claims(self, options: CallbackOptions) -> Iterator[Observation]:
+        """Tell what `waiting` has found: the SDK calls it right before, so that the store is asked once."""
         counts: Counter[tuple[str, str]] = Counter()
-        for found in self._found():
+        with self._changing:
+            last = [*self._last.values()]
+        for found in last:
             counts[found.kind, "held"] += found.held
             counts[found.kind, "lapsed"] += found.lapsed
         told = (
@@ -233,7 +237,9 @@ class _Stores:
             return self._last.get(watched)
         try:
             asyncio.run_coroutine_threadsafe(self._ask(watched), loop).result(_PATIENCE)
-        except (TimeoutError, RuntimeError, asyncio.CancelledError):  # it is busy, or is being closed
+        except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or is being closed
+            with self._changing:
+                self._last.pop(watched, None)  # what it told some time ago says nothing of now
             return None
         return self._last.get(watched)
 
