@@ -98,6 +98,9 @@ BARS = (
     Bar("loop.prompt", "`send` at 10,000 messages, its prompt compiled and not read", "the same at 100", 3, 1.2),
     Bar("loop.10k", "a step of a run at 10,000 messages", "the same at none", 1.5),
     Bar("loop.bytes", "bytes on disk of a run with one tool call", "the JSON of its messages", 1.8),
+    Bar("telemetry.on", "a run with one tool call, every step durable, traced and measured", "the same untraced", 1.05),
+    Bar("telemetry.on_cpu", "the processor time of the same", "the same untraced", 1.05),
+    Bar("telemetry.off", "what a run asks of telemetry that is off", "the processor time of the run", 0.01),
     # PostgreSQL.
     Bar("postgres.bare", "PostgreSQL: save of a turn", "one bare statement (psycopg)", 1.6, 1.3),
     Bar(

@@ -16,7 +16,7 @@ LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
     {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching"},
-    {"stores", "run_journal", "recorder", "records", "definition_files"},
+    {"stores", "run_journal", "recorder", "records", "definition_files", "telemetry"},
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
     {"sessions"},

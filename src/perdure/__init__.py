@@ -243,6 +243,7 @@ if TYPE_CHECKING:
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
+    from perdure.telemetry.telemetry import Telemetry as Telemetry
     from perdure.workers.worker import Worker as Worker
     from perdure.workflow import Stage as Stage
     from perdure.workflow import Workflow as Workflow
@@ -334,13 +335,14 @@ _HOMES = {
     "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",
     "stores.urls": "store_of",
+    "telemetry.telemetry": "Telemetry",
     "workers.worker": "Worker",
     "workflow": "Stage Workflow WorkflowResult",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _SHOWN = """
-connect connect_blocking Sessions Chat Reply Queued Worker
+connect connect_blocking Sessions Chat Reply Queued Telemetry Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript

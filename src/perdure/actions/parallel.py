@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -59,6 +59,9 @@ from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, ActionResult, Driver, Next, StoredAt
+
+if TYPE_CHECKING:
+    from perdure.telemetry.spans import GroupTrace, RunTrace
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
@@ -126,6 +129,7 @@ async def resume_group(
     await _connect_tools(loops, session, configs, context)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), work)
     group.parent = start.parent_loop_id
+    group.told_trace = start.trace
     group.metadata = start.metadata
     started = (event for story in stories.values() for event in story if isinstance(event, AgentStart))
     group.caller = Caller(data=next((event.context_data for event in started), None))
@@ -187,6 +191,9 @@ class Group:
         """The loop that the branches continue from."""
         self.metadata: Mapping[str, Any] = EMPTY
         self.caller = NOBODY
+        self.told_trace: str | None = None
+        """The span of a group that was killed."""
+        self._trace: GroupTrace | None = None
         self._depth = 0
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
@@ -197,6 +204,7 @@ class Group:
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
         for end in (event for event in story if isinstance(event, AgentEnd)):
             self._over[index] = end.at
+        loop, told = self._loop(definition, replay), ResumePoint.of(story)
         start = RunStart(
             record=self._record_of(index),
             session_id=self._session.id,
@@ -206,16 +214,22 @@ class Group:
             facts=self._branch_facts(index),
             spawn=self._spawner(),
             read_files=reader_of_files(self._session.id, self._context),
-            told=ResumePoint.of(story),
+            told=told,
             owner=self._session.info.owner,
             context=self.caller.context,
             context_data=self.caller.data,
+            trace=None if index in self._over else self._traced(loop, told),
         )
-        loop = self._loop(definition, replay)
         self.caller.require_for(loop.setup.tools, self._session.id)
         run = loop.start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
         return run
+
+    def _traced(self, loop: AgentLoop, told: ResumePoint) -> RunTrace | None:
+        telemetry = self._loops.telemetry
+        if telemetry is None:
+            return None
+        return telemetry.run(self._session, loop.setup.model, before=told.trace, inputs=self._messages)
 
     def _record_of(self, index: int) -> Record:
         return self._branches[index] if self._branches else Unrecorded()
@@ -255,6 +269,16 @@ class Group:
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession | Next:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
         self.caller = await self.caller.known_to(self._loops, self._session)
+        telemetry = self._loops.telemetry
+        if telemetry is None:
+            return await self._evaluated(stories)
+        if stories is not None:
+            telemetry.recovered()
+        self._trace = telemetry.group(self._session, len(self._configs), self.told_trace)
+        with self._trace.about(self._record) if self._trace is not None else nullcontext():
+            return await self._evaluated(stories)
+
+    async def _evaluated(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> AgentSession | Next:
         try:
             await self._work.open_inbox()  # a wish to cancel ends all branches; messages wait until one is selected
             await self._work.carry_out(self._compare(stories))
@@ -335,6 +359,7 @@ class Group:
                 strategy=spec_of(self._strategy),
                 message_ids=tuple(message.id for message in self._messages),
                 base_version=self._session.version,
+                trace=None if self._trace is None else self._trace.parent,
             )
         if self._record is not None:
             if start is not None:
@@ -372,9 +397,12 @@ class Group:
 
     async def _to_the_end(self, index: int) -> None:
         """Take every step of a branch. Its end is on record before another's can be: the order may decide."""
-        async with aclosing(self._runs[index].steps()) as steps:
-            async for _ in steps:
-                pass
+        run = self._runs[index]
+        trace = run.start.trace
+        with nullcontext() if trace is None else trace.about(run):
+            async with aclosing(run.steps()) as steps:
+                async for _ in steps:
+                    pass
         await self._record_of(index).barrier()
 
     async def _flush(self) -> None:
@@ -400,7 +428,7 @@ class Group:
 
     def _metered_driver_of(self, model: ModelConfig) -> Driver:
         """Return the driver of a model that judges. What it uses is charged when its answer comes, whatever follows."""
-        return Metered(self._loops.driver_of(model), self._charge)
+        return Metered(self._loops.traced(self._loops.driver_of(model)), self._charge)
 
     def _charge(self, usage: Usage) -> None:
         self._judged = self._judged + usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
-from perdure.loop.run_events import ResumePoint, Unrecorded
+from perdure.loop.run_events import ResumePoint, Unrecorded, last_trace
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
 from perdure.model.execution import CallAnswer, ExecutionStatus, ExternalToolSpec, ModelOptions
@@ -36,7 +36,10 @@ from perdure.protocols import ActionContext, Interrupted, Journal, Kept, Key, Ne
 
 if TYPE_CHECKING:
     from perdure.actions.titles import Titling
+    from perdure.telemetry.spans import RunTrace
+    from perdure.telemetry.telemetry import Telemetry
 
+_UNTRACED = nullcontext()
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -56,6 +59,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     key: Key | None = None
     posted: str | None = None
     """The delivery id of the inbox item that the run answers."""
+    sender: str | None = None
+    """The span that left that item."""
     depth: int = 0
     taken: int = 0
     work: ClaimedWork | None = None
@@ -105,6 +110,7 @@ async def run_agent(
     loop, caller = await ready_to_run(session, state, loops, context, replace(options, past=past))
     work = options.work or ClaimedWork(session, context, taken=options.taken, then=options.then)
     key = options.key or past.key
+    trace = None if loops.telemetry is None else _begun_trace(loops.telemetry, session, loop, past, options)
     start = RunStart(
         record=work.record or Unrecorded(),
         session_id=session.id,
@@ -132,16 +138,33 @@ async def run_agent(
         external_tools=options.external_tools,
         instructions=options.instructions,
         model_options=options.model_options,
+        trace=trace,
     )
     run, titling = loop.start(state, start), titling_of(session, loops)
     try:
-        await _carry_through(run, work, context, options, titling)
+        with _UNTRACED if trace is None else trace.about(run, work.record):
+            await _carry_through(run, work, context, options, titling)
     except asyncio.CancelledError:
         made = work.next(_after(session, run, titling), key=key)
         if run.is_settled and work.can_be_saved and isinstance(made, Next):
             raise Interrupted(made) from None
         raise
     return work.next(_after(session, run, titling), key=key)
+
+
+def _begun_trace(
+    telemetry: Telemetry, session: AgentSession, loop: AgentLoop, past: Past, options: RunOptions
+) -> RunTrace | None:
+    if options.work is not None:
+        telemetry.recovered()
+    return telemetry.run(
+        session,
+        loop.setup.model,
+        before=past.told.trace,
+        sender=options.sender,
+        is_posted=options.posted is not None,
+        inputs=options.inputs,
+    )
 
 
 async def ready_to_run(
@@ -223,6 +246,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
         sum(entry.kind == "compaction" for entry in entries),
         codec.convert(datetime, entries[-1].body["at"]),
+        last_trace(entry.body.get("trace") for entry in entries if entry.kind == "agent_start"),
     )
     key = run.first.body.get("key")
     return Past(told, Key(*key) if key else None, run.first.body.get("context_data"))

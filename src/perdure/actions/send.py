@@ -190,6 +190,8 @@ class SendMessage:
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._may_be_left == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
+            if self._loops.telemetry is not None:  # the runtime counts those that are raised
+                self._loops.telemetry.refused(error)
             return await self._left(session, context, then)
 
     async def _with_model(
@@ -225,7 +227,9 @@ class SendMessage:
         tools = {"external_tools": specs} if specs else {}
         told = {"instructions": self._instructions} if self._instructions else {}
         options = {} if self._model_options is None else {"model_options": self._model_options.to_dict()}
-        return {**item, **tools, **told, **options}
+        here = None if self._loops.telemetry is None else self._loops.telemetry.here()
+        trace = {} if here is None else {"trace": here}
+        return {**item, **tools, **told, **options, **trace}
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
@@ -241,7 +245,9 @@ class SendMessage:
             model_options=self._model_options,
         )
         item = self._answers
-        return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
+        if item is None:
+            return options
+        return replace(options, taken=item.seq, posted=item.body.get("id"), sender=item.body.get("trace"))
 
     async def _kept(
         self, key: Key, session: AgentSession, journal: Journal, context: ActionContext | None

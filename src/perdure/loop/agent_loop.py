@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -44,6 +44,9 @@ from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ReadFiles, ToolSpec
+
+if TYPE_CHECKING:
+    from perdure.telemetry.spans import RunTrace
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -96,6 +99,8 @@ class RunStart(msgspec.Struct, frozen=True):
     """Instructions for this run alone, sent behind the system prompt."""
     model_options: ModelOptions | None = None
     """How the model is asked in this run alone."""
+    trace: RunTrace | None = None
+    """The span of the run; None if it is not traced."""
 
 
 BY_ITSELF = RunStart()
@@ -139,6 +144,10 @@ class Run:
         self._setup = setup
         self._facts = {**start.facts, "approved": decisions.approved, "denied": decisions.denied}
         self._facts["answered"] = tuple(decisions.answers)
+        self._driver = setup.driver
+        if start.trace is not None:
+            self._facts["trace"] = start.trace.parent
+            self._driver = start.trace.driver(setup.driver)
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
         self._timed = [each for each in self._guards if isinstance(each, BudgetGuard) and each.limits_time]
@@ -391,7 +400,7 @@ class Run:
             sketching.begin_answer(self.execution.execution_id, self._so_far)
         try:
             async with self.time_limit():
-                reply: ModelReply = await self._setup.driver.respond(request, on_delta)
+                reply: ModelReply = await self._driver.respond(request, on_delta)
         finally:
             if sketching is not None:
                 sketching.end_answer()

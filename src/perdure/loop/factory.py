@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.loop.compaction.summary import NoteTaker
     from perdure.loop.drivers.pacing import NameKey, Pace
     from perdure.loop.toolsets import Toolsets
+    from perdure.telemetry.telemetry import Telemetry
 
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
@@ -97,6 +98,7 @@ class LoopFactory:
         context: MakeContext | None = None,
         title: MakeTitle | None = None,
         pace: Pace | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -110,6 +112,8 @@ class LoopFactory:
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._pace = pace
+        self.telemetry = None if telemetry is None else _checked_telemetry(telemetry)
+        """What runs are traced and measured by; None if they are not."""
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
@@ -229,7 +233,11 @@ class LoopFactory:
             return Digest()
         from perdure.loop.compaction.summary import Summariser
 
-        return Summariser(self.driver_of(model), model)
+        return Summariser(self.traced(self.driver_of(model)), model)
+
+    def traced(self, driver: Driver) -> Driver:
+        """Return a driver whose calls are traced, if anything is: for models that are asked beside a run's own."""
+        return driver if self.telemetry is None else self.telemetry.driver(driver)
 
     async def connect_tools(self, definition: AgentDefinition) -> None:
         """Connect to the toolsets that an agent may need, and take up what has changed there since.
@@ -368,6 +376,14 @@ def _checked_compaction(compaction: object) -> AutoCompaction | None:
     if compaction is not None and not isinstance(compaction, AutoCompaction):
         raise ConfigurationError(f"compaction is an AutoCompaction, or None for none; not {compaction!r}.")
     return compaction
+
+
+def _checked_telemetry(given: object) -> Telemetry:
+    from perdure.telemetry.telemetry import Telemetry
+
+    if not isinstance(given, Telemetry):
+        raise ConfigurationError(f"telemetry is a perdure.Telemetry, or None for none; not {given!r}.")
+    return given
 
 
 def _is_count(number: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Protocol
@@ -103,6 +103,8 @@ class ResumePoint(msgspec.Struct, frozen=True):
     compactions: int = 0
     at: datetime | None = None
     """When the last event was told: nobody has worked on the run since."""
+    trace: str | None = None
+    """The span of the run, or of its last part that was traced."""
 
     @classmethod
     def of(cls, story: Sequence[AnyLoopEvent]) -> ResumePoint:
@@ -113,7 +115,13 @@ class ResumePoint(msgspec.Struct, frozen=True):
             tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None),
             sum(isinstance(event, Compaction) for event in story),
             max((event.at for event in story), default=None),
+            last_trace(event.trace for event in story if isinstance(event, AgentStart)),
         )
+
+
+def last_trace(traces: Iterable[str | None]) -> str | None:
+    """Return the last span of a run of which each part may have had one."""
+    return next((each for each in reversed([*traces]) if each is not None), None)
 
 
 class Narrator:

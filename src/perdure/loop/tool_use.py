@@ -32,6 +32,7 @@ from perdure.protocols import Tool, ToolContext
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
+    from perdure.telemetry.spans import RunTrace
 
 Concurrency = Literal["sequential", "parallel"] | int
 
@@ -246,7 +247,8 @@ class ToolUse:
         """Run one call to its outcome. Return it if it has none, because it waits for a person."""
         started = now()
         try:
-            outcome = await self._outcome(ready)
+            trace = self._run.start.trace
+            outcome = await (self._outcome(ready) if trace is None else self._traced_outcome(ready, trace))
         except AwaitsApproval as waits:
             return PendingCall.of(ready.call, waits.session_id, waits.calls)
         except (asyncio.CancelledError, TimeLimitReached):
@@ -262,6 +264,19 @@ class ToolUse:
     async def _take_outcome(self, call: ToolCall, started: datetime, outcome: Outcome) -> None:
         execution = ToolExecution(call, started, now(), outcome.result, outcome.error, outcome.usage)
         await self._complete(execution, outcome.child)
+
+    async def _traced_outcome(self, ready: _Ready, trace: RunTrace) -> Outcome:
+        span = trace.tool(ready.call)
+        try:
+            outcome = await self._outcome(ready)
+        except AwaitsApproval:
+            span.waits()
+            raise
+        except BaseException as error:
+            span.left(error)
+            raise
+        span.ended(outcome.result, outcome.error)
+        return outcome
 
     async def _outcome(self, ready: _Ready) -> Outcome:
         """What came of a call; a tool that raises never ends the run, unless it asks for that."""

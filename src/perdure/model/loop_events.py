@@ -98,6 +98,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """How the model is asked in this run alone, where that is not as `config` has it."""
     takes_back: str | None = None
     """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
+    trace: str | None = None
+    """The span of this run in its trace, as W3C's `traceparent`: whoever continues the run continues its trace."""
 
     def __post_init__(self) -> None:
         for name in ("metadata", "approved", "denied"):
@@ -211,6 +213,8 @@ class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop
     message_ids: tuple[str, ...] = ()
     base_version: int | None = None
     metadata: Mapping[str, Any] = EMPTY
+    trace: str | None = None
+    """The span that those of the branches are beneath, as W3C's `traceparent`."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")

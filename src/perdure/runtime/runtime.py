@@ -61,6 +61,7 @@ from perdure.runtime.under_way import UnderWay
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
     from perdure.model.record import LoopRecord, SessionRecord
+    from perdure.telemetry.telemetry import Telemetry
 
 OnConflict = Literal["raise", "retry", "fork"]
 _ON_CONFLICT: tuple[OnConflict, ...] = get_args(OnConflict)
@@ -78,7 +79,9 @@ class SessionRuntime:
         events: EventHandler | None = None,
         filters: Iterable[str] = (),
         terms: Terms = DEFAULT_TERMS,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry
         self.terms = expect(terms, Terms, "$.terms")
         """For how long it claims sessions, and how many of one owner."""
         self.filters = check_keys(filters)
@@ -96,8 +99,14 @@ class SessionRuntime:
 
     def beside(self, terms: Terms) -> SessionRuntime:
         """Return a runtime of the same store, hooks and events, that claims on other terms and is closed by itself."""
-        events, hooks = self._events, self._controller
-        return SessionRuntime(self._repository, controller=hooks, events=events, filters=self.filters, terms=terms)
+        return SessionRuntime(
+            self._repository,
+            controller=self._controller,
+            events=self._events,
+            filters=self.filters,
+            terms=terms,
+            telemetry=self._telemetry,
+        )
 
     async def close(self, grace: float = 0.0) -> None:
         """Wait for what is under way; what is not done after `grace` seconds is interrupted, to be recovered."""
@@ -221,6 +230,10 @@ class SessionRuntime:
             if expected is not None and before.version != expected:
                 raise SessionConflict(before.id, expected, before.version)
             return await self._applied(action, before, held, on_conflict)
+        except (SessionBusy, SessionConflict) as error:
+            if self._telemetry is not None and error.session_id == session_id:  # and not a sub-agent's
+                self._telemetry.refused(error)
+            raise
         finally:
             try:
                 for sequel in held.sequels:

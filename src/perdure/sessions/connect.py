@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.loop.compaction.auto import AutoCompaction
     from perdure.loop.drivers.pacing import Pace, Rate
     from perdure.sessions.blocking import BlockingSessions
+    from perdure.telemetry.telemetry import Telemetry
 
 
 class LoopOptions(TypedDict, total=False):
@@ -40,6 +41,7 @@ class LoopOptions(TypedDict, total=False):
     compaction: AutoCompaction | None
     context: MakeContext | None
     title: MakeTitle | None
+    telemetry: Telemetry | None
 
 
 def connect(
@@ -72,7 +74,8 @@ def connect(
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
     `title`, a function of the session after its first answer: what it returns becomes the session's name, unless it
-    has one or it takes more than 10 seconds.
+    has one or it takes more than 10 seconds. And `telemetry`, a `Telemetry`: runs are traced and measured by
+    OpenTelemetry.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.

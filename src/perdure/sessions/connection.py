@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_wait
 from perdure.model.definition import ModelConfig
-from perdure.protocols import DEFAULT_TERMS, Dispatcher, Opened, SessionController, SessionStore, Terms
+from perdure.protocols import DEFAULT_TERMS, Dispatcher, Opened, SessionController, SessionStore, Terms, is_queue
 from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
@@ -21,7 +21,10 @@ from perdure.sessions.started_run import StartedRun
 if TYPE_CHECKING:
     from perdure.actions.model_change import ModelFor
     from perdure.sessions.recovering import Recovering
+    from perdure.telemetry.meters import Depths
 
+_MOST_WAITING = 10_000
+"""How many sessions that wait are counted for a metric. Beyond that the exact number is of no use."""
 _LEAVE_AGAIN = 0.5
 """How many seconds a wait has to end when the connection is closed: a store may let its cancellation get lost."""
 
@@ -49,7 +52,9 @@ class Connection:
         self.model_for: ModelFor | None = None
         """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
         self.controller = controller
-        self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters, terms=terms)
+        self.runtime = SessionRuntime(
+            store, controller=controller, events=events, filters=filters, terms=terms, telemetry=loops.telemetry
+        )
         self._runs: set[StartedRun[Any]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
@@ -89,6 +94,9 @@ class Connection:
         self._exits.push_async_callback(self.runtime.close, 0.0)
         self._exits.push_async_callback(self.loops.aclose)
         self._exits.callback(self.events.wiretap(self._live.emit).cancel)
+        if self.loops.telemetry is not None:
+            self.loops.telemetry.watch(self)
+            self._exits.callback(self.loops.telemetry.unwatch, self)
         self._is_open = True
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -115,6 +123,19 @@ class Connection:
         if self.recovering is not None:
             await self.recovering.end()
             self.recovering = None
+
+    async def depths(self) -> Depths | None:
+        """Return what waits in the store and what is claimed; None if it has no inboxes."""
+        from perdure.telemetry.meters import Depths
+
+        queue = self.runtime.journal
+        if not is_queue(queue):
+            return None
+        waiting = await queue.waiting(_MOST_WAITING, idle_only=False)
+        running = await queue.running()
+        lapsed = sum(each.lapsed for each in running)
+        kind = type(self.store).__name__
+        return Depths(kind, sum(each.count for each in waiting), len(running) - lapsed, lapsed)
 
     def keep(self, run: StartedRun[Any]) -> None:
         """Hold on to a run until it is over: asyncio itself does not."""

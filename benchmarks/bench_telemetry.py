@@ -1,0 +1,111 @@
+"""Telemetry: what the spans and metrics of a run cost, with the real SDK, and what the checks cost where it is off."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.bench_loop import look_up
+from benchmarks.harness import Cost, Run, Side, ms, timed
+from benchmarks.others.turns import TEXT
+from benchmarks.setting import AGENT
+from perdure import LoopFactory, Message, SendMessage, SessionRuntime, SqliteStore, ToolCall
+from perdure.testing import ScriptedDriver
+
+RUNS = 10
+"""How many runs are timed at once: what is told of later, some at a time, has to be charged for too."""
+CHECKS = 14
+"""How many times a run with one tool call asks whether it is traced. Counted in the code; more than there are."""
+
+
+async def measure(run: Run) -> None:
+    try:
+        from perdure.telemetry.telemetry import Telemetry
+
+        telemetry = _telemetry(Telemetry)
+    except ImportError as error:
+        for name in ("on", "on_cpu", "off"):
+            run.skip(f"telemetry.{name}", f"{error}")
+        return
+    with run.folder() as folder:
+        async with SqliteStore(folder / "bench.db") as store:
+            runtime = SessionRuntime(store)
+            # One file for both: two that hold the same may differ by more than telemetry costs.
+            off, on = [_runs(runtime, (await runtime.create(AGENT)).id, each) for each in (None, telemetry)]
+            rounds = run.size(40, 120)
+            plain, traced = await _in_blocks(off, on, rounds=rounds)
+        telemetry.flush()
+    for key, name in (("on", "wall"), ("on_cpu", "cpu")):
+        ratio, low, high = _compared([getattr(each, name) for each in plain], [getattr(each, name) for each in traced])
+        usual = statistics.median(getattr(each, name) for each in plain)
+        run.report(f"telemetry.{key}", ratio, f"beside {ms(usual)} a run; quartiles {low:.3f} to {high:.3f}")
+    step = statistics.median(each.cpu for each in plain)
+    run.report("telemetry.off", _checks() / step, f"{_checks() * 1e6:.1f} µs / {ms(step)}")
+
+
+def _telemetry(kind: Any) -> Any:
+    """Return telemetry with the SDK's own batching, and an exporter that sends nothing anywhere."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: Sequence[Any]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    tracers = TracerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(Nowhere()))
+    return kind(tracer_provider=tracers, meter_provider=MeterProvider([InMemoryMetricReader()]))
+
+
+def _runs(runtime: SessionRuntime, session_id: str, telemetry: Any) -> Side:
+    """Return what makes some runs with one tool call each, every step durable."""
+    call = Message.assistant(tool_calls=[ToolCall("look_up", {"query": TEXT})])
+    loops = LoopFactory(tools=[look_up], driver=ScriptedDriver([call, TEXT]), telemetry=telemetry)
+
+    async def side() -> None:
+        for _ in range(RUNS):
+            await runtime.execute(session_id, SendMessage("go", loops))
+
+    return side
+
+
+async def _in_blocks(*sides: Side, rounds: int, warm_up: int = 3) -> list[list[Cost]]:
+    """Return what each run of each side has cost, block by block, with the sides in turn."""
+    taken: list[list[Cost]] = [[] for _ in sides]
+    for turn in range(rounds + warm_up):
+        for place in range(len(sides)):
+            number = (turn + place) % len(sides)
+            gc.collect()
+            cost = await timed(sides[number])
+            if turn >= warm_up:
+                taken[number].append(Cost(cost.wall / RUNS, cost.cpu / RUNS))
+    return taken
+
+
+def _compared(plain: list[float], other: list[float]) -> tuple[float, float, float]:
+    """Return the median of the ratios of blocks that were timed side by side, and their quartiles."""
+    ratios = [each / beside for beside, each in zip(plain, other, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return middle, low, high
+
+
+def _checks() -> float:
+    """Return how many seconds a run spends on asking whether it is traced, where it is not."""
+    loops, nothing = SimpleNamespace(telemetry=None), nullcontext()
+    best = float("inf")
+    for _ in range(20):
+        began = time.process_time()
+        for _ in range(1_000):
+            for _ in range(CHECKS):
+                trace = None if loops.telemetry is None else loops
+            with nothing if trace is None else nothing:
+                pass
+        best = min(best, (time.process_time() - began) / 1_000)
+    return best

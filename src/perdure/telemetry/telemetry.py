@@ -1,0 +1,123 @@
+"""What a connection is given to be traced and measured by. OpenTelemetry itself is imported when one is made."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from typing import TYPE_CHECKING
+
+from perdure.errors import ConfigurationError, PerdureError
+from perdure.model.checks import expect
+from perdure.model.definition import ModelConfig
+from perdure.model.session import AgentSession
+from perdure.protocols import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from perdure.model.message import Message
+    from perdure.telemetry.meters import Watched
+    from perdure.telemetry.spans import GroupTrace, RunTrace
+
+_log = logging.getLogger("perdure.telemetry")
+
+
+class Telemetry:
+    """Traces runs, model calls and tool calls, and measures them, by OpenTelemetry's conventions for GenAI.
+
+    Without providers it uses those that are set for the process. Messages, arguments and results are in no span, unless
+    `content` is set. Whatever fails here is logged once by `perdure.telemetry`, and the run goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        content: bool = False,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        self.content = expect(content, bool, "$.content")
+        try:
+            from perdure.telemetry.meters import Meters
+            from perdure.telemetry.spans import Tracing
+        except ImportError as error:
+            what = f"Telemetry needs a package that is not here, or a newer one ({error})."
+            raise ConfigurationError(what, "pip install 'perdure[otel]' opentelemetry-sdk") from error
+        self.meters = Meters(meter_provider, self.report)
+        self._tracing = Tracing(tracer_provider, self.meters, self.report, content=self.content)
+        atexit.register(self.flush)  # before the SDK's own, which was made before
+        self._reported: set[tuple[type[Exception], str]] = set()
+
+    def run(
+        self,
+        session: AgentSession,
+        model: ModelConfig,
+        *,
+        before: str | None = None,
+        sender: str | None = None,
+        is_posted: bool = False,
+        inputs: Sequence[Message] = (),
+    ) -> RunTrace | None:
+        """Begin the span of a run. Return None if that fails.
+
+        `before` is the trace of a run that is continued. `sender` is that of whoever left the message that the run
+        answers, if it `is_posted`.
+        """
+        try:
+            return self._tracing.run(session, model, before, sender, is_posted=is_posted, inputs=inputs)
+        except Exception as error:  # around a subscriber: an exporter or a sampler may raise anything
+            self.report(error)
+            return None
+
+    def group(self, session: AgentSession, count: int, before: str | None) -> GroupTrace | None:
+        """Begin the span that so many runs side by side are beneath. Return None if that fails."""
+        try:
+            return self._tracing.group(session, count, before)
+        except Exception as error:  # around a subscriber
+            self.report(error)
+            return None
+
+    def driver(self, driver: Driver) -> Driver:
+        """Return a driver whose calls are traced, beneath whatever span is current then."""
+        from perdure.telemetry.spans import TracedDriver
+
+        return TracedDriver(self._tracing, driver)
+
+    def here(self) -> str | None:
+        """Return the current span, as it is stored; None if there is none."""
+        try:
+            return self._tracing.here()
+        except Exception as error:  # around a subscriber
+            self.report(error)
+            return None
+
+    def refused(self, error: PerdureError) -> None:
+        """Count an action that did not get its session: it was busy, or had changed."""
+        self.meters.refused(error)
+
+    def recovered(self) -> None:
+        """Count a run that is continued because its claim had lapsed, or was handed over."""
+        self.meters.recovered()
+
+    def flush(self) -> None:
+        """Hand all that has ended over to OpenTelemetry, now and not within the next moment."""
+        self._tracing.flush()
+        self.meters.flush()
+
+    def watch(self, watched: Watched) -> None:
+        """Have a store asked for what waits there whenever metrics are collected, until `unwatch`."""
+        self.meters.watch(watched)
+
+    def unwatch(self, watched: Watched) -> None:
+        self.meters.unwatch(watched)
+        self.flush()
+
+    def report(self, error: Exception) -> None:
+        """Log what has failed here, once: it may fail again at every call."""
+        what = (type(error), str(error))
+        if what not in self._reported and len(self._reported) < 100:
+            self._reported.add(what)
+            _log.warning("telemetry has failed, and the run goes on: %s", error, exc_info=error)
