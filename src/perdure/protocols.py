@@ -1375,6 +1375,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How many sessions of one owner may be run at once, by all workers together."""
     least_priority: int | None = None
     """Leave sessions alone whose messages are less urgent."""
+    retain_every: float | None = 600.0
+    """How many seconds there are between two looks, by all workers together, for sessions whose time is over. None
+    leaves that to others."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1388,6 +1391,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             expect_count(self.per_owner, "$.per_owner", least=1)
         if self.least_priority is not None:
             check_priority(self.least_priority)
+        if self.retain_every is not None:
+            check_time(self.retain_every, "$.retain_every")
 
     def takes(self, priority: int) -> bool:
         """Tell whether messages of a priority are urgent enough for this worker."""
