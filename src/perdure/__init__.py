@@ -238,8 +238,8 @@ if TYPE_CHECKING:
     from perdure.sessions.queueing import Queued as Queued
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
-    from perdure.sessions.retaining import RetentionReport as RetentionReport
-    from perdure.sessions.retaining import load_policy as load_policy
+    from perdure.sessions.rounds import RetentionReport as RetentionReport
+    from perdure.sessions.rounds import load_policy as load_policy
     from perdure.sessions.sessions import Sessions as Sessions
     from perdure.sessions.shared import SharedStore as SharedStore
     from perdure.sessions.shared import shared as shared
@@ -333,7 +333,7 @@ _HOMES = {
     "sessions.lineage": "Ancestry Diff",
     "sessions.queueing": "Queued",
     "sessions.reply": "Chunk Reply",
-    "sessions.retaining": "RetentionReport load_policy",
+    "sessions.rounds": "RetentionReport load_policy",
     "sessions.started_run": "StartedRun",
     "sessions.viewing": "View",
     "stores.file": "FileStore",
@@ -351,20 +351,19 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 _SHOWN = """
 connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
-SessionStatus ToolCall Usage
-Retention RetentionPolicy load_policy
+SessionStatus Retention ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
 CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
-RestoreSession ResumeExecution ResumeSession RetainSession Rewind SendMessage SendParallel SuspendSession TagSession
-TrimTranscript UncompactTranscript Undo UpdateTask WriteMetadata
+RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
+UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
 external_tool load_definitions mcp schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
-InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionHeld SessionLocked SessionNotActive
-SessionNotFound StoreError ToolError
+InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
+StoreError ToolError
 """
 """What is shown: the face, values, actions, the runtime, the loop, stores, workflows, and the errors most caught."""
 

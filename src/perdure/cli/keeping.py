@@ -336,7 +336,7 @@ def purge(
     by_rules = any(value is not None for value in rules.values())
     if bool(sessions) + bool(older_than or status) + by_rules != 1:
         raise click.UsageError(
-            "Name the sessions; or which by --older-than and --status; or by rules: --policy, --age, --idle, --versions."
+            "Name the sessions; or which by --older-than and --status; or rules: --policy, --age, --idle, --versions."
         )
     if by_rules:
         from perdure.cli.retaining import apply_policy, policy_of

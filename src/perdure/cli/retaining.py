@@ -12,7 +12,7 @@ from perdure.cli.terminal import counted, print_json, print_table, say
 if TYPE_CHECKING:
     from perdure.model.retention import RetentionPolicy
     from perdure.protocols import Left
-    from perdure.sessions.retaining import RetentionReport
+    from perdure.sessions.rounds import RetentionReport
 
 _SHOWN = 20
 """The most sessions that stay and are named."""
@@ -32,7 +32,7 @@ def policy_of(file: str | None, age: str | None, idle: str | None, versions: int
     """Return the policy that a file or options name."""
     from perdure.errors import InvalidData
     from perdure.model.retention import RetentionPolicy
-    from perdure.sessions.retaining import load_policy
+    from perdure.sessions.rounds import load_policy
 
     named = {"age": age, "idle": idle, "versions": versions}
     given = {name: value for name, value in named.items() if value is not None}

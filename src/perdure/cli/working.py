@@ -131,7 +131,7 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
 
 
 def _policy(file: str | None) -> RetentionPolicy | None:
-    from perdure.sessions.retaining import load_policy
+    from perdure.sessions.rounds import load_policy
 
     return None if file is None else load_policy(file)
 

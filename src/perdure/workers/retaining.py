@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from perdure.errors import PerdureError
 from perdure.model.ids import now
 from perdure.protocols import Left, Queue, Retains
-from perdure.sessions.retaining import RetentionReport, Round
+from perdure.sessions.rounds import RetentionReport, Round
 
 if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
