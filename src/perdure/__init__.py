@@ -351,7 +351,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 _SHOWN = """
 connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
-SessionStatus Retention ToolCall Usage
+SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
 CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
 RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         NamesContract,
         PreviewsContract,
         QueueContract,
+        RetentionContract,
         SaveAllContract,
         SearchContract,
         SketchContract,
@@ -45,7 +46,8 @@ _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
-    "QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract VersionsContract",
+    "QueueContract RetentionContract SaveAllContract SearchContract SketchContract StoreContract TokenContract "
+    "VersionsContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
@@ -73,6 +75,7 @@ __all__ = [
     "NamesContract",
     "PreviewsContract",
     "QueueContract",
+    "RetentionContract",
     "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
