@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -67,22 +67,12 @@ class Retention(Value, frozen=True):
             return None
         return info.version - self.versions + 1
 
-    @classmethod
-    def longest(cls, rules: Iterable[Retention]) -> Retention:
-        """Return a rule that keeps whatever one of some rules keeps."""
-        every = list(rules)
-
-        def most(name: str) -> Any:
-            found = [getattr(rule, name) for rule in every]
-            return None if None in found else max(found)
-
-        return cls(age=most("age"), idle=most("idle"), versions=most("versions"))
-
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Which rule a session has: its own; else that of its tags; else that of its owner; else the `default`.
 
-    The first that there is counts, and nothing of the others. Of several tags with a rule, the longest keeps.
+    The first that there is counts, and nothing of the others. Of several tags with a rule, the longest keeps: a session
+    is over once it is by each of them.
     """
 
     default: Retention | None = None
@@ -99,16 +89,25 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 expect(rule, Retention, f"$.{name}.{key}")
             force_setattr(self, name, dict(given))
 
-    def rule_of(self, info: AgentSessionInfo) -> Retention:
-        """Return the rule that a session has."""
+    def rules_of(self, info: AgentSessionInfo) -> Sequence[Retention]:
+        """Return the rules that a session has: several, if several of its tags have one."""
         if info.keep is not None:
-            return info.keep
+            return [info.keep]
         tagged = [self.tags[tag] for tag in info.tags if tag in self.tags]
         if tagged:
-            return Retention.longest(tagged)
+            return tagged
         if info.owner is not None and info.owner in self.owners:
-            return self.owners[info.owner]
-        return self.default or _FOR_EVER
+            return [self.owners[info.owner]]
+        return [self.default or _FOR_EVER]
+
+    def is_over(self, info: AgentSessionInfo, at: datetime) -> bool:
+        """Tell whether a session has been kept for as long as each of its rules says."""
+        return all(rule.is_over(info, at) for rule in self.rules_of(info))
+
+    def forgets_before(self, info: AgentSessionInfo) -> int | None:
+        """Return the oldest version that stays by all of a session's rules; None if no version has to go."""
+        found = [rule.forgets_before(info) for rule in self.rules_of(info)]
+        return min((each for each in found if each is not None), default=None) if None not in found else None
 
     @classmethod
     def of(cls, given: Retention | RetentionPolicy | None) -> RetentionPolicy:
@@ -139,7 +138,7 @@ def span_of(given: object, path: str) -> timedelta:
     found = _SPAN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         raise InvalidData(path, f"expected a text such as '12h', '30d', '4w' or '7y', got {brief(given)}")
-    return timedelta(seconds=min(int(found[1]), 10**9) * _SECONDS[found[2]])
+    return timedelta(seconds=min(int(found[1]) * _SECONDS[found[2]], 2 * _LONGEST.total_seconds()))
 
 
 def is_hold(tag: str) -> bool:

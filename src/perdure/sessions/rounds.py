@@ -159,8 +159,7 @@ class Round:
         for info in infos:
             if info.id in self._due or info.id in self._left:
                 continue
-            rule = self._policy.rule_of(info)
-            is_over, before = rule.is_over(info, self._at), rule.forgets_before(info)
+            is_over, before = self._policy.is_over(info, self._at), self._policy.forgets_before(info)
             hold = next(filter(is_hold, info.tags), None)
             if hold is not None and (is_over or before is not None):
                 self._left[info.id] = Left(info.id, WhyLeft.HOLD, f"{hold} on {info.id}")
