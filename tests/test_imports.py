@@ -39,9 +39,9 @@ print(*sys.modules, sep="\\n")
 SAVE = """
 actions actions.transcript aio codec codec.attachments codec.documents codec.field_checks codec.json_checks
 codec.messages codec.pieces codec.unknown codec.values errors model model.checks model.definition model.events
-model.execution model.ids model.indexed model.lineage model.message model.schema model.secrets model.session
-model.state model.step model.stop model.tool_refs model.transcript model.usage model.value protocols runtime
-runtime.bus runtime.hooks
+model.execution model.ids model.indexed model.lineage model.message model.retention model.schema model.secrets
+model.session model.state model.step model.stop model.tool_refs model.transcript model.usage model.value
+protocols runtime runtime.bus runtime.hooks
 runtime.repository runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine
 stores.file_lock stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads
 stores.format.metadata stores.format.packing stores.format.placement stores.format.rows stores.format.settled
@@ -61,7 +61,8 @@ loop.factory loop.filters loop.guards loop.interceptors loop.prompt loop.respons
 loop.subagents loop.tokens loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.attaching
 sessions.changing sessions.chat sessions.connect sessions.connection sessions.cursors sessions.keeping sessions.looking
 sessions.open_sessions sessions.opening sessions.operating sessions.queueing sessions.reach sessions.reply
-sessions.sessions sessions.started_run sessions.streaming sessions.talking sessions.timing sketching stores.urls
+sessions.retaining sessions.sessions sessions.started_run sessions.streaming sessions.talking sessions.timing sketching
+stores.urls
 """
 """The modules that the first answer of a connection may need besides."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}

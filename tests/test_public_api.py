@@ -91,14 +91,15 @@ ExecutionBudget
 ExecutionContinuation
 ExecutionState
 ExecutionStatus
+ExternalTool
 FailSession
 FewestTokens
 FileRecordStore
 FileStore
 First
 ForkSession
-ExternalTool
 FunctionTool
+HoldChanged
 IllegalStatusChange
 ImportReport
 Indexed
@@ -157,6 +158,10 @@ ResetTranscript
 RestoreSession
 ResumeExecution
 ResumeSession
+RetainSession
+Retention
+RetentionPolicy
+RetentionReport
 RetriesExhausted
 RetryingDriver
 Rewind
@@ -171,6 +176,7 @@ SessionBusy
 SessionConflict
 SessionController
 SessionFactory
+SessionHeld
 SessionHookStack
 SessionId
 SessionInfoList
@@ -253,6 +259,7 @@ final_value
 list_session_ids
 load_definition
 load_definitions
+load_policy
 load_session
 load_sessions_for_agent
 mcp

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.actions.lifecycle import ResumeSession as ResumeSession
     from perdure.actions.lifecycle import SuspendSession as SuspendSession
     from perdure.actions.metadata import RenameSession as RenameSession
+    from perdure.actions.metadata import RetainSession as RetainSession
     from perdure.actions.metadata import TagSession as TagSession
     from perdure.actions.metadata import UpdateTask as UpdateTask
     from perdure.actions.metadata import WriteMetadata as WriteMetadata
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from perdure.errors import RunInterrupted as RunInterrupted
     from perdure.errors import SessionBusy as SessionBusy
     from perdure.errors import SessionConflict as SessionConflict
+    from perdure.errors import SessionHeld as SessionHeld
     from perdure.errors import SessionLocked as SessionLocked
     from perdure.errors import SessionNotActive as SessionNotActive
     from perdure.errors import SessionNotFound as SessionNotFound
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
     from perdure.model.loop_events import AgentStart as AgentStart
     from perdure.model.loop_events import Compaction as Compaction
     from perdure.model.loop_events import CompactionBlock as CompactionBlock
+    from perdure.model.loop_events import HoldChanged as HoldChanged
     from perdure.model.loop_events import InputRejected as InputRejected
     from perdure.model.loop_events import LoopEvent as LoopEvent
     from perdure.model.loop_events import MessageEnd as MessageEnd
@@ -158,6 +161,8 @@ if TYPE_CHECKING:
     from perdure.model.record import ParallelGroupRecord as ParallelGroupRecord
     from perdure.model.record import SessionRecord as SessionRecord
     from perdure.model.record import Turn as Turn
+    from perdure.model.retention import Retention as Retention
+    from perdure.model.retention import RetentionPolicy as RetentionPolicy
     from perdure.model.schema import schema_of as schema_of
     from perdure.model.session import AgentSession as AgentSession
     from perdure.model.session import AgentSessionInfo as AgentSessionInfo
@@ -233,6 +238,8 @@ if TYPE_CHECKING:
     from perdure.sessions.queueing import Queued as Queued
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
+    from perdure.sessions.rounds import RetentionReport as RetentionReport
+    from perdure.sessions.rounds import load_policy as load_policy
     from perdure.sessions.sessions import Sessions as Sessions
     from perdure.sessions.shared import SharedStore as SharedStore
     from perdure.sessions.shared import shared as shared
@@ -259,7 +266,7 @@ _HOMES = {
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
     "actions.fork": "ForkSession",
     "actions.lifecycle": "CompleteSession DeleteSession FailSession RestoreSession ResumeSession SuspendSession",
-    "actions.metadata": "RenameSession TagSession UpdateTask WriteMetadata",
+    "actions.metadata": "RenameSession RetainSession TagSession UpdateTask WriteMetadata",
     "actions.parallel": "SendParallel",
     "actions.resume": "RecoveryReport ResumeExecution recover",
     "actions.send": "SendMessage",
@@ -269,7 +276,7 @@ _HOMES = {
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
     "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RequestRefused RetriesExhausted "
     "RunFailed RunInterrupted SessionBusy "
-    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
+    "SessionConflict SessionHeld SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
     "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
@@ -294,11 +301,12 @@ _HOMES = {
     "model.execution": "ExecutionBudget ExecutionState ExecutionStatus ModelOptions PendingCall Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
-    "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "
-    "MessageStart MessageUpdate ParallelLoopEnd ParallelLoopStart Redacted "
+    "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock HoldChanged InputRejected LoopEvent "
+    "MessageEnd MessageStart MessageUpdate ParallelLoopEnd ParallelLoopStart Redacted "
     "ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart UnknownEvent",
     "model.message": "Envelope Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
+    "model.retention": "Retention RetentionPolicy",
     "model.schema": "schema_of",
     "model.session": "AgentSession AgentSessionInfo ListedSession SessionInfoList SessionStatus",
     "model.state": "AgentContext AgentState",
@@ -326,6 +334,7 @@ _HOMES = {
     "sessions.lineage": "Ancestry Diff",
     "sessions.queueing": "Queued",
     "sessions.reply": "Chunk Reply",
+    "sessions.rounds": "RetentionReport load_policy",
     "sessions.started_run": "StartedRun",
     "sessions.viewing": "View",
     "stores.file": "FileStore",

@@ -12,6 +12,7 @@ PerdureError
 │   ├── ClaimLost
 │   ├── OwnerBusy
 │   └── RunInterrupted
+├── SessionHeld
 ├── QueueFull
 ├── SessionLocked
 ├── SessionNotActive
@@ -188,6 +189,25 @@ class OwnerBusy(SessionBusy):
             owner,
             f"Owner {owner!r} has {limit} runs under way, which is as many as are allowed at once. Session "
             f"{session_id!r} was not run. Wait until one of them has ended, or allow more: per_owner={limit + 1}.",
+        )
+
+
+class SessionHeld(PerdureError):
+    """A legal hold is on this session, so that nothing of it can be erased, forgotten or redacted. Nothing was changed.
+
+    `tag` is the tag of the hold, and `holder` the session that has it: this one, or the one that it was spawned by.
+    """
+
+    def __init__(self, session_id: str, tag: str, holder: str | None = None) -> None:
+        self.session_id = session_id
+        self.tag = tag
+        self.holder = holder or session_id
+        by = "" if self.holder == session_id else f" by session {self.holder!r}, whose sub-agent it is"
+        case = tag.partition(":")[2]
+        named = f", {case!r}" if case else ""
+        super().__init__(
+            f"Session {session_id!r} is under hold ({tag!r}){by}. Nothing of it was erased.",
+            f"Once the hold may be lifted, call sessions.lift_hold({self.holder!r}{named}); that is put on record.",
         )
 
 

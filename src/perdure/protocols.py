@@ -30,6 +30,7 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.indexed import check_asked, marks_of
 from perdure.model.message import Message
+from perdure.model.retention import Retention
 from perdure.model.session import (
     AgentSession,
     AgentSessionInfo,
@@ -1374,6 +1375,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How many sessions of one owner may be run at once, by all workers together."""
     least_priority: int | None = None
     """Leave sessions alone whose messages are less urgent."""
+    retain_every: float | None = 600.0
+    """How many seconds there are between two looks, by all workers together, for sessions whose time is over. None
+    leaves that to others."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1387,6 +1391,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             expect_count(self.per_owner, "$.per_owner", least=1)
         if self.least_priority is not None:
             check_priority(self.least_priority)
+        if self.retain_every is not None:
+            check_time(self.retain_every, "$.retain_every")
 
     def takes(self, priority: int) -> bool:
         """Tell whether messages of a priority are urgent enough for this worker."""
@@ -1735,12 +1741,122 @@ class BulkErasure(Protocol):
     """A store that erases many sessions at once, at less cost than one by one."""
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
-        """Erase sessions, except those that are being run or are not there. Return the ids erased."""
+        """Erase sessions, except those that are being run, under hold, or not there. Return the ids erased."""
         ...
 
     async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
         """Erase a session with those of its sub-agents, and of theirs, in one commit. Return the ids, its own last.
 
-        Raise SessionNotFound if there is none, SessionBusy while one of them is being run; then nothing was erased.
+        Raise SessionNotFound if there is none, SessionBusy while one of them is being run, SessionHeld if a hold is on
+        one of them; then nothing was erased.
         """
+        ...
+
+
+class Due(msgspec.Struct, frozen=True):
+    """A session as it was when it was found to have been kept for long enough."""
+
+    session_id: SessionId
+    version: int
+    created: float
+
+    @classmethod
+    def of(cls, info: AgentSessionInfo) -> Due:
+        return cls(info.id, info.version, info.created_at.timestamp())
+
+
+class WhyLeft(StrEnum):
+    """Why a session that has been kept for long enough stays for now, and those of its sub-agents with it."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    """Its run was killed, and waits to be continued."""
+    APPROVAL = "approval"
+    """Its run waits for a person, or for a result from outside."""
+    QUEUED = "queued"
+    """Messages wait in its inbox."""
+    TIMER = "timer"
+    """Something is to be sent later, or a pause is to end."""
+    HOLD = "hold"
+    CHANGED = "changed"
+    """It was changed, or erased, since it was found."""
+    DAMAGED = "damaged"
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A session that stays for now, though it has been kept for long enough."""
+
+    session_id: SessionId
+    why: WhyLeft
+    detail: str = ""
+    """The session of a sub-agent that it stays for, the tag of a hold and who has it, or what is damaged."""
+
+
+class Erased(msgspec.Struct, frozen=True):
+    """What retention has erased, or would."""
+
+    erased: Sequence[SessionId] = ()
+    """The sessions that are gone, sub-agents' included."""
+    left: Sequence[Left] = ()
+    versions: int = 0
+    messages: int = 0
+    """Those that nothing shows any more."""
+    bytes: int = 0
+    """What the erased rows held: of versions, messages, files, values and the record."""
+    pruned: Sequence[SessionId] = ()
+    """The sessions whose older versions are gone."""
+
+    @classmethod
+    def joined(cls, several: Iterable[Erased]) -> Erased:
+        every = list(several)
+        return cls(
+            [session_id for each in every for session_id in each.erased],
+            [left for each in every for left in each.left],
+            sum(each.versions for each in every),
+            sum(each.messages for each in every),
+            sum(each.bytes for each in every),
+            [session_id for each in every for session_id in each.pruned],
+        )
+
+
+@runtime_checkable
+class Retains(Protocol):
+    """A store that keeps sessions for as long as rules say, and knows of holds.
+
+    No verb of such a store erases, forgets or redacts anything of a session that has a tag `hold` or `hold:…`, nor of
+    those of its sub-agents: it raises SessionHeld. `delete_many` and `retire` leave such sessions.
+    """
+
+    async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
+        """Return those of some sessions that a hold is on, by a tag of their own or of their caller's, with the tag."""
+        ...
+
+    async def own_rules(self) -> Sequence[Retention]:
+        """Return every rule that a session has of its own, each once. `list(tag=keep_mark(rule))` lists those."""
+        ...
+
+    async def overgrown(
+        self, versions: int, *, after: str = "", limit: int = 200
+    ) -> tuple[Sequence[AgentSessionInfo], str | None]:
+        """Return a page of sessions that have more than so many versions before the newest, and where the next begins.
+
+        It has no sub-agents' sessions. The page may be short, or empty, and others follow.
+        """
+        ...
+
+    async def retire(self, due: Sequence[Due]) -> Erased:
+        """Erase sessions, with those of their sub-agents, in one commit. Those stay in which something goes on.
+
+        One stays that is another, or of another version, than when it was found; that is being run, or whose run was
+        killed; that waits for a person, has messages in its inbox, or a timer; or that a hold is on. So does one if
+        any of this is so of one of its sub-agents' sessions. `left` says which and why.
+        """
+        ...
+
+    async def prune(self, due: Due, *, before: int) -> Erased:
+        """Forget the versions of a session before one, as `forget` does, unless it has changed or `forget` refuses."""
+        ...
+
+    async def rehearse(self, batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]] = ()) -> Erased:
+        """Return what `retire` and then `prune` would come to, all of it one after the other. Nothing is changed."""
         ...

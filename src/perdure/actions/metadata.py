@@ -1,4 +1,4 @@
-"""Verbs that change what is known about a session: metadata, task, tags, name."""
+"""Verbs that change what is known about a session: metadata, task, tags, name, how long it is kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from perdure import codec
 from perdure.errors import InvalidData
-from perdure.model.checks import text_of
+from perdure.model.checks import expect, text_of
 from perdure.model.definition import refuse_secrets
+from perdure.model.retention import Retention, is_hold
 from perdure.model.session import AgentSession, check_name, check_tags
 from perdure.model.value import JSON
 from perdure.protocols import ActionContext
@@ -60,6 +61,11 @@ class TagSession:
         self.add = check_tags(tags)
         self.remove = check_tags(remove)
 
+    @property
+    def lifts_hold(self) -> bool:
+        """Tell whether it takes the tag of a legal hold away, which is not for a session's owner to do."""
+        return any(map(is_hold, self.remove))
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         kept = (tag for tag in session.info.tags if tag not in self.remove)
         return session.with_tags((*kept, *self.add))
@@ -78,3 +84,22 @@ class RenameSession:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.with_name(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RetainSession:
+    """Give the session a rule of its own about how long it is kept; None takes it away.
+
+    Retention() keeps it for ever, whatever rules its tags, its owner or all sessions have.
+    """
+
+    may_be_repeated: ClassVar[bool] = True
+
+    rule: Retention | None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None:
+            expect(self.rule, Retention, "$.rule")
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_keep(self.rule)

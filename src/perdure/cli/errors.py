@@ -24,6 +24,7 @@ from perdure.errors import (
     RunInterrupted,
     SessionBusy,
     SessionConflict,
+    SessionHeld,
     SessionNotActive,
     SessionNotFound,
     StoreError,
@@ -53,6 +54,7 @@ EXIT_CODES: dict[str, int] = {
     "SessionBusy": CONFLICT,
     "QueueFull": CONFLICT,
     "SessionLocked": CONFLICT,
+    "SessionHeld": NOT_ALLOWED,
     "SessionNotActive": NOT_ALLOWED,
     "IllegalStatusChange": NOT_ALLOWED,
     "CorruptRecord": DAMAGED,
@@ -169,6 +171,8 @@ def advised(error: Exception) -> str:
             return f"Session {error.session_id!r} is parked: {why}. Type: {command('queue', 'retry', error.session_id)}"
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
+        case SessionHeld():
+            return f"{error.what} Once it may be lifted, type: {command('tag', error.holder, '--remove', error.tag)}"
         case SessionConflict(agent=str()):
             begin = command("chat", begins=True)
             return f"{error.what} Leave --agent out, or begin another session: {begin}"

@@ -283,11 +283,13 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, yes:
     _confirm(yes, f"erase all that {whose!r} has")
     receipt = on_sessions(ctx, lambda store: store.erase_owner(whose))
     say(f"sessions erased: {len(receipt.erased)}")
-    if not receipt.is_complete:
-        left = ", ".join(receipt.left[:_SHOWN])
-        raise Failure(
-            f"{counted(len(receipt.left), 'session')} still running: {left}. Repeat it once they end.", CONFLICT
-        )
+    if receipt.held:
+        shown = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
+        note(f"{counted(len(receipt.held), 'session')} under hold stay: {shown}")
+    running = [each for each in receipt.left if each not in receipt.held]
+    if running:
+        left = ", ".join(running[:_SHOWN])
+        raise Failure(f"{counted(len(running), 'session')} still running: {left}. Repeat it once they end.", CONFLICT)
 
 
 def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:
@@ -302,27 +304,79 @@ def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> Non
     say(f"sessions erased: {on_sessions(ctx, work)}")
 
 
-@store_command()
+@store_command(json=True)
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
 @older_option("older_than")
 @status_option
+@click.option("--policy", "policy", metavar="FILE", help="Erase what is over by the rules of a TOML file.")
+@click.option("--age", metavar="SPAN", help="The same by a rule: sessions that were created so long ago, such as 1y.")
+@click.option("--idle", metavar="SPAN", help="Sessions that were not updated for so long, such as 90d.")
+@click.option(
+    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, but for the last so many."
+)
+@click.option("--dry-run", is_flag=True, help="Say what the rules would erase, and how many bytes. Erase nothing.")
 @_yes
 def purge(
-    ctx: click.Context, sessions: tuple[str, ...], older_than: datetime | None, status: str | None, yes: bool
+    ctx: click.Context,
+    sessions: tuple[str, ...],
+    older_than: datetime | None,
+    status: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **rules: Any,
 ) -> None:
     """Erase all sessions of an age or status, or each SESSION, with their sub-agents' sessions. Prints how many.
 
-    What their forks show stays.
-    """
-    if bool(sessions) == bool(older_than or status):
-        raise click.UsageError("Name the sessions, or which by --older-than and --status.")
+    What their forks show stays. So do sessions under hold: those with a tag hold, or hold: and the name of a case.
 
+    --policy, --age, --idle and --versions erase by rules. Sessions stay then in which something goes on: they run, wait
+    for a person, or have messages or timers. Rules that sessions have of their own come before these.
+    """
+    by_rules = any(value is not None for value in rules.values())
+    if bool(sessions) + bool(older_than or status) + by_rules != 1:
+        raise click.UsageError(
+            "Name the sessions; or which by --older-than and --status; or rules: --policy, --age, --idle, --versions."
+        )
+    if by_rules:
+        from perdure.cli.retaining import apply_policy, policy_of
+
+        policy = policy_of(rules["policy"], rules["age"], rules["idle"], rules["versions"])
+        if not dry_run:
+            _confirm(yes, "erase what is over by these rules")
+        apply_policy(ctx, policy, dry_run=dry_run, as_json=as_json)
+        return
+    if dry_run or as_json:
+        raise click.UsageError("--dry-run and --json go with rules: --policy, --age, --idle or --versions.")
     if sessions:
         _erase_each(ctx, sessions, yes)
         return
     _confirm(yes, "erase these sessions")
-    erased = on_sessions(ctx, lambda store: store.purge(older_than=older_than, status=status))
+
+    async def work(store: Sessions) -> tuple[int, dict[str, str]]:
+        erased = await store.purge(older_than=older_than, status=status)
+        return erased, await _held(store, older_than, status)
+
+    erased, held = on_sessions(ctx, work)
     say(f"sessions erased: {erased}")
+    if held:
+        shown = ", ".join(f"{each} ({tag})" for each, tag in [*held.items()][:_SHOWN])
+        note(f"{counted(len(held), 'session')} under hold stay: {shown}{', …' if len(held) > _SHOWN else ''}")
+
+
+async def _held(sessions: Sessions, older_than: datetime | None, status: str | None) -> dict[str, str]:
+    """Return the sessions that a purge has left because of a legal hold, each with its tag."""
+    from perdure.model.session import SessionStatus
+    from perdure.paging import all_infos
+    from perdure.protocols import Filters
+
+    found: list[str] = []
+    for each in (status,) if status is not None else SessionStatus:
+        filters: Filters = {"status": each}
+        if older_than is not None:
+            filters |= {"updated_before": older_than, "order": "updated"}
+        found += [info.id for info in await all_infos(sessions.headers, **filters)]
+    return {str(each): tag for each, tag in (await sessions.holds(found)).items()}
 
 
 @store_command(json=True)

@@ -88,6 +88,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
     "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
     "Redacted": lambda event: counted(len(event.message_ids), "message"),
+    "HoldChanged": lambda event: " ".join((*(f"+{tag}" for tag in event.placed), *(f"-{tag}" for tag in event.lifted))),
     "UnknownEvent": lambda event: event.kind,
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.loop.drivers.pacing import Pace
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
+    from perdure.model.retention import RetentionPolicy
     from perdure.model.session import AgentSession
     from perdure.protocols import SessionStore, Toolset
     from perdure.sessions.chat import Chat
@@ -63,12 +64,14 @@ def opened(
     rate: str | None = None,
     grace: float = math.inf,
     tools: Iterable[Toolset] = (),
+    keep: RetentionPolicy | None = None,
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
     is for a command that runs many sessions at once. `rate` is how often models are asked, and `grace` how long runs
-    may still take at the end. `tools` are there besides those that the options name.
+    may still take at the end. `tools` are there besides those that the options name. `keep` says how long sessions are
+    kept.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -93,7 +96,7 @@ def opened(
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind a command's run is sent before most end, however long that takes; Ctrl-C ends it.
-    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=grace, filters=filters)
+    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=grace, filters=filters, keep=keep)
 
 
 def _pace(rate: str, store: SessionStore) -> Pace:

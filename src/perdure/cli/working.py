@@ -22,6 +22,7 @@ from perdure.cli.setup import opened, owner_of, run, shown_url, store_url
 from perdure.cli.terminal import counted
 
 if TYPE_CHECKING:
+    from perdure.model.retention import RetentionPolicy
     from perdure.protocols import Outcome
     from perdure.workers.worker import Worker
 
@@ -86,6 +87,8 @@ class _Queue(click.ParamType[int]):
     metavar="LEAST",
     help="Only messages of this priority or a higher one: high (1), default (0), or a number.",
 )
+@click.option("--policy", metavar="FILE", help="Keep sessions as long as the rules of this TOML file say.")
+@span_option("--retain-every", default="10min", help="How often sessions are looked for whose time is over.")
 @click.option("--only", metavar="SESSION", help="Look at this session, and end.")
 @click.option("--apart", "is_apart", is_flag=True, hidden=True, help="End with the process at the other end of stdin.")
 def worker(ctx: click.Context, /, as_json: bool, only: str | None, is_apart: bool, **settings: Any) -> None:
@@ -113,10 +116,11 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
     from perdure.workers.apart import ProcessApart
     from perdure.workers.worker import Worker
 
+    keep = _policy(settings.pop("policy"))
     command, environment = command_apart(ctx, settings, as_json)
     apart = ProcessApart(command, environment=environment)
     async with (
-        opened(ctx, must_exist=True, serves=True, rate=settings.pop("rate")) as sessions,
+        opened(ctx, must_exist=True, serves=True, rate=settings.pop("rate"), keep=keep) as sessions,
         Worker(sessions, apart=apart, **settings) as made,
     ):
         with _stopped_by_signals(made):
@@ -126,12 +130,18 @@ async def _work(ctx: click.Context, settings: dict[str, Any], as_json: bool) -> 
     end_despite_threads(0)
 
 
+def _policy(file: str | None) -> RetentionPolicy | None:
+    from perdure.sessions.rounds import load_policy
+
+    return None if file is None else load_policy(file)
+
+
 async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_apart: bool) -> int:
     """Look at one session. Return the exit code that says what has come of it."""
     from perdure.workers.apart import EXIT_CODES, hold_leash
     from perdure.workers.worker import Worker
 
-    rate = settings.pop("rate")
+    rate, _ = settings.pop("rate"), settings.pop("policy")
     async with opened(ctx, must_exist=True, serves=True, rate=rate) as sessions, Worker(sessions, **settings) as made:
         with _stopped_by_signals(made, then=made.options.drain):
             if is_apart:

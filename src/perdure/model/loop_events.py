@@ -272,6 +272,14 @@ class Redacted(LoopEvent, frozen=True, kw_only=True, tag="redacted"):
     message_ids: tuple[str, ...] = ()
 
 
+class HoldChanged(LoopEvent, frozen=True, kw_only=True, tag="hold_changed"):
+    """A legal hold was placed on the session, or lifted. It belongs to no loop, and stays on record for ever."""
+
+    placed: tuple[str, ...] = ()
+    """The tags of the holds that are new."""
+    lifted: tuple[str, ...] = ()
+
+
 class UnknownEvent(LoopEvent, frozen=True, kw_only=True, tag="unknown_event"):
     """An entry of a kind that this release does not know: a newer release has written it, or an adapter.
 
@@ -285,6 +293,7 @@ class UnknownEvent(LoopEvent, frozen=True, kw_only=True, tag="unknown_event"):
 AnyLoopEvent = (
     InputRejected
     | Redacted
+    | HoldChanged
     | ParallelLoopStart
     | ParallelLoopEnd
     | Compaction

@@ -16,6 +16,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
 from perdure.model.indexed import MARK, indexed_in, marks_of
 from perdure.model.lineage import SpawnRef
+from perdure.model.retention import Retention, keep_mark
 from perdure.model.state import AgentState
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, Value, brief, freeze, plain_text
@@ -61,6 +62,8 @@ class AgentSessionInfo(Value, frozen=True):
     """The metadata that lists can be narrowed by: what was declared for it when this version was saved."""
     first_version: int = 1
     """The oldest version that is kept: those before it were forgotten."""
+    keep: Retention | None = None
+    """How long the session is kept, if it has a rule of its own."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:
@@ -145,6 +148,7 @@ class AgentSession(Value, frozen=True):
             owner=self.info.owner,
             tags=self.info.tags,
             indexed=self.info.indexed,
+            keep=self.info.keep,
         )
         return msgspec.structs.replace(self, info=info, state=state.for_another_session())
 
@@ -164,6 +168,10 @@ class AgentSession(Value, frozen=True):
 
     def with_name(self, name: str | None) -> AgentSession:
         return self._with_info(name=name, updated_at=now())
+
+    def with_keep(self, rule: Retention | None) -> AgentSession:
+        """The session with a rule of its own about how long it is kept, or without one."""
+        return self._with_info(keep=rule, updated_at=now())
 
     def with_status(self, status: SessionStatus) -> AgentSession:
         """Move along the table of legal moves; the same status again changes nothing."""
@@ -254,10 +262,11 @@ else:
 
 
 def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
-    """Return what lists find a session by: its tags, and marks for its indexed metadata."""
-    if not info.indexed:
+    """Return what lists find a session by: its tags, and marks for its indexed metadata and its own rule."""
+    if not info.indexed and info.keep is None:
         return tuple(info.tags)
-    return (*(tag for tag in info.tags if not tag.startswith(MARK)), *marks_of(info.indexed))
+    own = () if info.keep is None else (keep_mark(info.keep),)
+    return (*(tag for tag in info.tags if not tag.startswith(MARK)), *marks_of(info.indexed), *own)
 
 
 class SessionInfoList(Sequence[I_co]):

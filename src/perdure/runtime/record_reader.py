@@ -14,6 +14,7 @@ from perdure.model.checks import expect, expect_count, expect_text
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
+    HoldChanged,
     ParallelLoopEnd,
     ParallelLoopStart,
     Redacted,
@@ -172,7 +173,7 @@ async def _selection(
         event = event_of(entry, session_id, "", _unread)
         if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
             return event
-        if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
+        if not isinstance(event, Redacted | HoldChanged | UnknownEvent):  # which may be told at any time
             return None
         found = await next_of_run(journal, session_id, entry.seq)
         if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Unpack
 
 from msgspec.structs import asdict, replace
@@ -22,7 +22,16 @@ from perdure.model.session import (
     check_tags,
 )
 from perdure.model.state import AgentState
-from perdure.protocols import CountsErasures, Filters, Journal, KnowsWaiting, Saving, SessionStore, checked_version
+from perdure.protocols import (
+    CountsErasures,
+    Entry,
+    Filters,
+    Journal,
+    KnowsWaiting,
+    Saving,
+    SessionStore,
+    checked_version,
+)
 
 
 class SessionRepository:
@@ -54,8 +63,17 @@ class SessionRepository:
         """Return how often something was erased in the store; None if it does not count."""
         return None if self._counting is None else await self._counting.erasures()
 
-    async def save(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
-        """Keep the next version; with `saving`, that of a run, in a store that has a journal."""
+    async def save(
+        self, session: AgentSession, saving: Saving | None = None, *, notes: Sequence[Entry] = ()
+    ) -> AgentSession:
+        """Keep the next version; with `saving`, that of a run, in a store that has a journal.
+
+        `notes` go on record with it, if there is a record.
+        """
+        if notes and saving is not None:
+            saving = replace(saving, entries=(*saving.entries, *notes))
+        if saving is None and notes and self.journal is not None:
+            return await self.journal.save(session, entries=notes)
         if saving is None:
             return await self.store.save(session)
         return await self.recorded().save(session, **asdict(saving))

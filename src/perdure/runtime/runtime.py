@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -28,9 +28,10 @@ from perdure.model.events import (
     SessionSaved,
     SessionSaveFailed,
 )
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, now
 from perdure.model.indexed import check_keys
 from perdure.model.lineage import SpawnRef
+from perdure.model.retention import HOLD_CHANGED, is_hold
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
@@ -40,6 +41,7 @@ from perdure.protocols import (
     Answer,
     ClaimingRecord,
     EndsInterruption,
+    Entry,
     EventHandler,
     Filters,
     Interrupted,
@@ -287,7 +289,7 @@ class SessionRuntime:
                 after = await self._pass(SessionStage.BEFORE_SAVE, after)
             if self._is_heard:
                 await self._emit_executed(action, before, after)
-            kept = await self._saved(after, made.saving, held)
+            kept = await self._saved(after, made.saving, held, _holds_changed(before.info.tags, after.info.tags))
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
@@ -299,11 +301,13 @@ class SessionRuntime:
             await self._events.emit(event)
         return kept
 
-    async def _saved(self, session: AgentSession, saving: Saving | None, held: _Held) -> AgentSession:
+    async def _saved(
+        self, session: AgentSession, saving: Saving | None, held: _Held, notes: Sequence[Entry] = ()
+    ) -> AgentSession:
         """Save a session. Tell of a failure, and whether the version had moved by then."""
         is_kept = False
         try:
-            kept = await self._repository.save(self._indexed(session), saving)
+            kept = await self._repository.save(self._indexed(session), saving, notes=notes)
             is_kept = True
             held.was_saved(self._repository.may_be_waited_for(kept.id))
             return kept if self._controller is None else await self._pass(SessionStage.AFTER_SAVE, kept)
@@ -413,6 +417,16 @@ class _Held:
         """Give back what is not saved."""
         for record in self._records:
             await record.leave()
+
+
+def _holds_changed(before: Sequence[str], after: Sequence[str]) -> Sequence[Entry]:
+    """Return what goes on record if other holds are among the tags of a session than before."""
+    if before == after:
+        return ()
+    placed = [tag for tag in after if is_hold(tag) and tag not in before]
+    lifted = [tag for tag in before if is_hold(tag) and tag not in after]
+    at = now().isoformat().replace("+00:00", "Z")
+    return (Entry(HOLD_CHANGED, {"at": at, "placed": placed, "lifted": lifted}),) if placed or lifted else ()
 
 
 def _require_action(action: Action) -> Action:

@@ -25,6 +25,7 @@ STATUS: dict[str, int] = {
     "SessionBusy": 409,
     "OwnerBusy": 429,
     "QueueFull": 429,
+    "SessionHeld": 409,
     "SessionLocked": 503,
     "SessionNotActive": 409,
     "IllegalStatusChange": 409,

@@ -12,6 +12,7 @@ from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
+from perdure.model.retention import Retention
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.value import EMPTY
 from perdure.protocols import Forgotten, SearchHit, SessionHead
@@ -286,6 +287,18 @@ class Chat:
     async def forget(self, *, before: int) -> Forgotten:
         """Erase the versions that are older than one, for good, and what only they show. Return how much that was."""
         return await self._sessions.forget(self._id, before=before)
+
+    async def retain(self, rule: Retention | None) -> None:
+        """Give the session a rule of its own about how long it is kept; None takes it away."""
+        await self._sessions.retain(self._id, rule)
+
+    async def hold(self, case: str | None = None) -> None:
+        """Put a legal hold on the session: nothing of it can be erased, forgotten or redacted until it is lifted."""
+        await self._sessions.hold(self._id, case)
+
+    async def lift_hold(self, case: str | None = None) -> None:
+        """Lift a legal hold, and put that on record."""
+        await self._sessions.lift_hold(self._id, case)
 
     async def session(self, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""

@@ -12,6 +12,7 @@ from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.retention import Retention, RetentionPolicy
 from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
@@ -57,6 +58,7 @@ def connect(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    keep: Retention | RetentionPolicy | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -69,7 +71,8 @@ def connect(
     is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
     `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy. `rate` is how
     often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
-    provider. A model call waits for its turn, and is RateLimited if the run's time is up before.
+    provider. A model call waits for its turn, and is RateLimited if the run's time is up before. `keep` says how long
+    sessions are kept: workers and `apply_retention()` erase what is over. Nothing is erased by connecting.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -82,7 +85,7 @@ def connect(
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
-        known = ", ".join((*own, *LoopOptions.__annotations__))
+        known = ", ".join((*own, "keep", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
     store = store_of(url, cache=live)
@@ -99,6 +102,7 @@ def connect(
         filters=filters,
         recover=recover,
         terms=Terms(lease=lease, per_owner=per_owner),
+        keep=keep,
     )
 
 
@@ -123,6 +127,7 @@ def connect_blocking(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    keep: Retention | RetentionPolicy | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -133,5 +138,5 @@ def connect_blocking(
 
     store = store_of(url, cache=live, commit_in_loop=True)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
-    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate}
+    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

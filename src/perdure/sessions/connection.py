@@ -12,6 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_wait
 from perdure.model.definition import ModelConfig
+from perdure.model.retention import Retention, RetentionPolicy
 from perdure.protocols import DEFAULT_TERMS, Dispatcher, Opened, SessionController, SessionStore, Terms, is_queue
 from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
@@ -44,7 +45,10 @@ class Connection:
         grace: float = 5.0,
         filters: Iterable[str] = (),
         terms: Terms = DEFAULT_TERMS,
+        keep: Retention | RetentionPolicy | None = None,
     ) -> None:
+        self.retention = RetentionPolicy.of(keep)
+        """How long sessions are kept, unless they have a rule of their own."""
         self.store = store
         self.loops = require_loops(loops)
         self.events = events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, BinaryIO, Literal, overload
@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.actions.children import spawned_by
 from perdure.actions.inbox import CANCEL
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionNotFound
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionHeld, SessionNotFound
 from perdure.model.checks import expect, expect_function, expect_method, expect_several, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
@@ -29,6 +29,7 @@ from perdure.protocols import (
     Forgets,
     Forgotten,
     Journal,
+    Retains,
     is_token_book,
 )
 from perdure.sessions.looking import Looking
@@ -54,8 +55,10 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     erased: tuple[SessionId, ...]
     """The sessions that are gone, sub-agents' included."""
     left: tuple[SessionId, ...]
-    """Those that are still there, since their runs have not stopped."""
+    """Those that are still there, since their runs have not stopped, or they are under hold."""
     at: datetime
+    held: Mapping[SessionId, str] = {}
+    """Those of the ones left that a legal hold is on, each with its tag."""
 
     @property
     def is_complete(self) -> bool:
@@ -191,7 +194,8 @@ class Keeping(Looking):
     ) -> int:
         """Erase sessions for good, and those of their sub-agents with them; what forks show stays.
 
-        Return how many were erased, sub-agents' sessions included. One that is running is left alone.
+        Return how many were erased, sub-agents' sessions included. One that is running is left alone, and one under a
+        legal hold.
         """
         if older_than is None and status is None:
             raise InvalidData("$", "name what is to be erased: older_than, status, or both")
@@ -224,7 +228,7 @@ class Keeping(Looking):
         """Erase sessions one by one, as `BulkErasure` does at once."""
         erased: list[SessionId] = []
         for session_id in session_ids:
-            with suppress(SessionBusy, SessionNotFound):
+            with suppress(SessionBusy, SessionHeld, SessionNotFound):
                 await self.store.delete(session_id)
                 erased.append(session_id)
         return erased
@@ -232,7 +236,8 @@ class Keeping(Looking):
     async def erase(self, session_id: str) -> Sequence[SessionId]:
         """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
 
-        Return the ids erased. Raise SessionBusy while one of them is being run; then nothing is erased.
+        Return the ids erased. Raise SessionBusy while one of them is being run, and SessionHeld if a legal hold is on
+        one of them; then nothing is erased.
         """
         key = (await self.info(session_id)).id
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
@@ -260,7 +265,8 @@ class Keeping(Looking):
         nothing, if one of them is damaged.
 
         Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
-        the receipt: erase again once they have ended. On sessions of one owner, that owner is erased.
+        the receipt: erase again once they have ended. So are sessions under a legal hold, which stay. On sessions of
+        one owner, that owner is erased.
         """
         expect_wait(wait, "$.wait")
         whose = self.owner if owner is None else owner
@@ -275,12 +281,21 @@ class Keeping(Looking):
         erased: list[SessionId] = []
         deadline = time.monotonic() + wait
         while found := await self._all_of(whose):
-            await self._stop(found, deadline)
+            await self._stop(await self._unheld(found), deadline)
             gone = await self._erase(found)
             erased += gone
             if not gone:  # those that are left have not stopped, or cannot be read
                 break
-        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), tuple(await self._all_of(whose)), now())
+        left = tuple(await self._all_of(whose))
+        held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
+        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held)
+
+    async def _unheld(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Return those of some sessions that no legal hold is on: a run in another would be stopped for nothing."""
+        if not isinstance(self.store, Retains):
+            return session_ids
+        held = await self.store.holds(session_ids)
+        return [each for each in session_ids if each not in held]
 
     async def _all_of(self, owner: str) -> list[SessionId]:
         """Return the ids of an owner's sessions, deleted ones too."""

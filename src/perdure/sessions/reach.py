@@ -14,6 +14,8 @@ from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.connection import Connection
 from perdure.sessions.open_sessions import LiveSet
 
+NO_OWNER = "Call it on sessions that were connected without an owner."
+
 
 class Reach:
     """A connection, seen by one owner. Without an owner, every session is within reach.
@@ -64,7 +66,7 @@ class Reach:
 
     def _require_no_owner(self, what: str) -> None:
         if self.owner is not None:
-            raise ConfigurationError(f"{what} Call it on sessions that were connected without an owner.")
+            raise ConfigurationError(what, NO_OWNER)
 
     async def _find(self, session_id: str) -> AgentSessionInfo | None:
         """Return the header of a session within reach; None if there is none."""
@@ -107,6 +109,8 @@ class Reach:
 
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
         """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
+        if self.owner is not None and getattr(action, "lifts_hold", False):
+            raise ConfigurationError(f"These are the sessions of {self.owner!r}, who cannot lift a hold.", NO_OWNER)
         key = await self._reach(session_id)
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict, expected=self._expected)

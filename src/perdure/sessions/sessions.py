@@ -12,6 +12,7 @@ from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect, expect_count
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
+from perdure.model.retention import Retention, RetentionPolicy
 from perdure.model.session import AgentSessionInfo, check_owner
 from perdure.model.state import AgentState
 from perdure.protocols import DEFAULT_TERMS, SessionController, SessionStore, Terms
@@ -19,14 +20,14 @@ from perdure.runtime.bus import EventBus, Subscriber
 from perdure.sessions.changing import Changing
 from perdure.sessions.chat import Chat
 from perdure.sessions.connection import Connection
-from perdure.sessions.keeping import Keeping
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.operating import Operating
+from perdure.sessions.retaining import Retaining
 from perdure.sessions.talking import ASSISTANT, Talking
 
 
-class Sessions(Operating, Changing, Keeping):
+class Sessions(Operating, Changing, Retaining):
     """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist.
 
     A `model` is what sessions that keep another one are changed to when they are sent to.
@@ -46,10 +47,13 @@ class Sessions(Operating, Changing, Keeping):
         filters: Iterable[str] = (),
         recover: bool = False,
         terms: Terms = DEFAULT_TERMS,
+        keep: Retention | RetentionPolicy | None = None,
     ) -> None:
         check_owner(owner)
         shared: dict[str, Any] = {"live": live, "model": model, "controller": controller, "grace": grace}
-        super().__init__(Connection(store, loops, events=events, filters=filters, terms=terms, **shared), owner)
+        super().__init__(
+            Connection(store, loops, events=events, filters=filters, terms=terms, keep=keep, **shared), owner
+        )
         self._connection.recovers = expect(recover, bool, "$.recover")
         if recover and self.runtime.journal is None:
             raise ConfigurationError("This store has no journal, so no run can be recovered. Leave recover=True out.")

@@ -26,6 +26,7 @@ from perdure.protocols import (
     ArchivedSession,
     Change,
     Claim,
+    Due,
     Entry,
     Key,
     Sketch,
@@ -266,6 +267,28 @@ def versions(before: int | None, limit: int) -> None:
 
 def forget(before: int) -> None:
     expect_count(before, "$.before", least=1)
+
+
+def retire(due: Sequence[Due]) -> None:
+    _check_all(due, Due, "$.due")
+
+
+def prune(due: Due, before: int) -> None:
+    expect(due, Due, "$.due")
+    forget(before)
+
+
+def rehearse(batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]]) -> None:
+    for batch in expect_several(batches, "$.batches"):
+        retire(batch)
+    for due, before in expect_several(prunes, "$.prunes"):
+        prune(due, before)
+
+
+def overgrown(versions: int, after: str, limit: int) -> None:
+    expect_count(versions, "$.versions")
+    expect_text(after, "$.after")
+    expect_count(limit, "$.limit", least=1)
 
 
 def adoptions(version: int) -> None:

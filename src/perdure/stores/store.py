@@ -24,6 +24,7 @@ from perdure.model.checks import expect, expect_count
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
+from perdure.model.retention import Retention
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
@@ -34,7 +35,9 @@ from perdure.protocols import (
     Change,
     Claim,
     Damage,
+    Due,
     Entry,
+    Erased,
     Filters,
     Forgotten,
     JournalEntry,
@@ -716,6 +719,49 @@ class Store:
             return await self._engine.run(partial(forget, key, before, now(), self._pack), "erase", long=True)
         finally:
             self._forget_all()
+
+    async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
+        from perdure.stores.jobs.holding import holds
+
+        return await self._engine.run(partial(holds, checked.session_ids(session_ids)))
+
+    async def own_rules(self) -> Sequence[Retention]:
+        from perdure.stores.jobs.retiring import own_rules
+
+        return await self._engine.run(own_rules)
+
+    async def overgrown(
+        self, versions: int, *, after: str = "", limit: int = 200
+    ) -> tuple[Sequence[AgentSessionInfo], str | None]:
+        from perdure.stores.jobs.retiring import overgrown
+
+        checked.overgrown(versions, after, limit)
+        return await self._engine.run(partial(overgrown, versions, after, limit), long=True)
+
+    async def retire(self, due: Sequence[Due]) -> Erased:
+        from perdure.stores.jobs.retiring import retire
+
+        checked.retire(due)
+        self._forget_all()
+        return await self._engine.run(partial(retire, due), "erase", long=True)
+
+    async def prune(self, due: Due, *, before: int) -> Erased:
+        from perdure.stores.jobs.retiring import REFUSALS, left_by, prune
+
+        checked.prune(due, before)
+        self._forget_all()
+        try:
+            return await self._engine.run(partial(prune, due, before, now(), self._pack), "erase", long=True)
+        except REFUSALS as error:
+            return Erased(left=[left_by(due.session_id, error)])
+        finally:
+            self._forget_all()
+
+    async def rehearse(self, batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]] = ()) -> Erased:
+        from perdure.stores.jobs.retiring import rehearse
+
+        checked.rehearse(batches, prunes)
+        return await self._engine.run(partial(rehearse, batches, prunes, now(), self._pack), long=True)
 
     async def kept_of_log(self, session_id: str) -> Sequence[tuple[int, int]]:
         return await self._engine.run(partial(record.kept_of_log, SessionId(session_id)))

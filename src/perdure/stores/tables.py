@@ -326,6 +326,12 @@ class _Plan(NamedTuple):
         return range(low, high) if type(low) is int and type(high) is int and high - low <= most else None
 
 
+def holds(where: Where, row: Record) -> bool:
+    """Tell whether a row meets conditions, none of which compares two columns."""
+    asked = ((*condition_of(key), value) for key, value in where.items())
+    return all(_holds(_COMPARE[sign], row[column], value) for column, sign, value in asked)
+
+
 def _holds(compare: Callable[[Any, Any], bool], found: Any, value: Any) -> bool:
     """Tell whether a condition holds. As in SQL, nothing but = and != can be said of what is not there."""
     if found is None and value is not None and compare not in (operator.eq, operator.ne):

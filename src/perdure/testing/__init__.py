@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         NamesContract,
         PreviewsContract,
         QueueContract,
+        RetentionContract,
         SaveAllContract,
         SearchContract,
         SketchContract,
@@ -46,7 +47,8 @@ _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract HistoryContract JournalContract NamesContract "
-    "PreviewsContract QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract "
+    "PreviewsContract QueueContract RetentionContract SaveAllContract SearchContract SketchContract StoreContract "
+    "TokenContract "
     "VersionsContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
@@ -76,6 +78,7 @@ __all__ = [
     "NamesContract",
     "PreviewsContract",
     "QueueContract",
+    "RetentionContract",
     "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",

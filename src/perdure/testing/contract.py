@@ -9,7 +9,8 @@
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`VersionsContract`, `ForgetContract`, `SaveAllContract`, `BulkErasureContract`, `QueueContract` and `TokenContract`.
+`VersionsContract`, `ForgetContract`, `RetentionContract`, `SaveAllContract`, `BulkErasureContract`, `QueueContract` and
+`TokenContract`.
 `HistoryContract` plays many clients against each other and checks that what they were told fits together.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
@@ -36,6 +37,7 @@ from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.previewing import Previewing
 from perdure.testing.parts.records import Records
 from perdure.testing.parts.redaction import Redaction
+from perdure.testing.parts.retaining import Retaining
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.timers import Timers
@@ -106,6 +108,10 @@ class SaveAllContract(Grouping):
 
 class ForgetContract(Forgetting):
     """The contract of `perdure.protocols.Forgets`, for a store with all the others' ports."""
+
+
+class RetentionContract(Retaining):
+    """The contract of `perdure.protocols.Retains`: rules and holds, for a store with all the others' ports."""
 
 
 class FindContract(Finding):

@@ -16,6 +16,7 @@ from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
 from perdure.workers.choosing import dispatcher_of
 from perdure.workers.inbox import InboxDispatcher
+from perdure.workers.retaining import Retainer
 from perdure.workers.timers import Bell
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class WorkerSettings(TypedDict, total=False):
     tries: int
     per_owner: int | None
     least_priority: int | None
+    retain_every: float | None
 
 
 class Worker:
@@ -73,6 +75,8 @@ class Worker:
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
         self._stopped = asyncio.Event()
+        every = self.options.retain_every
+        self._retainer = None if every is None else Retainer(sessions, queue, every, self._stopped)
         self._leaving: asyncio.Task[None] | None = None
         self._told: set[tuple[str, str]] = set()
         """What was logged of sessions that cannot be run here: they are met again and again."""
@@ -114,6 +118,8 @@ class Worker:
     async def run(self) -> None:
         """Run sessions until `stop` is called."""
         beside = [self._every(_TICK, self._ring), self._every(self._sweep_every, self._sweep)]
+        if self._retainer is not None:
+            beside.append(self._every(_TICK, self._retainer.look))
         tasks = [asyncio.ensure_future(each) for each in beside]
         try:
             await self.dispatcher.work(self._advance, self.options, self._stopped)

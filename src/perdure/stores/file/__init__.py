@@ -27,7 +27,7 @@ from perdure.errors import (
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
 from perdure.model.session import AgentSessionInfo, SessionInfoList
-from perdure.protocols import Claim, Filters, Forgotten, SessionQuery
+from perdure.protocols import Claim, Due, Erased, Filters, Forgotten, SessionQuery
 from perdure.stores import checked
 from perdure.stores.engine import Job, Lock, Pledge, T
 from perdure.stores.file.engine import FileEngine
@@ -107,6 +107,17 @@ class FileStore(Store):
         await self._finish_redaction(SessionId(session_id))
         return await super().forget(session_id, before=before)
 
+    async def retire(self, due: Sequence[Due]) -> Erased:
+        from perdure.stores.jobs.erasing import tree_of
+
+        for each in due:
+            await self._finish_redactions(await self._engine.run(partial(tree_of, each.session_id)))
+        return await super().retire(due)
+
+    async def prune(self, due: Due, *, before: int) -> Erased:
+        await self._finish_redactions([due.session_id])
+        return await super().prune(due, before=before)
+
     async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.erasing import tree_of
 
@@ -174,7 +185,8 @@ class FileStore(Store):
         else:
             request = asked if begun is None else asked._replace(ids=tuple(dict.fromkeys((*asked.ids, *begun.ids))))
         yield Pledge(session_id, request.pledge)
-        return (yield from redact(request, at, self._pack))
+        # What was begun before a hold was placed is finished: some of the logs have been written.
+        return (yield from redact(request, at, self._pack, is_begun=not isinstance(asked, Request)))
 
 
 def _forget_pledge(session_id: str) -> Job[None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from perdure.errors import SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import SessionBusy, SessionConflict, SessionHeld, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.stores.engine import Delete, Interfered, Job, Lock, Select, Update
 from perdure.stores.format.rows import LAST, another_session
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
+from perdure.stores.jobs.holding import callers_of, require_unheld
 from perdure.stores.jobs.lines import heirs_of, noted_by_owners
 from perdure.stores.jobs.saving import owner_of_log, write_refs
 from perdure.stores.jobs.tally import Tally
@@ -23,29 +24,29 @@ _AT_ONCE = 1_000
 
 def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> Job[None]:
     """Erase a session; SessionConflict if it is another, or of another version, than is expected."""
-    yield Lock((session_id,))
+    yield from lock_with_callers([session_id])
     if expected is not None:
         yield from _require_same(expected)
     yield from _erase([(yield from _free(session_id))])
 
 
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
-    """Erase sessions, and return which; those that are being run, or gone already, are left."""
-    yield Lock(tuple(session_ids))
+    """Erase sessions, and return which; those that are being run, under hold, or gone already, are left."""
+    yield from lock_with_callers(session_ids)
     free: dict[int, SessionId] = {}
     for session_id in session_ids:
         try:
             free.setdefault((yield from _free(session_id)), session_id)
-        except (SessionBusy, SessionNotFound):
+        except (SessionBusy, SessionHeld, SessionNotFound):
             continue
     yield from _erase(free)
     return [*free.values()]
 
 
 def delete_tree(session_id: SessionId) -> Job[list[SessionId]]:
-    """Erase a session and those of its sub-agents, and return which; none of them if one is being run."""
+    """Erase a session and those of its sub-agents, and return which; none if one is being run or under hold."""
     tree = yield from tree_of(session_id)
-    yield Lock(tuple(tree))
+    yield from lock_with_callers(tree)
     if tree != (yield from tree_of(session_id)):
         raise Interfered("there is one more session of a sub-agent, or one less")
     sids: list[int] = []
@@ -53,6 +54,12 @@ def delete_tree(session_id: SessionId) -> Job[list[SessionId]]:
         sids.append((yield from _free(each)))
     yield from _erase(sids)
     return tree
+
+
+def lock_with_callers(session_ids: Sequence[SessionId]) -> Job[None]:
+    """Lock sessions that are to be erased, and those whose sub-agents they are: a hold on these is one on them."""
+    callers = yield from callers_of(session_ids)
+    yield Lock(tuple(dict.fromkeys((*session_ids, *callers))))
 
 
 def tree_of(session_id: SessionId) -> Job[list[SessionId]]:
@@ -124,6 +131,7 @@ def _free(session_id: SessionId) -> Job[int]:
     facts: Facts = yield from facts_of(session_id)
     if facts.sid is None:
         raise SessionNotFound(session_id)
+    yield from require_unheld([session_id])
     require_free(session_id, facts)
     return facts.sid
 
@@ -165,6 +173,8 @@ class Erasure:
         yield Update("session", {"line": line}, {"line": sid})
 
     def _erase(self, sid: int) -> Job[None]:
+        if self._tally is not None:
+            yield from self._tally.measure_session(sid)
         shown = yield Select("ref", ("log",), {"child": sid})
         own = yield Select("log", ("log",), {"sid": sid})
         hashes = yield Select("uses", ("hash",), {"sid": sid})

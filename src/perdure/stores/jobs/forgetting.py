@@ -13,13 +13,14 @@ from perdure import codec
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.protocols import FORGOTTEN, Entry, Forgotten
-from perdure.stores.engine import Delete, Job, Lock, Select, Update
+from perdure.stores.engine import Delete, Job, Select, Update
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import LAST, Stretch, Values, entry_checksum, prepare_entries
 from perdure.stores.jobs.claiming import Facts, facts_of, refusal
-from perdure.stores.jobs.erasing import Erasure, count_erasure
+from perdure.stores.jobs.erasing import Erasure, count_erasure, lock_with_callers
 from perdure.stores.jobs.forgotten_runs import ForgottenRuns, Run, runs_of
+from perdure.stores.jobs.holding import require_unheld
 from perdure.stores.jobs.oldest import first_version
 from perdure.stores.jobs.redaction.versions import next_version
 from perdure.stores.jobs.saving import Pack, Place, place_of, update_columns, write_head, write_messages, write_refs
@@ -32,11 +33,12 @@ _AT_ONCE = 500
 
 def forget(session_id: SessionId, before: int, at: datetime, pack: Pack) -> Job[Forgotten]:
     """Erase the versions before one, the newest excepted. Return what was erased."""
-    yield Lock((session_id,))
+    yield from lock_with_callers([session_id])
     facts: Facts = yield from facts_of(session_id)
     refused = refusal(session_id, facts, None)
     if refused is not None:
         raise refused
+    yield from require_unheld([session_id])
     before = min(before, facts.version)
     if before <= (yield from first_version(session_id, place_of(facts).sid)):
         return Forgotten()

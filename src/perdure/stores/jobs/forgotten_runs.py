@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.model.ids import SessionId
+from perdure.model.retention import HOLD_CHANGED
 from perdure.protocols import FORGOTTEN, ArchivedSession, Entry, JournalEntry
 from perdure.redaction.traces import MARK
 from perdure.stores.engine import Delete, Insert, Job, Select
@@ -22,6 +23,8 @@ from perdure.stores.tapes import without
 
 _AT_ONCE = 256
 _BLANKS_AT_ONCE = 1_000
+_STAYING = (MARK, HOLD_CHANGED)
+"""What stays on record of what no run has done: that something was redacted, and who was under hold."""
 _OF_GROUPS = ("parallel_loop_start", "parallel_loop_end")
 
 
@@ -160,7 +163,7 @@ class ForgottenRuns:
         if entry.kind in _OF_GROUPS:
             staying = {run.loop for run in self.staying}
             return staying.isdisjoint(entry.body.get("loop_ids", ()))
-        return entry.kind != MARK and entry.seq < horizon
+        return entry.kind not in _STAYING and entry.seq < horizon
 
 
 class _Record:

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from perdure.stores.engine import Job, Select
 
 _AT_ONCE = 1_000
+_NUMBERED = {"head": "version", "batch": "last", "inbox": "seq", "sketch": "start", "timer": "timer"}
+"""The tables in which a session has rows with a body, and what these are numbered by."""
 
 
 class Tally:
-    """How many messages were erased, and how many bytes all that was erased held."""
+    """How many sessions, versions and messages were erased, and how many bytes all that was erased held."""
 
     def __init__(self) -> None:
+        self.sessions = 0
+        self.versions = 0
         self.messages = 0
         self.bytes = 0
 
@@ -30,3 +34,17 @@ class Tally:
             if len(rows) < _AT_ONCE:
                 return
             start = rows[-1][0] + 1
+
+    def measure_session(self, sid: int) -> Job[None]:
+        """Count a session that is about to be erased, without its messages."""
+        self.sessions += 1
+        for table, number in _NUMBERED.items():
+            last = -1
+            while True:
+                where = {"sid": sid, f"{number} >": last}
+                rows = yield Select(table, (number, "body"), where, order=number, limit=_AT_ONCE)
+                self.versions += len(rows) if table == "head" else 0
+                self.add(body for _, body in rows)
+                if len(rows) < _AT_ONCE:
+                    break
+                last = rows[-1][0]

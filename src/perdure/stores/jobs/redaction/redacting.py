@@ -12,6 +12,7 @@ from perdure.redaction.traces import MARK, Traces
 from perdure.stores.engine import Job, Lock, Pledge
 from perdure.stores.jobs.claiming import require_free
 from perdure.stores.jobs.erasing import count_erasure
+from perdure.stores.jobs.holding import callers_of, require_unheld
 from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.findings import Findings
 from perdure.stores.jobs.redaction.held import Held
@@ -20,7 +21,7 @@ from perdure.stores.jobs.redaction.request import Request
 from perdure.stores.jobs.saving import Pack
 
 
-def redact(request: Request, at: datetime, pack: Pack) -> Job[int]:
+def redact(request: Request, at: datetime, pack: Pack, *, is_begun: bool = False) -> Job[int]:
     """Replace the content of messages. Return how many were not replaced before.
 
     Everything is read before the lock is asked for, since others wait for whoever holds it. If one of the sessions has
@@ -35,9 +36,13 @@ def redact(request: Request, at: datetime, pack: Pack) -> Job[int]:
                 raise
             gone.add(error.session_id)
             continue  # a fork was erased while it was read: it does not concern us any more
-        yield Lock((request.session_id, *plan.found.facts), "alone")
+        concerned = tuple(dict.fromkeys((request.session_id, *plan.found.facts)))
+        callers = yield from callers_of(concerned)
+        yield Lock(tuple(dict.fromkeys((*concerned, *callers))), "alone")
         if (yield from plan.found.still_hold()):
             break
+    if not is_begun:
+        yield from require_unheld(concerned)
     if plan.found.rows:
         yield Pledge(request.session_id, request.pledge)
         for replacing in plan.sessions:

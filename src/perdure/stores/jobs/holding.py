@@ -1,0 +1,57 @@
+"""Legal holds: whether a session may be erased is looked up here, inside of the transaction that would erase it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from perdure.errors import SessionHeld
+from perdure.model.ids import SessionId
+from perdure.model.retention import is_hold
+from perdure.stores.engine import Job, Select
+
+
+def callers_of(session_ids: Collection[str]) -> Job[list[SessionId]]:
+    """Return the sessions whose sub-agents these are, and theirs. Whoever erases one of these locks them as well.
+
+    Else a hold could be put on one of them, and be acknowledged, before the erasure is committed.
+    """
+    found: dict[str, None] = {}
+    todo = [*session_ids]
+    while todo:
+        rows = yield Select("session", ("parent",), {"id": str(todo.pop()), "spawned": 1})
+        todo += [parent for (parent,) in rows if parent is not None and parent not in found]
+        found |= dict.fromkeys(parent for (parent,) in rows if parent is not None)
+    return [SessionId(each) for each in found]
+
+
+def require_unheld(session_ids: Sequence[str]) -> Job[None]:
+    """Raise SessionHeld if a hold is on one of some sessions, or on the one whose sub-agent it is."""
+    for session_id in session_ids:
+        found = yield from hold_on(session_id)
+        if found is not None:
+            raise SessionHeld(session_id, *found)
+
+
+def hold_on(session_id: str) -> Job[tuple[str, str] | None]:
+    """Return the tag of the hold that is on a session, and which session has that tag; None if there is none."""
+    holder: str | None = session_id
+    seen: set[str] = set()
+    while holder is not None and holder not in seen:
+        seen.add(holder)
+        rows = yield Select("session", ("sid", "parent", "spawned"), {"id": str(holder)})
+        for sid, _, _ in rows:
+            tags = sorted(tag for (tag,) in (yield Select("tag", ("tag",), {"sid": sid})) if is_hold(tag))
+            if tags:
+                return tags[0], holder
+        holder = rows[0][1] if rows and rows[0][2] else None
+    return None
+
+
+def holds(session_ids: Sequence[SessionId]) -> Job[dict[SessionId, str]]:
+    """Return those of some sessions that a hold is on, each with the tag."""
+    found: dict[SessionId, str] = {}
+    for session_id in session_ids:
+        hold = yield from hold_on(session_id)
+        if hold is not None:
+            found[session_id] = hold[0]
+    return found
