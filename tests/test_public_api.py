@@ -91,13 +91,13 @@ ExecutionBudget
 ExecutionContinuation
 ExecutionState
 ExecutionStatus
+ExternalTool
 FailSession
 FewestTokens
 FileRecordStore
 FileStore
 First
 ForkSession
-ExternalTool
 FunctionTool
 IllegalStatusChange
 ImportReport
@@ -147,10 +147,14 @@ ProviderDriver
 Queued
 RateLimit
 RateLimited
+RecordedDriver
+Recording
 RecoveryReport
 Redacted
 Rejected
 RenameSession
+Replay
+ReplayResult
 Reply
 RequestRefused
 ResetTranscript
@@ -265,7 +269,7 @@ store_of
 tool
 """
 IMPORTABLE = NAMES.split()
-HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "testing")
+HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "replay", "testing")
 """Modules that show names beside the root."""
 
 
