@@ -131,6 +131,11 @@ class Recording:
         config = self._configs.get(turn.loop_id)
         return found if config is None else _configured(found, config)
 
+    def called(self) -> list[str]:
+        """Return the names of the tools that were called, without those that a message brought, or that nobody had."""
+        calls = [(turn, call) for turn in self.turns for step in turn.steps for call in step.calls]
+        return [call.name for turn, call in calls if call.name not in turn.brought and not call.is_unknown]
+
     async def with_files(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages with the images and files that they name."""
         wanted = {key for message in messages for key in message.file_hashes}

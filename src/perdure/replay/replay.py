@@ -129,7 +129,8 @@ class Replay:
             replayed = _TurnReplay(self, recording, turn, loops, left)
             compared_turn = await replayed.run(before, said)
             self._allowance.spend(compared_turn.replayed)
-            said.append(Retold(turn, replayed.events))
+            if not turn.is_cut:  # of which only a part was replayed
+                said.append(Retold(turn, replayed.events))
             done.append(compared_turn)
             notes.update(dict.fromkeys(replayed.notes))
         if progress is not None:
@@ -219,16 +220,10 @@ class _TurnReplay:
 
     def _missing(self, definition: AgentDefinition) -> list[str]:
         """Return the tools that the agent names or has called, and that are not here."""
-        brought = {spec.name for spec in self._turn.start.external_tools}
-        called = [
-            call.name
-            for turn in self._recording.turns
-            for step in turn.steps
-            for call in step.calls
-            if call.outcome is None or call.outcome.error is None or call.outcome.error.type != "UnknownTool"
-        ]
-        wanted = [*(definition.tools or ()), *definition.tools_deny, *(called if definition.tools is None else ())]
-        return [name for name in dict.fromkeys(wanted) if name not in self._loops.known_tools | brought]
+        called = self._recording.called() if definition.tools is None else ()
+        wanted = dict.fromkeys([*(definition.tools or ()), *definition.tools_deny, *called])
+        known = self._loops.known_tools | self._turn.brought
+        return [name for name in wanted if name not in known]
 
     async def _lengths(self, before: AgentSession) -> list[int]:
         """Return how long the view on record was before each compaction."""

@@ -50,6 +50,11 @@ class Call(msgspec.Struct, frozen=True):
         return key_of(self.name, self.arguments)
 
     @property
+    def is_unknown(self) -> bool:
+        """Tell whether there was no tool of this name."""
+        return self.outcome is not None and self.outcome.error is not None and self.outcome.error.type == "UnknownTool"
+
+    @property
     def result(self) -> object:
         """Return what the model was told; None if the call has no outcome."""
         if self.outcome is None:
@@ -107,6 +112,11 @@ class PlayedTurn(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return what was asked."""
         return "\n".join(message.text for message in self.asked)
+
+    @property
+    def brought(self) -> frozenset[str]:
+        """Return the names of the tools that came with the message, for this run alone."""
+        return frozenset(spec.name for spec in self.start.external_tools)
 
     @property
     def is_cut(self) -> bool:
