@@ -32,10 +32,10 @@ from perdure import (
     tool,
 )
 from perdure.model.ids import use
-from perdure.parallel import LongestAnswer
-from perdure.protocols import ModelReply
 from perdure.model.step import InferenceResponse
 from perdure.model.usage import Usage
+from perdure.parallel import LongestAnswer
+from perdure.protocols import ModelReply
 from perdure.testing import Chunks, FailingStore, FrozenClock, ScriptedDriver
 
 Scene = Callable[["Stage"], Awaitable[str]]
@@ -301,7 +301,9 @@ async def recovered(stage: Stage) -> str:
             failing.fail("append", call=later)
         failing.fail("release", call=None)
         runtime = SessionRuntime(failing)
-        action: Any = SendMessage("Go.", stage.sessions.loops) if call == 2 else perdure.ResumeExecution(stage.sessions.loops)
+        action: Any = (
+            SendMessage("Go.", stage.sessions.loops) if call == 2 else perdure.ResumeExecution(stage.sessions.loops)
+        )
         with pytest.raises(Exception, match="told to fail"):
             await runtime.execute(chat.id, action)
         stage.clock.advance(3600)
@@ -417,7 +419,9 @@ async def outside(stage: Stage) -> str:
     first, second = reply.pending_calls
     await stage.sessions.execute(
         chat.id,
-        perdure.AnswerToolCalls(stage.sessions.loops, {first.id: "a map"}, errors={second.id: "The browser is closed."}),
+        perdure.AnswerToolCalls(
+            stage.sessions.loops, {first.id: "a map"}, errors={second.id: "The browser is closed."}
+        ),
     )
     return chat.id
 

@@ -13,6 +13,7 @@ from perdure import ModelRequest, Replay
 from perdure.replay import RecordedDriver
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCENES)
 async def test_a_session_replayed_with_its_own_answers_is_the_same(name: str, kind: str, tmp_path: Path) -> None:

@@ -21,20 +21,22 @@ from perdure.protocols import Tool, ToolContext
 from perdure.replay.story import Call, PlayedTurn, key_of
 
 OnUnmatched = Literal["error", "live", "stop"]
-Source = Literal["recorded", "elsewhere", "unmatched", "live"]
+Source = Literal["recorded", "again", "elsewhere", "unmatched", "live"]
+"""Where the answer to a call came from: its turn on record, for the first time or again, another turn, nowhere, or the
+tool itself."""
 _ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 class Answers:
-    """The outcomes on record for the calls of one turn. Each is given once, equal calls in their order.
+    """The outcomes on record for the calls of one turn. Equal calls are answered in their order, then by the last one.
 
-    A call that the turn did not make is looked for in the others: the last time that it was made before, or the first
-    time after. These are not used up.
+    A call that the turn did not make is looked for in the others, the nearest before it first.
     """
 
     def __init__(self, turn: PlayedTurn, turns: Sequence[PlayedTurn], on_unmatched: OnUnmatched) -> None:
         self._turn = turn
         self._left: defaultdict[tuple[str, bytes], list[Call]] = defaultdict(list)
+        self._given: dict[tuple[str, bytes], Call] = {}
         for call in _calls_of(turn):
             self._left[call.key].append(call)
         place = next((place for place, each in enumerate(turns) if each.loop_id == turn.loop_id), 0)
@@ -51,7 +53,11 @@ class Answers:
         own = self._left.get(key) or self._as_made(key)
         if own:
             self.sources[call_id] = "recorded"
-            return own.pop(0)
+            self._given[key] = own.pop(0)
+            return self._given[key]
+        if key in self._given:
+            self.sources[call_id] = "again"
+            return self._given[key]
         for turn in self._nearest:
             found = [call for call in _calls_of(turn) if call.key == key and call.outcome is not None]
             if found:

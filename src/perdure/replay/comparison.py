@@ -137,7 +137,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def cost_ratio(self) -> float | None:
-        """Return what the replay cost, as a multiple of what is on record; None if one of the two is not known."""
+        """Return the replay's cost as a multiple of that on record; None if that is not known, or was nothing."""
         before, after = self.recorded_usage, self.usage
         if not (before.is_cost_known and after.is_cost_known and before.cost):
             return None
@@ -185,6 +185,9 @@ def _signature(step: Step) -> tuple[object, ...]:
 
 def _pairs(before: Sequence[Any], after: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     """Yield the places of items that belong together, None where there is no counterpart."""
+    if len(before) == len(after):
+        yield from ((place, place) for place in range(len(before)))
+        return
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     for _, start, stop, other_start, other_stop in matcher.get_opcodes():
         most = max(stop - start, other_stop - other_start)

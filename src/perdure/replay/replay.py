@@ -14,6 +14,7 @@ from perdure.actions.fork import ForkSession
 from perdure.actions.parallel import configured
 from perdure.actions.send import SendMessage
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.loop.external import ExternalTool
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay as Fold
 from perdure.model.checks import expect, expect_function
@@ -39,6 +40,8 @@ from perdure.sessions.sessions import Sessions
 Tools = Literal["recorded", "live"]
 History = Literal["recorded", "replayed"]
 Progress = Callable[[int, int], None]
+RECORDED = "recorded"
+"""The name of the model that gives the answers on record."""
 TAG = "replay"
 """The tag of sessions that replays are kept as."""
 
@@ -46,8 +49,9 @@ TAG = "replay"
 class Replay:
     """Runs the turns of a stored session again, with another model, agent, prompt or tools, and compares the two.
 
-    The source is a handle on a session, a `Recording`, or the path of an exported file with one session. Without
-    another model or driver, the model on record is asked. The store that the session is in is only read.
+    The source is a handle on a session, a `Recording`, or the path of an exported file with one session. The store
+    that the session is in is only read. Without another model or driver, the model on record is asked; the model
+    "recorded" gives the answers on record again.
 
     `tools="recorded"` answers calls from the record, so that the code of the tools is not needed; `on_unmatched` says
     what becomes of a call that is not there: the model is told so ("error"), it is made ("live"), or the turn ends
@@ -80,6 +84,8 @@ class Replay:
         _one_of(on_unmatched, ("error", "live", "stop"), "$.on_unmatched")
         _one_of(history, ("recorded", "replayed"), "$.history")
         self._source = source
+        if model == RECORDED and driver is None:
+            model, driver = None, RecordedDriver()
         self._model = None if model is None else ModelConfig.of(model)
         self._agent = None if agent is None else expect(agent, AgentDefinition, "$.agent")
         self._system_prompt = system_prompt
@@ -242,7 +248,7 @@ class _TurnReplay:
             metadata=thawed(start.metadata) or None,
             context_data=thawed(start.context_data) if is_live and start.context_data is not None else None,
             output=None if start.response_format is None else thawed(start.response_format),
-            external_tools=start.external_tools if is_live else None,
+            external_tools=list(map(ExternalTool, start.external_tools)) if is_live else None,
             instructions=start.instructions,
             model_options=start.model_options,
         )

@@ -41,8 +41,12 @@ class Rule(msgspec.Struct, frozen=True):
             raise InvalidData("$.fail_on", f"a rule is {known}; got {text!r}")
         return cls(name, most)  # type: ignore[arg-type]  # as was just asked
 
+    def __str__(self) -> str:
+        return self.name if self.most is None else f"{self.name}={self.most:g}"
+
     def is_broken(self, result: ReplayResult) -> bool:
-        """Tell whether a replay breaks the rule. A cost that is not known breaks none."""
+        """Tell whether a replay breaks the rule. One about the cost is broken, too, if a price is not known."""
+        before, after, most = result.recorded_usage, result.usage, self.most or 0.0
         match self.name:
             case "any":
                 return not result.is_same
@@ -55,5 +59,6 @@ class Rule(msgspec.Struct, frozen=True):
             case "ends":
                 return any(turn.ends_otherwise for each in (result, *result.children) for turn in each.turns)
             case "cost":
-                return (result.cost_ratio or 0.0) > (self.most or 0.0)
-        return (result.token_ratio or 0.0) > (self.most or 0.0)
+                is_known = before.is_cost_known and after.is_cost_known
+                return not is_known or after.cost > most * before.cost
+        return after.total_tokens > most * before.total_tokens
