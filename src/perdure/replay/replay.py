@@ -31,7 +31,7 @@ from perdure.replay.comparison import ReplayResult, SameAnswer, TurnComparison, 
 from perdure.replay.history import Retold, retold
 from perdure.replay.recording import LeftOut, Recording
 from perdure.replay.script import Playing, RecordedDriver, playing
-from perdure.replay.story import PlayedTurn, by_loop, joined, turn_of
+from perdure.replay.story import PlayedTurn, Steering, by_loop, joined, turn_of
 from perdure.replay.turn_setup import ReplayTurn, Steer
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.chat import Chat
@@ -210,7 +210,7 @@ class _TurnReplay:
 
     async def _equipped(self, session: AgentSession, before: AgentSession) -> tuple[LoopFactory, Steer]:
         """Return the loops for this turn, and what brings in the messages that steered it."""
-        steer = Steer(self._recording.store, session.id, self._turn.steering)
+        steer = Steer(await self._steering())
         capability = ReplayTurn(self._turn, self._answering, steer, self._left)
         if self._turn.compactions:
             capability.view_lengths = await self._lengths(before)
@@ -223,6 +223,10 @@ class _TurnReplay:
             )
         named = [NamedTool(name) for name in missing]
         return self._loops.varied(capability, tools=named, driver=self._replay._driver), steer
+
+    async def _steering(self) -> list[Steering]:
+        files = self._recording.with_files
+        return [Steering(each.after, tuple(await files(each.messages))) for each in self._turn.steering]
 
     def _missing(self, definition: AgentDefinition) -> list[str]:
         """Return the tools that the agent names or has called, and that are not here."""
@@ -254,7 +258,7 @@ class _TurnReplay:
         )
         await self._settled(await self._runtime.execute(session_id, asked), loops)
         while steer.left and not self._answers.stopped_at:  # they came too late to steer this run
-            late = await self._recording.with_files(steer.left.pop(0).messages)
+            late = steer.left.pop(0).messages
             await self._settled(await self._runtime.execute(session_id, send(late)), loops)
         await self._runtime.idle()
 

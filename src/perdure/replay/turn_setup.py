@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from perdure.actions.inbox import STEER, Inbox, item_of
-from perdure.loop.agent_loop import LoopSetup
+from perdure.loop.agent_loop import LoopSetup, Run
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
 from perdure.loop.guards import BudgetGuard
-from perdure.loop.interceptors import Interceptor
 from perdure.model.execution import ExecutionBudget, Spent
 from perdure.model.loop_events import Compaction
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.protocols import Journal, ModelRequest
+from perdure.protocols import ModelRequest
 from perdure.replay.answers import Answers, AnswerUnknown, recorded_tools
 from perdure.replay.story import PlayedTurn, Steering
 
@@ -33,12 +31,10 @@ ENDS_HERE = "replay"
 class ReplayTurn:
     """The capability of replaying a turn."""
 
-    def __init__(
-        self, turn: PlayedTurn, answers: Answers | None, steering: Interceptor, budget: ExecutionBudget
-    ) -> None:
+    def __init__(self, turn: PlayedTurn, answers: Answers | None, steer: Steer, budget: ExecutionBudget) -> None:
         self._turn = turn
         self._answers = answers
-        self._steering = steering
+        self._steer = steer
         self._budget = budget
         self.view_lengths: Sequence[int] = ()
         """How many messages the model was shown before each compaction on record."""
@@ -49,7 +45,7 @@ class ReplayTurn:
             guards = (*guards, BudgetGuard(self._budget))
         if self._turn.is_cut:
             guards = (*guards, EndOfRecord(len(self._turn.complete)))
-        interceptors, tools = (*setup.interceptors, self._steering), setup.tools
+        interceptors, tools = setup.interceptors, setup.tools
         if self._answers is not None:
             tools = recorded_tools(tools, self._turn.start.external_tools, self._answers)
             interceptors = (*interceptors, AnswerUnknown(self._answers))
@@ -58,7 +54,14 @@ class ReplayTurn:
             for (step, event), length in zip(self._turn.compactions, self.view_lengths, strict=False)
         ]
         compaction = RepeatedCompaction(setup.compaction, made) if made else setup.compaction
-        return replace(setup, tools=tools, guards=guards, interceptors=interceptors, compaction=compaction)
+        return replace(
+            setup,
+            tools=tools,
+            guards=guards,
+            interceptors=interceptors,
+            compaction=compaction,
+            after_each_step=self._steer,
+        )
 
 
 class EndOfRecord:
@@ -73,19 +76,16 @@ class EndOfRecord:
         return StopSignal(StopReason.STOP_REQUESTED, "the record ends here", source=ENDS_HERE)
 
 
-class Steer(Interceptor):
-    """Posts the messages that steered the run on record, so that each arrives behind the same step."""
+class Steer:
+    """Brings in the messages that steered the run on record, each behind the same step."""
 
-    def __init__(self, journal: Journal, session_id: str, steering: Sequence[Steering]) -> None:
-        self._inbox = Inbox(journal, session_id)
+    def __init__(self, steering: Sequence[Steering]) -> None:
         self.left = list(steering)
-        """What has not been posted yet."""
+        """What has not been brought in yet."""
 
-    async def before_inference(self, request: ModelRequest, state: AgentState) -> ModelRequest:
-        # Before the request: its write then tells the run that there is something to look at between the steps.
-        while self.left and self.left[0].after <= request.step:
-            await self._inbox.post(STEER, item_of(self.left.pop(0).messages))
-        return request
+    async def __call__(self, run: Run) -> None:
+        while self.left and self.left[0].after < run.state.step_count:
+            await run.steer(self.left.pop(0).messages)
 
 
 class RepeatedCompaction(AutoCompactor):
