@@ -11,7 +11,6 @@ import click
 
 from perdure.cli.errors import FAILED, USAGE, Failure
 from perdure.cli.options import (
-    agent_name_option,
     last_option,
     session_argument,
     settings_of,
@@ -44,7 +43,7 @@ def _max_time(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @session_argument("sources", nargs=-1, metavar="[SESSION|FILE]...")
 @click.option("--all", "everything", is_flag=True, help="Every session, without those of sub-agents.")
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
-@agent_name_option
+@click.option("--agent-name", "agent_name", metavar="NAME", help="Only this agent's sessions.")
 @since_option("updated_after", "sessions changed")
 @last_option(help="Only the last N sessions, by when they were changed.")
 @click.option("--system-prompt", metavar="TEXT", help="Give the agent this prompt.")
@@ -80,7 +79,8 @@ def replay(ctx: click.Context, sources: tuple[str, ...], as_json: bool, **given:
     model what the tools are, and --tools live has them called. With --model recorded, the answers on record are given.
     The exit code is 0 if all is the same, 1 if not, and 2 if a session could not be replayed.
     """
-    wanted = {name: given[name] for name in ("tag", "agent", "updated_after") if given[name] is not None}
+    asked = {"tag": given["tag"], "agent": given["agent_name"], "updated_after": given["updated_after"]}
+    wanted = {name: value for name, value in asked.items() if value is not None}
     if bool(sources) == bool(wanted or given["everything"] or given["last"]):
         raise click.UsageError("Name the sessions or files, or which by --all, --tag, --agent-name, --since or --last.")
     mode = _mode_of(ctx)
