@@ -20,7 +20,7 @@ LEVELS = (
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
     {"sessions"},
-    {"workflow", "adapters", "workers", "server", "testing", "cli", "__init__", "__main__"},
+    {"workflow", "adapters", "workers", "replay", "server", "testing", "cli", "__init__", "__main__"},
 )
 HEIGHT = {unit: height for height, level in enumerate(LEVELS) for unit in level}
 # Those of one level do not know each other, but for these.
@@ -37,11 +37,12 @@ NEIGHBOURS = {
         "__init__",
         "adapters",
         "workers",
+        "replay",
         "server",
     },  # which it runs; adapters take in what other libraries have stored
     "server": {"__init__"},  # whose version it tells
     "__main__": {"cli"},
-    "__init__": {"workers", "workflow"},
+    "__init__": {"workers", "workflow", "replay"},
 }
 # `to_dict` and `from_dict` stand on the values, and the codec alone knows the form.
 MAY_DEFER_UPWARD = PACKAGE / "model" / "value.py"

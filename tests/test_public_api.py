@@ -148,10 +148,14 @@ ProviderDriver
 Queued
 RateLimit
 RateLimited
+RecordedDriver
+Recording
 RecoveryReport
 Redacted
 Rejected
 RenameSession
+Replay
+ReplayResult
 Reply
 RequestRefused
 ResetTranscript
@@ -272,7 +276,7 @@ store_of
 tool
 """
 IMPORTABLE = NAMES.split()
-HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "testing")
+HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "replay", "testing")
 """Modules that show names beside the root."""
 
 

@@ -1,7 +1,7 @@
 """perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used.
 
 Names of fewer days can be imported from here as well. They are shown by `perdure.events`, `perdure.records`,
-`perdure.parallel`, `perdure.protocols` and `perdure.errors`.
+`perdure.parallel`, `perdure.replay`, `perdure.protocols` and `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -219,6 +219,10 @@ if TYPE_CHECKING:
     from perdure.records.files import load_sessions_for_agent as load_sessions_for_agent
     from perdure.records.files import redact_session as redact_session
     from perdure.records.files import save_session as save_session
+    from perdure.replay.comparison import ReplayResult as ReplayResult
+    from perdure.replay.recording import Recording as Recording
+    from perdure.replay.replay import Replay as Replay
+    from perdure.replay.script import RecordedDriver as RecordedDriver
     from perdure.runtime.bus import EventBus as EventBus
     from perdure.runtime.bus import Subscription as Subscription
     from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
@@ -319,6 +323,10 @@ _HOMES = {
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
     "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
+    "replay.comparison": "ReplayResult",
+    "replay.recording": "Recording",
+    "replay.replay": "Replay",
+    "replay.script": "RecordedDriver",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",

@@ -125,7 +125,7 @@ async def resume_group(
 ) -> AgentSession | Next:
     """Continue an evaluation that was killed: ended branches stand, the others continue, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
-    configs = tuple(_config_of(each) for each in start.configs)
+    configs = tuple(config_of(each) for each in start.configs)
     await _connect_tools(loops, session, configs, context)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), work)
     group.parent = start.parent_loop_id
@@ -150,10 +150,21 @@ def _plain_config(config: Config) -> Mapping[str, Any]:
     return {kind: msgspec.to_builtins(config)}
 
 
-def _config_of(plain: Any) -> Config:
+def config_of(plain: Any) -> Config:
+    """Return a configuration from what the start of an evaluation has put on record."""
     if "definition" in plain:
         return codec.convert(AgentDefinition, plain["definition"])
     return codec.convert(ModelConfig, plain["model"])
+
+
+def configured(session: AgentSession, config: Config) -> tuple[AgentDefinition, AgentState]:
+    """Return the definition and the state that a branch begins with."""
+    state = session.state
+    if isinstance(config, AgentDefinition):
+        # What the definition names goes before the session's own choice, which is for the session's definition.
+        named = config.model_config or state.model
+        return config, state.with_system_prompt(config.system_prompt).with_model(named)
+    return session.definition, state.with_model(config)
 
 
 class Group:
@@ -198,7 +209,7 @@ class Group:
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
         """A branch that has not begun; or, with the events of its story so far, one that goes on."""
-        definition, state = self._configured(self._configs[index])
+        definition, state = configured(self._session, self._configs[index])
         asked = {message.id for message in self._messages}
         tells_input = any(isinstance(event, MessageEnd) and event.message.id in asked for event in story)
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
@@ -233,14 +244,6 @@ class Group:
 
     def _record_of(self, index: int) -> Record:
         return self._branches[index] if self._branches else Unrecorded()
-
-    def _configured(self, config: Config) -> tuple[AgentDefinition, AgentState]:
-        state = self._session.state
-        if isinstance(config, AgentDefinition):
-            # What the definition names goes before the session's own choice, which is for the session's definition.
-            named = config.model_config or state.model
-            return config, state.with_system_prompt(config.system_prompt).with_model(named)
-        return self._session.definition, state.with_model(config)
 
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
         """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""

@@ -66,6 +66,8 @@ class LoopSetup(msgspec.Struct, frozen=True):
     compaction: AutoCompactor | None = None
     form: Form | None = None
     """The form of answers that the definition asks for."""
+    after_each_step: Callable[[Run], Awaitable[None]] | None = None
+    """Awaited with the run between two steps, before what others have posted is delivered."""
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -212,6 +214,8 @@ class Run:
                     self.is_settled = True
                     return
                 yield self.state
+                if self._setup.after_each_step is not None:
+                    await self._setup.after_each_step(self)
                 await self.between_steps()
         except asyncio.CancelledError as error:
             if is_cancelled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -139,9 +140,27 @@ class LoopFactory:
         self._toolsets = _opened([each for each in given if _is_toolset(each)])
         self._tools = self._own_tools = ToolRegistry(each for each in given if not _is_toolset(each))
         self._forms: dict[str, Form] = {}
+        self._always: tuple[Capability, ...] = ()
         for each in self._subagents:
             self.learn_output(each)
         self._with_agents(None, depth=0)
+
+    def varied(
+        self, capability: Capability, *, tools: Iterable[Tool] = (), driver: Driver | None = None
+    ) -> LoopFactory:
+        """Return a factory like this one whose loops all have one capability more, whatever their definitions name.
+
+        It shares connections with this one, which closes them. Nobody hears the events of its loops.
+        """
+        other, more = copy(self), tuple(tools)
+        other._always = (*self._always, capability)
+        other._own_tools = ToolRegistry((*self._own_tools, *more))
+        other._tools = ToolRegistry((*self._tools, *more))
+        other._events = other.title = None
+        if driver is not None:
+            other._driver = other._paced(expect_method(driver, "respond", "$.driver"))
+            other._own_model = _model_of_driver(type(driver).__name__)
+        return other
 
     def build(
         self,
@@ -185,6 +204,8 @@ class LoopFactory:
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
+        for each in self._always:
+            setup = each.install(setup)
         return setup
 
     def learn_output(self, definition: AgentDefinition) -> None:
@@ -250,6 +271,11 @@ class LoopFactory:
         assert self._toolsets is not None
         found = await self._toolsets.tools(taken)
         self._tools = ToolRegistry((*self._own_tools, *found))
+
+    @property
+    def known_tools(self) -> frozenset[str]:
+        """The names of the tools and sub-agents that are here. Those of a toolset are, once it is connected."""
+        return frozenset(each.name for each in self._with_agents(None, depth=0))
 
     def needs_toolsets(self, definition: AgentDefinition) -> bool:
         """Tell whether an agent may call tools that have to be connected to."""

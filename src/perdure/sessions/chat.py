@@ -47,6 +47,11 @@ class Chat:
     def id(self) -> SessionId:
         return self._id
 
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions that it is one of."""
+        return self._sessions
+
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 

@@ -1,0 +1,122 @@
+"""What a loop is given so that it replays one turn: the capability that is installed on top of the agent's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from perdure.loop.agent_loop import LoopSetup, Run
+from perdure.loop.compaction.auto import AutoCompactor, Trigger
+from perdure.loop.guards import BudgetGuard
+from perdure.model.execution import ExecutionBudget, Spent
+from perdure.model.loop_events import Compaction
+from perdure.model.state import AgentState
+from perdure.model.stop import StopReason, StopSignal
+from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
+from perdure.protocols import ModelRequest
+from perdure.replay.answers import Answers, AnswerUnknown, recorded_tools
+from perdure.replay.story import PlayedTurn, Steering
+
+if TYPE_CHECKING:
+    from perdure.loop.compaction.compactor import Compacted
+    from perdure.loop.compaction.summary import Charge
+
+ENDS_HERE = "replay"
+"""The source of the signal that ends a turn where the record does."""
+
+
+class ReplayTurn:
+    """The capability of replaying a turn."""
+
+    def __init__(self, turn: PlayedTurn, answers: Answers | None, steer: Steer, budget: ExecutionBudget) -> None:
+        self._turn = turn
+        self._answers = answers
+        self._steer = steer
+        self._budget = budget
+        self.view_lengths: Sequence[int] = ()
+        """How many messages the model was shown before each compaction on record."""
+
+    def install(self, setup: LoopSetup) -> LoopSetup:
+        guards = setup.guards
+        if not self._budget.is_empty:
+            guards = (*guards, BudgetGuard(self._budget))
+        if self._turn.is_cut:
+            guards = (*guards, EndOfRecord(len(self._turn.complete)))
+        interceptors, tools = setup.interceptors, setup.tools
+        if self._answers is not None:
+            tools = recorded_tools(tools, self._turn.start.external_tools, self._answers)
+            interceptors = (*interceptors, AnswerUnknown(self._answers))
+        made = [
+            (step, event, length)
+            for (step, event), length in zip(self._turn.compactions, self.view_lengths, strict=False)
+        ]
+        compaction = RepeatedCompaction(setup.compaction, made) if made else setup.compaction
+        return replace(
+            setup,
+            tools=tools,
+            guards=guards,
+            interceptors=interceptors,
+            compaction=compaction,
+            after_each_step=self._steer,
+        )
+
+
+class EndOfRecord:
+    """Ends a turn where the run on record was ended from outside."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def check(self, state: AgentState, spent: Spent) -> StopSignal | None:
+        if state.step_count < self._steps:
+            return None
+        return StopSignal(StopReason.STOP_REQUESTED, "the record ends here", source=ENDS_HERE)
+
+
+class Steer:
+    """Brings in the messages that steered the run on record, each behind the same step."""
+
+    def __init__(self, steering: Sequence[Steering]) -> None:
+        self.left = list(steering)
+        """What has not been brought in yet."""
+
+    async def __call__(self, run: Run) -> None:
+        while self.left and self.left[0].after < run.state.step_count:
+            await run.steer(self.left.pop(0).messages)
+
+
+class RepeatedCompaction(AutoCompactor):
+    """Makes the compactions on record at the same steps, as long as the view is as long as it was then.
+
+    Where it is not, the loop compacts by its own rules.
+    """
+
+    def __init__(self, own: AutoCompactor | None, made: Sequence[tuple[int, Compaction, int]]) -> None:
+        self._own = own
+        self._made = list(made)
+
+    def is_near_window(self, request: ModelRequest) -> bool:
+        is_due = any(step == request.step and event.trigger == "window" for step, event, _ in self._made)
+        return is_due or (self._own is not None and self._own.is_near_window(request))
+
+    def learn(self, request: ModelRequest, usage: Usage) -> None:
+        if self._own is not None:
+            self._own.learn(request, usage)
+
+    async def compact(
+        self, view: Transcript, request: ModelRequest, trigger: Trigger, charge: Charge
+    ) -> Compacted | None:
+        from perdure.loop.compaction.compactor import Compacted
+
+        for found in self._made:
+            step, event, length = found
+            if step == request.step and event.trigger == trigger and len(view) == length:
+                self._made.remove(found)
+                charge(event.usage)
+                return Compacted(event.block, event.shown, event.usage)
+        if self._own is None or (trigger == "window" and not self._own.is_near_window(request)):
+            return None
+        return await self._own.compact(view, request, trigger, charge)
