@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Mark(msgspec.Struct, omit_defaults=True):
     shows: dict[str, Picture | None] = {}
     """With `end`: what the store shows of the writer's sessions."""
     gone: list[str] = []
-    """With `end`: words that must not be on the disk any more."""
+    """With `end`: words that must not be on the disk any more. With `said`: the texts."""
+    is_repeated: bool = False
+    """Whether the next to open the store may do again what was cut off: it may make one version more."""
 
 
 class Stage:
@@ -69,12 +72,21 @@ class Stage:
     def mark(self, what: str, name: str = "", **more: Any) -> None:
         self._switch.mark(msgspec.json.encode(Mark(self.writer, what, name, **more)))
 
-    async def doing(self, store: Any, name: str, work: Callable[[], Awaitable[Any]], gone: Sequence[str] = ()) -> Any:
+    async def doing(
+        self,
+        store: Any,
+        name: str,
+        work: Callable[[], Awaitable[Any]],
+        gone: Sequence[str] = (),
+        *,
+        is_repeated: bool = False,
+    ) -> Any:
         """Do something that is kept whole or not at all, and mark what it has come to. `gone` is what it erases."""
         self.mark("begin", name)
         result = await work()
         self._gone += gone
-        self.mark("end", name, shows=await pictures(store, self.known), gone=self._gone)
+        shows = await pictures(store, self.known)
+        self.mark("end", name, shows=shows, gone=self._gone, is_repeated=is_repeated)
         return result
 
 
@@ -161,7 +173,8 @@ async def erasure(stage: Stage) -> None:
         message = keep.state.messages[1]
         await stage.doing(store, "prepared", _nothing)
         await stage.doing(store, "delete", lambda: store.delete("first"), ["firstcanary"])
-        await stage.doing(store, "redact", lambda: store.redact("keep", [message.id]), ["zebrasecret"])
+        redact = partial(store.redact, "keep", [message.id])
+        await stage.doing(store, "redact", redact, ["zebrasecret"], is_repeated=True)
         await stage.doing(store, "forget", lambda: store.forget("old", before=5), ["draftword0", "draftword1"])
         both = ["secondcanary", "thirdcanary"]
         await stage.doing(store, "delete_many", lambda: store.delete_many(["second", "third"]), both)

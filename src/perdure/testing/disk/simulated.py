@@ -57,17 +57,14 @@ class Inode:
     def after_cut(self, chance: random.Random) -> bytes:
         """Return what may be left of it."""
         content, sizes = bytearray(self.synced), [len(self.synced)]
-        end = len(self.synced)
         luck = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         for place, data in self.pending:
-            if data is None:
-                end = place
-                if chance.random() < luck:
-                    _apply(content, place, None)
-            else:
-                end = max(end, place + len(data))
+            if data is not None:
+                sizes.append(max(sizes[-1], place + len(data)))
                 _write_torn(content, place, data, luck, chance)
-            sizes.append(end)
+            elif chance.random() < luck:  # a size and what is cut off, or added, change together
+                sizes = [place]
+                _apply(content, place, None)
         if self.is_mapped:
             return chance.randbytes(len(self.now))
         size = chance.choice((sizes[0], sizes[-1], chance.choice(sizes)))
