@@ -275,7 +275,8 @@ class TestFailingGroup:
             await store.save_all([Change(say(each, "Yo")) for each in old])
             after = files_in(tmp_path)
         steps = [
-            Growth(name[0], name, len(before[name]), after[name][len(before[name]) :]) for name in ("a.jsonl", "b.jsonl")
+            Growth(name[0], name, len(before[name]), after[name][len(before[name]) :])
+            for name in ("a.jsonl", "b.jsonl")
         ]
         torn = bytearray(len(steps[0].body))
         torn[kept] = steps[0].body[kept]

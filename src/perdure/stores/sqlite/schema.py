@@ -12,10 +12,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, StoreError
+from perdure.errors import ConfigurationError, CorruptRecord, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
 from perdure.stores.format.heads import was_spawned
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
+from perdure.stores.lock_holder import has_open
 from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
@@ -49,11 +50,32 @@ def prepare(given: Path, lock_timeout: float) -> Path:
                 migrate(connection)
             finally:
                 connection.close()
+    except SessionLocked as locked:
+        if not _is_in_use(path, locked.holder):
+            raise
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
     finally:
         lock.close()
     return path
+
+
+def _is_in_use(path: Path, holder: int | None) -> bool:
+    """Tell whether the process that keeps its lock for so long has the file open, and there is nothing to be done to it.
+
+    Then it can be read, though the holder may be stopped. Its log need not be looked at: only the first to open the
+    file goes by that.
+    """
+    if holder is None or not has_open(holder, path.with_name(path.name + "-shm")):
+        return False
+    try:
+        connection = connect(path, reader=True)
+        try:
+            return _require_own(connection) == newest_schema()
+        finally:
+            connection.close()
+    except apsw.Error:
+        return False
 
 
 def prepare_directory(path: Path) -> Path:

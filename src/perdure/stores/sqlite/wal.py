@@ -103,9 +103,7 @@ class _Log:
         """Whether frames follow that were written under it: it is on the disk before the first of them."""
         numbered = enumerate(self.frames(2), 2)
         # A power cut may leave zeros, whose checksum is right; no frame is of page 0.
-        return any(
-            frame.page and self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered
-        )
+        return any(frame.page and self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered)
 
     def _resembles(self, frame: _Frame) -> bool:
         """Whether at least one salt is this log's; of a stale frame neither is, of a damaged one mostly both."""

@@ -14,12 +14,14 @@ import threading
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.errors import CorruptRecord, InvalidData, PerdureError, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.lock_holder import locked_error
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 
@@ -460,7 +462,7 @@ class WritingWorker(Worker):
 
     def _fail_all(self, connection: apsw.Connection, batch: list[Request], error: BaseException) -> None:
         _roll_back(connection)
-        failure = as_store_error(error)
+        failure = busy_error(Path(connection.filename)) if isinstance(error, apsw.BusyError) else as_store_error(error)
         if isinstance(error, apsw.IOError):
             # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
             self._broken = StoreError(
@@ -535,6 +537,12 @@ def deliver(batch: list[Request]) -> None:
 def _deliver_in_loop(requests: list[Request]) -> None:
     for request in requests:
         request.deliver()
+
+
+def busy_error(path: Path) -> SessionLocked:
+    """Return the error for a file that somebody has locked who does not use our lock, such as `sqlite3`."""
+    beside = [path.with_name(path.name + end) for end in ("-shm", "-wal")]
+    return locked_error(None, path, schema.BUSY_MS / 1000, beside)
 
 
 def as_store_error(error: BaseException) -> BaseException:
