@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TokenContract,
         VersionsContract,
     )
+    from perdure.testing.disk_faults import DiskFaultContract
     from perdure.testing.dispatcher_contract import DispatcherContract
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
@@ -47,6 +48,7 @@ _HOMES = {
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
     "QueueContract SaveAllContract SearchContract SketchContract StoreContract TokenContract VersionsContract",
+    "disk_faults": "DiskFaultContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
@@ -63,6 +65,7 @@ __all__ = [
     "ChronicleContract",
     "Chunks",
     "Delay",
+    "DiskFaultContract",
     "DispatcherContract",
     "EngineContract",
     "ErasureContract",

@@ -121,6 +121,8 @@ def create_file(path: Path) -> None:
 def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     """A connection with every setting read back: a pragma that is refused says nothing."""
     connection = apsw.Connection(str(path), flags=_FLAGS)
+    if not reader and connection.readonly("main"):  # SQLite opens what it may not write for reading, and says nothing
+        raise StoreError(f"{path} may be read, but not written. Check its permissions and the file system.")
     connection.set_busy_timeout(BUSY_MS)
     # Plans do not depend on the values that are bound: else a statement that is used again is often planned again.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
