@@ -50,6 +50,8 @@ class DiskFaultContract(Contract):
 
     name: ClassVar[str] = ""
     """What the table of outcomes calls the store; empty to leave it out."""
+    synced: ClassVar[str] = "*"
+    """A pattern of the files whose syncs must not fail unnoticed, as paths below the directory of all rounds."""
     rounds: ClassVar[int] = 200 if os.environ.get("PERDURE_TORTURE") else 6
 
     def test_a_full_disk(self, tmp_path: Path) -> None:
@@ -147,8 +149,8 @@ class Player:
             where.mkdir()
             try:
                 said = await self._round(where)
-            except AssertionError as error:
-                said = str(error) or repr(error)
+            except (AssertionError, PerdureError) as error:
+                said = f"{type(error).__name__}: {error}"
             finally:
                 self._switch.heal()
             if said:
@@ -237,7 +239,8 @@ class Player:
             after = chance.choice((0, 1, chance.randrange(most)))
             if error == SHORT:
                 calls = "write"
-            switch.fail(calls, error, after=after, count=count)
+            pattern = self._contract.synced if calls == "sync" else "*"
+            switch.fail(calls, error, pattern=pattern, after=after, count=count)
             yield f"{calls} {error} after {after}, {count} times"
 
 

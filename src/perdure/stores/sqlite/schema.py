@@ -14,6 +14,7 @@ import msgspec
 
 from perdure.errors import ConfigurationError, CorruptRecord, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.folder import make_directory, sync_directory
 from perdure.stores.format.heads import was_spawned
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
 from perdure.stores.lock_holder import has_open
@@ -83,8 +84,6 @@ def prepare_directory(path: Path) -> Path:
     try:
         if path.is_symlink():
             raise ConfigurationError(f"{path} is a symbolic link, which a store does not follow. Name the file itself.")
-        from perdure.stores.folder import make_directory
-
         make_directory(path.parent)
         return path.parent.resolve() / path.name
     except OSError as error:
@@ -99,8 +98,6 @@ def create_file(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        from perdure.stores.folder import sync_directory
-
         sync_directory(path.parent)
     except FileExistsError:
         connection = apsw.Connection(str(path), flags=_FLAGS)
@@ -136,6 +133,32 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
         _set(connection, "query_only", 1)
         _set(connection, "cache_size", -_READER_CACHE_KB)
     return connection
+
+
+def connect_to_write(path: Path) -> apsw.Connection:
+    """A connection whose write-ahead log has a name that lasts: SQLite does not look whether its sync of that fails."""
+    connection = connect(path)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # it makes the file, if there is none
+        _sync_for_good(path.parent)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class SyncFailed(StoreError):
+    """A sync has failed, after which no later success can be believed."""
+
+
+def _sync_for_good(directory: Path) -> None:
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        raise SyncFailed(
+            f"{directory} could not be synced ({error.strerror}), and this store refuses more. "
+            "Check the disk, then reopen the store."
+        ) from None
 
 
 def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:

@@ -182,12 +182,15 @@ class Worker(Requests):
         self._end(connection)
 
     def _connected(self) -> apsw.Connection | None:
-        """Open the connection; if that fails, try again for each request. None if the worker is closed before."""
+        """Open the connection; if that fails, try again for each request. None if the worker is closed before.
+
+        After a sync that failed it is not tried again.
+        """
         with suppress(*_NOT_CONNECTED):
-            return self._connect()
+            return self._connect_once()
         while (requests := self._queue.get()) is not None:
             try:
-                connection = self._connect()
+                connection = self._connect_once()
             except _NOT_CONNECTED as error:
                 for request in requests:
                     request.error = as_store_error(error)
@@ -196,6 +199,15 @@ class Worker(Requests):
                 self._waiting = requests
                 return connection
         return None
+
+    def _connect_once(self) -> apsw.Connection:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self._connect()
+        except schema.SyncFailed as error:
+            self._broken = error
+            raise
 
     def _begin(self, connection: apsw.Connection) -> None:
         """Called once, before the first batch."""
