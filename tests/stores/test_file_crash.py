@@ -268,7 +268,7 @@ class TestFailingGroup:
 
     @pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 40), slice(40, None), slice(None)])
     async def test_a_growth_that_a_power_cut_has_torn_is_made_whole(self, tmp_path: Path, kept: slice) -> None:
-        """Whichever of its bytes came to the disk, with zeros for the others: all sessions of the group have changed."""
+        """Whichever of its bytes came to the disk, with zeros for the others: all sessions of the group change."""
         async with FileStore(tmp_path) as store:
             old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             before = files_in(tmp_path)

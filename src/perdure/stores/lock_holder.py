@@ -58,10 +58,10 @@ def _pids(path: Path, how: str) -> Iterator[int]:
         return
     for line in lines:
         parts = line.split()
-        if len(parts) == 8 and parts[3] == how and parts[4].isdecimal() and int(parts[4]) > 0:
-            # The device is not compared: some file systems report another one there.
-            if parts[5].rpartition(":")[2] == str(found.st_ino):
-                yield int(parts[4])
+        is_whole = len(parts) == 8 and parts[3] == how and parts[4].isdecimal()
+        # The device is not compared: some file systems report another one there.
+        if is_whole and int(parts[4]) > 0 and parts[5].rpartition(":")[2] == str(found.st_ino):
+            yield int(parts[4])
 
 
 def _command(pid: int) -> str:

@@ -21,27 +21,24 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
 from perdure.archive import fsck
 from perdure.errors import PerdureError, SessionNotFound, StoreError
-from perdure.model.session import AgentSession
-from perdure.protocols import Change, Entry
+from perdure.testing.deeds import Deed, deeds_for, prepared, reduced
 from perdure.testing.disk import SHORT, Switch, preloaded
 from perdure.testing.outcomes import Outcome
 from perdure.testing.outcomes import note as note_outcome
-from perdure.testing.pictures import Picture, pictures
+from perdure.testing.pictures import Picture
 from perdure.testing.race import load_class
-from perdure.testing.samples import fork, new_session, say
+from perdure.testing.samples import say
 from perdure.testing.scene import Contract
 
-IDS = ("a", "b", "new", "gone")
 _PATIENCE = 600.0
 
 
@@ -125,14 +122,6 @@ class Played(msgspec.Struct):
     struck: int
 
 
-class Deed(NamedTuple):
-    """One thing to do, and what a session's picture is like once it is done."""
-
-    name: str
-    work: Callable[[], Coroutine[Any, Any, Any]]
-    after: Mapping[str, Picture | None]
-
-
 class Player:
     """Plays rounds in this process, which is watched."""
 
@@ -160,15 +149,12 @@ class Player:
 
     async def _round(self, where: Path) -> str:
         async with self._contract.open_store(where) as store:
-            for name in ("a", "b"):
-                await store.create(new_session("Hello.", "secretword", id=name))
-            await store.create(say(fork(await store.load("a"), id="gone"), "of the fork"))
-            before = await _reduced(store)
+            before = await prepared(store)
         store = self._contract.open_store(where)
         await store.__aenter__()
         try:
             sessions = {name: await store.load(name) for name in ("a", "b")}
-            deed = self._chance.choice(_deeds(store, sessions, before))
+            deed = self._chance.choice(deeds_for(store, sessions, before))
             with self._failing() as how:
                 outcome = await _error_of(deed)
             struck = self._switch.heal() or (self._fault == "no file handles" and outcome is not None)
@@ -190,7 +176,7 @@ class Player:
     async def _compare(self, where: Path, wanted: Sequence[Mapping[str, Picture | None]], told: str) -> str:
         """Look with another opening of the store, as another process would."""
         async with self._contract.open_store(where) as other:
-            found = await _reduced(other)
+            found = await reduced(other)
             if found not in wanted:
                 return f"{told}, and the store shows {found}, not one of {wanted}"
             problems = (await fsck(other)).problems
@@ -242,46 +228,6 @@ class Player:
             pattern = self._contract.synced if calls == "sync" else "*"
             switch.fail(calls, error, pattern=pattern, after=after, count=count)
             yield f"{calls} {error} after {after}, {count} times"
-
-
-def _deeds(store: Any, known: Mapping[str, AgentSession], before: Mapping[str, Picture | None]) -> list[Deed]:
-    a, b = known["a"], known["b"]
-
-    def changed(name: str, **changes: Any) -> dict[str, Picture | None]:
-        return {**before, name: {**(before[name] or {}), **changes}}
-
-    def said(name: str, text: str, into: Mapping[str, Picture | None] = before) -> dict[str, Picture | None]:
-        was = into[name]
-        assert was is not None
-        return {**into, name: {**was, "version": was["version"] + 1, "shown": [*was["shown"], text]}}
-
-    long = "w" * 9000
-    new: Picture = {"version": 1, "shown": ["New."], "record": [], "inbox": []}
-    return [
-        Deed("save", partial(store.save, say(a, "more")), said("a", "more")),
-        Deed("long save", partial(store.save, say(a, long)), said("a", long)),
-        Deed("create", partial(store.create, new_session("New.", id="new")), {**before, "new": new}),
-        Deed("post", partial(store.post, "a", Entry("mail")), changed("a", inbox=["mail"])),
-        Deed("note", partial(store.note, "a", [Entry("noted", run="task")]), changed("a", record=["noted"])),
-        Deed(
-            "claim",
-            partial(store.claim, "a", version=1, owner="me", entries=[Entry("start", run="r")]),
-            changed("a", record=["start"]),
-        ),
-        Deed("delete", partial(store.delete, "gone"), {**before, "gone": None}),
-        Deed(
-            "save_all",
-            partial(store.save_all, [Change(say(a, "both")), Change(say(b, "both"))]),
-            said("b", "both", said("a", "both")),
-        ),
-    ]
-
-
-async def _reduced(store: Any) -> dict[str, Picture | None]:
-    """Return as much of pictures as a deed changes."""
-    wanted = ("version", "shown", "record", "inbox")
-    found = await pictures(store, IDS)
-    return {name: each and {key: each[key] for key in wanted} for name, each in found.items()}
 
 
 async def _error_of(deed: Deed) -> BaseException | None:

@@ -8,7 +8,6 @@ what the store shows once it is acknowledged.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.tools import tool
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
-from perdure.protocols import Change, Entry, Key, Timer
+from perdure.protocols import Change, Entry, Timer
 from perdure.runtime.runtime import SessionRuntime
 from perdure.testing.disk import Switch
 from perdure.testing.faults import FailingStore
@@ -38,8 +37,11 @@ from perdure.testing.scripted import ScriptedDriver
 
 WORKER = AgentDefinition("worker", tools=("charge", "jot"))
 _READING = frozenset(
-    "load exists list previews heads versions find_message read runs log_of lapsed messages find_key is_claimed "
-    "is_interrupted attachments waiting held in_turn has_waiting running timers due progress sketch heartbeat".split()
+    (
+        *("load", "exists", "list", "previews", "heads", "versions", "find_message", "read", "runs", "log_of"),
+        *("lapsed", "messages", "find_key", "is_claimed", "is_interrupted", "attachments", "waiting", "held"),
+        *("in_turn", "has_waiting", "running", "timers", "due", "progress", "sketch", "heartbeat"),
+    )
 )
 
 
@@ -189,8 +191,9 @@ async def several(stage: Stage) -> None:
         async with stage.open_store() as store:
             await store.create(new_session("Shared.", id="shared"))
         stage.mark("said", "shared", gone=["Shared."])
-        started = [subprocess.Popen([sys.executable, *_AGAIN, *sys.argv[1:], name]) for name in ("a", "b", "c")]
-        assert [process.wait() for process in started] == [0, 0, 0]
+        command = [sys.executable, "-m", "perdure.testing.shapes", *sys.argv[1:]]
+        started = [await asyncio.create_subprocess_exec(*command, name) for name in ("a", "b", "c")]
+        assert [await process.wait() for process in started] == [0, 0, 0]
         return
     async with stage.open_store() as opened:
         store = NotedStore(opened, stage)
@@ -248,7 +251,6 @@ async def _nothing() -> None:
 SHAPES: dict[str, Callable[[Stage], Awaitable[None]]] = {
     shape.__name__: shape for shape in (plain, tools, forks, erasure, several, creation, search, migration)
 }
-_AGAIN = ("-m", "perdure.testing.shapes")
 
 
 def loops_for(run: str, told: Any) -> LoopFactory:

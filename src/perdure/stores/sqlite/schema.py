@@ -62,7 +62,7 @@ def prepare(given: Path, lock_timeout: float) -> Path:
 
 
 def _is_in_use(path: Path, holder: int | None) -> bool:
-    """Tell whether the process that keeps its lock for so long has the file open, and there is nothing to be done to it.
+    """Tell whether the process that keeps the lock for so long has the file open, and its schema is up to date.
 
     Then it can be read, though the holder may be stopped. Its log need not be looked at: only the first to open the
     file goes by that.
