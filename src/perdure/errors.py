@@ -230,18 +230,39 @@ class QueueFull(PerdureError):
 
 
 class SessionLocked(PerdureError):
-    """The lock of a session's file, or of a whole SQLite store (`session_id` is None), could not be had in time."""
+    """The lock of a session's file, or of a whole SQLite store (`session_id` is None), could not be had in time.
 
-    def __init__(self, session_id: str | None, path: str | PathLike[str], timeout: float) -> None:
+    `holder` is the number of the process that holds it, and `is_stopped` tells whether it was stopped, by Ctrl-Z for
+    example; None and False if that cannot be told.
+    """
+
+    def __init__(
+        self,
+        session_id: str | None,
+        path: str | PathLike[str],
+        timeout: float,
+        *,
+        holder: int | None = None,
+        command: str = "",
+        is_stopped: bool = False,
+    ) -> None:
         self.session_id = session_id
         self.path = str(path)
         self.timeout = timeout
+        self.holder = holder
+        self.is_stopped = is_stopped
         what = "The store" if session_id is None else f"Session {session_id!r}"
-        super().__init__(
-            f"{what} stayed locked for {timeout:g} s ({self.path}). Nothing was written. "
-            "Another process is writing it, or was stopped while it did: look for one (`fuser` names it), then try "
-            "again; or give the store a longer lock_timeout."
-        )
+        by = "Another process is writing it, or was stopped while it did."
+        advice = "Look for one (`fuser` names it), then try again; or give the store a longer lock_timeout."
+        if holder is not None:
+            named = f"Process {holder}" + (f" ({command})" if command else "")
+            by = f"{named} was stopped while it was writing." if is_stopped else f"{named} is writing it."
+            advice = (
+                f"Wait for it, then try again; or give the store a longer lock_timeout. To end it: `kill {holder}`."
+            )
+        if is_stopped:
+            advice = f"Wake it with `kill -CONT {holder}`, or end it with `kill -KILL {holder}`; then try again."
+        super().__init__(f"{what} stayed locked for {timeout:g} s ({self.path}). Nothing was written. {by}", advice)
 
 
 class SessionNotActive(PerdureError):

@@ -266,6 +266,26 @@ class TestFailingGroup:
             await store.save_all([Change(say(each, "Yo")) for each in old])
             assert await store.check() == []
 
+    @pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 40), slice(40, None), slice(None)])
+    async def test_a_growth_that_a_power_cut_has_torn_is_made_whole(self, tmp_path: Path, kept: slice) -> None:
+        """Whichever of its bytes came to the disk, with zeros for the others: all sessions of the group change."""
+        async with FileStore(tmp_path) as store:
+            old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
+            before = files_in(tmp_path)
+            await store.save_all([Change(say(each, "Yo")) for each in old])
+            after = files_in(tmp_path)
+        steps = [
+            Growth(name[0], name, len(before[name]), after[name][len(before[name]) :])
+            for name in ("a.jsonl", "b.jsonl")
+        ]
+        torn = bytearray(len(steps[0].body))
+        torn[kept] = steps[0].body[kept]
+        where = _restored(tmp_path / "cut", {name: before[name] for name in before if not name.endswith(".lock")})
+        _restored(where, {"a.jsonl": before["a.jsonl"] + bytes(torn), ".group": encoded(steps)})
+        async with FileStore(where) as store:
+            assert [texts(await store.load(each.id)) for each in old] == [["Hi", "Yo"]] * 2
+            assert await store.check() == []
+
     async def test_a_release_that_knows_no_groups_has_written_meanwhile(self, tmp_path: Path) -> None:
         """What it has written stays: a log that has moved on is not written over."""
         async with FileStore(tmp_path) as store:

@@ -7,7 +7,8 @@ import os
 import threading
 from pathlib import Path
 
-from perdure.errors import SessionLocked, StoreError
+from perdure.errors import StoreError
+from perdure.stores.lock_holder import locked_error
 
 LOCK_TIMEOUT = 10.0
 
@@ -36,7 +37,7 @@ class FileLock:
             waiter = _Waiter(self._path)
         if not waiter.wait(self._timeout):
             self._waiter = waiter  # still in the kernel's queue: the next to come waits on with it
-            raise SessionLocked(None, self._path, self._timeout)
+            raise locked_error(None, self._path, self._timeout)
         self._waiter = None
         close_handle(self._handle)
         self._handle = waiter.handle

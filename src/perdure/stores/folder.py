@@ -16,8 +16,9 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from perdure.errors import ConfigurationError, SessionLocked, StoreError, UnreadableFile
+from perdure.errors import ConfigurationError, StoreError, UnreadableFile
 from perdure.stores.file_lock import close_handle, open_handle
+from perdure.stores.lock_holder import locked_error
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe that somebody has put in place of a file must not hold the reader up.
@@ -268,7 +269,7 @@ class Folder:
                 close_handle(handle)
                 if turn is not None and time.monotonic() < deadline:
                     raise PutBack(session_id)
-                raise SessionLocked(session_id, self.path / name, timeout)
+                raise locked_error(session_id, self.path / name, timeout)
             if self._is_named(handle, name):
                 return handle
             # A deletion has removed the lock that was waited for: whoever comes now locks another file.

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
         TokenContract,
         VersionsContract,
     )
+    from perdure.testing.disk_faults import DiskFaultContract
     from perdure.testing.dispatcher_contract import DispatcherContract
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
+    from perdure.testing.power_cuts import PowerCutContract
     from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
 _HOMES = {
@@ -48,11 +50,12 @@ _HOMES = {
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract HistoryContract JournalContract NamesContract "
     "PreviewsContract QueueContract RetentionContract SaveAllContract SearchContract SketchContract StoreContract "
-    "TokenContract "
-    "VersionsContract",
+    "TokenContract VersionsContract",
+    "disk_faults": "DiskFaultContract",
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
+    "power_cuts": "PowerCutContract",
     "scripted": "Chunks Delay ScriptedDriver",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -65,6 +68,7 @@ __all__ = [
     "ChronicleContract",
     "Chunks",
     "Delay",
+    "DiskFaultContract",
     "DispatcherContract",
     "EngineContract",
     "ErasureContract",
@@ -76,6 +80,7 @@ __all__ = [
     "HistoryContract",
     "JournalContract",
     "NamesContract",
+    "PowerCutContract",
     "PreviewsContract",
     "QueueContract",
     "RetentionContract",

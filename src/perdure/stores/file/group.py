@@ -33,10 +33,19 @@ class Growth(msgspec.Struct, frozen=True):
         """Append what is missing. A file that has moved on was written by a release that knows no groups."""
         written = (folder.read(self.file) or b"")[self.end :]
         is_here = (folder.size(self.file) or 0) >= self.end
-        if is_here and self.body != written and self.body.startswith(written):
+        if is_here and self._is_torn(written):
             if written:
                 folder.cut(self.file, self.end)
             folder.append(self.file, self.end, self.body)
+
+    def _is_torn(self, written: bytes) -> bool:
+        """Tell whether these bytes are what is left of a growth: a power cut leaves zeros where some are missing.
+
+        If all are there they are written again: who was killed before it could sync them has left them in memory.
+        """
+        return len(written) <= len(self.body) and all(
+            have in (want, 0) for have, want in zip(written, self.body, strict=False)
+        )
 
     def take_back(self, folder: Folder) -> None:
         size = folder.size(self.file)

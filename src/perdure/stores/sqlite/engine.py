@@ -62,7 +62,7 @@ from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.glimpse import Patience, read_short
 from perdure.stores.sqlite.readers import Readers
-from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
+from perdure.stores.sqlite.schema import connect, connect_to_write, lock_path, meta, prepare, search_path
 from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
@@ -244,7 +244,9 @@ class OpenFile:
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
         name = f"perdure writer {path.name}"
-        self.writer = WritingWorker(name, partial(connect, path), self._lock, self.deferred, in_loop=commit_in_loop)
+        self.writer = WritingWorker(
+            name, partial(connect_to_write, path), self._lock, self.deferred, in_loop=commit_in_loop
+        )
         self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
         self.left: frozenset[int] | None = frozenset()

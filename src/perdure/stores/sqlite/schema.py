@@ -12,10 +12,12 @@ from typing import Any
 import apsw
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, StoreError
+from perdure.errors import ConfigurationError, CorruptRecord, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.folder import make_directory, sync_directory
 from perdure.stores.format.heads import was_spawned
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
+from perdure.stores.lock_holder import has_open
 from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
@@ -49,6 +51,9 @@ def prepare(given: Path, lock_timeout: float) -> Path:
                 migrate(connection)
             finally:
                 connection.close()
+    except SessionLocked as locked:
+        if not _is_in_use(path, locked.holder):
+            raise
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
     finally:
@@ -56,13 +61,29 @@ def prepare(given: Path, lock_timeout: float) -> Path:
     return path
 
 
+def _is_in_use(path: Path, holder: int | None) -> bool:
+    """Tell whether the process that keeps the lock for so long has the file open, and its schema is up to date.
+
+    Then it can be read, though the holder may be stopped. Its log need not be looked at: only the first to open the
+    file goes by that.
+    """
+    if holder is None or not has_open(holder, path.with_name(path.name + "-shm")):
+        return False
+    try:
+        connection = connect(path, reader=True)
+        try:
+            return _require_own(connection) == newest_schema()
+        finally:
+            connection.close()
+    except apsw.Error:
+        return False
+
+
 def prepare_directory(path: Path) -> Path:
     """Create the directory of a file, for its owner alone, and return the path of the file that is really meant."""
     try:
         if path.is_symlink():
             raise ConfigurationError(f"{path} is a symbolic link, which a store does not follow. Name the file itself.")
-        from perdure.stores.folder import make_directory
-
         make_directory(path.parent)
         return path.parent.resolve() / path.name
     except OSError as error:
@@ -77,8 +98,6 @@ def create_file(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        from perdure.stores.folder import sync_directory
-
         sync_directory(path.parent)
     except FileExistsError:
         connection = apsw.Connection(str(path), flags=_FLAGS)
@@ -99,6 +118,8 @@ def create_file(path: Path) -> None:
 def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     """A connection with every setting read back: a pragma that is refused says nothing."""
     connection = apsw.Connection(str(path), flags=_FLAGS)
+    if not reader and connection.readonly("main"):  # SQLite opens what it may not write for reading, and says nothing
+        raise StoreError(f"{path} may be read, but not written. Check its permissions and the file system.")
     connection.set_busy_timeout(BUSY_MS)
     # Plans do not depend on the values that are bound: else a statement that is used again is often planned again.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
@@ -112,6 +133,32 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
         _set(connection, "query_only", 1)
         _set(connection, "cache_size", -_READER_CACHE_KB)
     return connection
+
+
+def connect_to_write(path: Path) -> apsw.Connection:
+    """A connection whose write-ahead log has a name that lasts: SQLite does not look whether its sync of that fails."""
+    connection = connect(path)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # it makes the file, if there is none
+        _sync_for_good(path.parent)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class SyncFailed(StoreError):
+    """A sync has failed, after which no later success can be believed."""
+
+
+def _sync_for_good(directory: Path) -> None:
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        raise SyncFailed(
+            f"{directory} could not be synced ({error.strerror}), and this store refuses more. "
+            "Check the disk, then reopen the store."
+        ) from None
 
 
 def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:

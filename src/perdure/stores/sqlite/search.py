@@ -24,6 +24,7 @@ from perdure import codec
 from perdure.errors import InvalidData, StoreError
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
+from perdure.stores.folder import sync_directory
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs.finding import MOST_PLACES, number_of
 from perdure.stores.search import Query, text_of, words_of
@@ -197,6 +198,8 @@ class SearchIndex:
             self._surely(lambda index: _erase(index, db, erased))
             self.close()
             _leave_no_trace(self.path)
+            # A power cut could bring back the journal of the last transaction, with the words that were erased in it.
+            sync_directory(self.path.parent)
         except apsw.BusyError:
             raise StoreError(
                 "It is erased from the store. Its words are still in the search index, which another process holds: "

@@ -102,7 +102,8 @@ class _Log:
     def _has_frames_of_damaged_header(self) -> bool:
         """Whether frames follow that were written under it: it is on the disk before the first of them."""
         numbered = enumerate(self.frames(2), 2)
-        return any(self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered)
+        # A power cut may leave zeros, whose checksum is right; no frame is of page 0.
+        return any(frame.page and self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered)
 
     def _resembles(self, frame: _Frame) -> bool:
         """Whether at least one salt is this log's; of a stale frame neither is, of a damaged one mostly both."""

@@ -14,12 +14,14 @@ import threading
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.errors import CorruptRecord, InvalidData, PerdureError, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.lock_holder import locked_error
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 
@@ -28,6 +30,7 @@ Job = Callable[[apsw.Connection], Any]
 Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
+_NOT_CONNECTED = (apsw.Error, OSError, PerdureError)
 # What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
 IDLE_SECONDS = 1.0
 
@@ -141,6 +144,8 @@ class Worker(Requests):
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._ending = threading.Lock()
         self._broken: BaseException | None = None
+        self._waiting: list[Request] = []
+        """Requests that were taken from the queue before there was a connection."""
         self._thread.start()
 
     def _accept(self, requests: list[Request]) -> bool:
@@ -168,16 +173,41 @@ class Worker(Requests):
                 request.future.exception()  # the store is closed all the same
 
     def _serve(self) -> None:
-        try:
-            connection = self._connect()
-        except (apsw.Error, OSError, PerdureError) as error:
-            self._broken = as_store_error(error)
-            self._refuse_all()
+        connection = self._connected()
+        if connection is None:
             return
         self._begin(connection)
         while self._serve_batch(connection):
             pass
         self._end(connection)
+
+    def _connected(self) -> apsw.Connection | None:
+        """Open the connection; if that fails, try again for each request. None if the worker is closed before.
+
+        After a sync that failed it is not tried again.
+        """
+        with suppress(*_NOT_CONNECTED):
+            return self._connect_once()
+        while (requests := self._queue.get()) is not None:
+            try:
+                connection = self._connect_once()
+            except _NOT_CONNECTED as error:
+                for request in requests:
+                    request.error = as_store_error(error)
+                self._done(requests)
+            else:
+                self._waiting = requests
+                return connection
+        return None
+
+    def _connect_once(self) -> apsw.Connection:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self._connect()
+        except schema.SyncFailed as error:
+            self._broken = error
+            raise
 
     def _begin(self, connection: apsw.Connection) -> None:
         """Called once, before the first batch."""
@@ -205,8 +235,8 @@ class Worker(Requests):
         deliver(batch)
 
     def _next_batch(self, connection: apsw.Connection) -> tuple[list[Request], bool]:
-        batch: list[Request] = []
-        requests = self._wait(connection)
+        batch, self._waiting = self._waiting, []
+        requests: list[Request] | None = [] if batch else self._wait(connection)
         while requests is not None:
             batch += requests
             if len(batch) >= MOST_PER_COMMIT:
@@ -219,12 +249,6 @@ class Worker(Requests):
 
     def _wait(self, connection: apsw.Connection) -> list[Request] | None:
         return self._queue.get()
-
-    def _refuse_all(self) -> None:
-        while (requests := self._queue.get()) is not None:
-            for request in requests:
-                request.error = self._broken
-            deliver(requests)
 
     def _carry_out(self, connection: apsw.Connection, batch: list[Request]) -> None:
         for request in batch:
@@ -460,7 +484,7 @@ class WritingWorker(Worker):
 
     def _fail_all(self, connection: apsw.Connection, batch: list[Request], error: BaseException) -> None:
         _roll_back(connection)
-        failure = as_store_error(error)
+        failure = busy_error(Path(connection.filename)) if isinstance(error, apsw.BusyError) else as_store_error(error)
         if isinstance(error, apsw.IOError):
             # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
             self._broken = StoreError(
@@ -537,6 +561,12 @@ def _deliver_in_loop(requests: list[Request]) -> None:
         request.deliver()
 
 
+def busy_error(path: Path) -> SessionLocked:
+    """Return the error for a file that somebody has locked who does not use our lock, such as `sqlite3`."""
+    beside = [path.with_name(path.name + end) for end in ("-shm", "-wal")]
+    return locked_error(None, path, schema.BUSY_MS / 1000, beside)
+
+
 def as_store_error(error: BaseException) -> BaseException:
     """What SQLite or the system says in perdure's words; anything else as it is."""
     if isinstance(error, UnicodeDecodeError):
@@ -549,4 +579,11 @@ def as_store_error(error: BaseException) -> BaseException:
         return CorruptRecord(None, "of the database file", str(error))
     if isinstance(error, apsw.FullError):
         return StoreError("The disk is full. Nothing of this save was kept; free some space and repeat it.")
+    if isinstance(error, apsw.ReadOnlyError):
+        return StoreError(
+            f"The store's files may not be written ({error}). Nothing was kept. Check their permissions and the file "
+            "system; then close this store and open it again."
+        )
+    if isinstance(error, apsw.IOError):
+        return StoreError(f"SQLite failed to read or to write ({error}). Check the disk, then repeat this.")
     return StoreError(f"SQLite failed: {error}")

@@ -1,0 +1,234 @@
+"""Sixteen processes that want one session at once, and processes that are stopped while they write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash import contender_process
+from tests.crash.addresses import address_of, store_at
+
+from perdure import AgentDefinition, SessionRuntime
+from perdure.archive import fsck
+from perdure.errors import PerdureError, SessionLocked
+from perdure.protocols import Entry
+from perdure.testing.outcomes import Outcome, note
+from perdure.testing.samples import new_session, texts
+
+IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
+ROUNDS = 200 if IS_TORTURE else 4
+MANY = 16 if IS_TORTURE else 6
+STOPPED = 200 if IS_TORTURE else 4
+AT_ONCE = 4
+STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}
+REFUSALS = {"SessionConflict", "ClaimConflict", "SessionBusy", "RunInterrupted"}
+
+
+class Contender:
+    """A process of `contender_process`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self.process, self.name = process, name
+
+    async def tell(self, verb: str, session_id: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{verb} {session_id}\n".encode())
+        return await self.answer()
+
+    async def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 120)
+        assert line, f"{self.name} has ended"
+        return json.loads(line)
+
+
+@asynccontextmanager
+async def contenders(address: str, where: Path, count: int, *broken: str) -> AsyncIterator[list[Contender]]:
+    started = [
+        Contender(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, contender_process.__file__, address, f"p{number}", str(where / "ledger"), *broken),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            ),
+            f"p{number}",
+        )
+        for number in range(count)
+    ]
+    try:
+        for contender in started:
+            assert await contender.answer() == "ready"
+        yield started
+    finally:
+        for contender in started:
+            contender.process.kill()
+            await contender.process.wait()
+
+
+async def raced(address: str, where: Path, rounds: int, *broken: str) -> list[str]:
+    """Have all of them do the same thing to one session, again and again. Return what went wrong."""
+    wrong: list[str] = []
+    async with store_at(address) as store, contenders(address, where, MANY, *broken) as many:
+        for number in range(rounds):
+            verb = ("save", "claim", "fork", "send")[number % 4]
+            name = f"r{number}"
+            if verb == "send":
+                await SessionRuntime(store).create(AgentDefinition("payer", tools=("charge",)), session_id=name)
+            else:
+                await store.create(new_session("Hello.", id=name))
+            said = await asyncio.gather(*(each.tell(verb, name) for each in many))
+            try:
+                found = await WRONG[verb](store, name, said, where)
+                found += [str(each) for each in (await fsck(store, session_id=name)).problems]
+            except PerdureError as error:
+                found = [str(error)]
+            odd = [each for each in said if each.get("error") and each["error"] not in REFUSALS]
+            if found or odd:
+                wrong.append(f"round {number}, {verb}: {found} {odd}")
+    return wrong
+
+
+async def _wrong_saves(store: Any, name: str, said: Sequence[Any], _: Path) -> list[str]:
+    versions = sorted(each["did"] for each in said if "did" in each)
+    session = await store.load(name)
+    kept = Counter(texts(session)[1:])
+    wrong = [] if versions == [*range(2, session.version + 1)] else [f"acknowledged {versions}, at {session.version}"]
+    return wrong + ([] if sorted(kept.values()) == [1] * len(versions) else [f"kept {kept}"])
+
+
+async def _wrong_claims(store: Any, name: str, said: Sequence[Any], _: Path) -> list[str]:
+    epochs = sorted(each["did"] for each in said if "did" in each)
+    noted = [entry.body["epoch"] for entry in await store.read(name)]
+    return [] if noted == epochs and len({*epochs}) == len(epochs) else [f"claimed {epochs}, and noted {noted}"]
+
+
+async def _wrong_forks(store: Any, name: str, said: Sequence[Any], _: Path) -> list[str]:
+    made = [texts(await store.load(f"{name}-p{number}")) for number in range(MANY)]
+    good = [each.get("did") == 1 for each in said]
+    return [] if all(good) and made == [["Hello.", f"p{n}"] for n in range(MANY)] else [f"made {made}: {said}"]
+
+
+async def _wrong_sends(store: Any, name: str, said: Sequence[Any], where: Path) -> list[str]:
+    paid = (where / "ledger").read_text().split().count(name)
+    asked = texts(await store.load(name)).count("Pay.")
+    done = [each["did"] for each in said if "did" in each]
+    return [] if (paid, asked, {*done}) == (1, 1, {2}) else [f"paid {paid} times, asked {asked} times: {said}"]
+
+
+WRONG = {"save": _wrong_saves, "claim": _wrong_claims, "fork": _wrong_forks, "send": _wrong_sends}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", STORES)
+async def test_sixteen_processes_race(tmp_path: Path, kind: str) -> None:
+    """Every acknowledged save, claim and fork is there, and one request that all of them send is done once."""
+    wrong = await raced(address_of(kind, tmp_path), tmp_path, ROUNDS)
+    lost: list[str] = []
+    control = "locks of files are not taken" if kind == "files" else ""
+    if control:
+        (tmp_path / "control").mkdir()
+        lost = await raced(address_of(kind, tmp_path / "control"), tmp_path / "control", max(4, ROUNDS // 10), "broken")
+    note(
+        Outcome(
+            attack=f"{MANY} processes race",
+            store=STORES[kind],
+            rounds=ROUNDS,
+            failures=len(wrong),
+            control=control,
+            control_rounds=max(4, ROUNDS // 10) if control else 0,
+            control_failures=len(lost),
+        )
+    )
+    assert wrong == []
+    assert lost or not control
+
+
+async def stopped(store: Any, holder: Contender, name: str, chance: random.Random) -> tuple[list[str], bool]:
+    """Stop a process that writes until its lease is over, take its session over, and wake it.
+
+    Return what went wrong, and whether it was stopped with a lock in its hands.
+    """
+    await store.create(new_session("Hello.", id=name))
+    assert "epoch" in await holder.tell("hold", name)
+    await asyncio.sleep(chance.uniform(0.0, 0.03))
+    holder.process.send_signal(signal.SIGSTOP)
+    was_held = False
+    try:
+        async with asyncio.timeout(30):
+            while await store.is_claimed(name):  # noqa: ASYNC110 (it lapses by itself, and nobody tells)
+                await asyncio.sleep(contender_process.LEASE / 5)
+        claim, _ = await store.claim(name, version=1, owner="successor", take_over=True, entries=[Entry("over")])
+    except SessionLocked as error:
+        was_held = True
+        named = error.holder == holder.process.pid and error.is_stopped
+        holder.process.send_signal(signal.SIGCONT)
+        if not named:
+            return [f"{name}: {error}"], was_held
+        await asyncio.sleep(0.05)
+        holder.process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            claim = await _taken_over(store, name, holder)
+    holder.process.send_signal(signal.SIGCONT)
+    await store.append(claim, entries=[Entry("over")])
+    told = await holder.answer()
+    kinds = [entry.kind for entry in await store.read(name)]
+    wrong = [] if told.get("did", {}).get("error") == "ClaimLost" else [f"{name}: the one that was woken said {told}"]
+    done = told.get("did", {}).get("done", 0)
+    if kinds != ["held"] * kinds.count("held") + ["over"] * 2 or kinds.count("held") not in (done, done + 1):
+        wrong.append(f"{name}: {done} writes were acknowledged, and on record are {kinds}")
+    return wrong, was_held
+
+
+async def _taken_over(store: Any, name: str, holder: Contender) -> Any:
+    """Take a session over, and let the one that is stopped go on for a moment where it has a lock again."""
+    while True:
+        try:
+            if not await store.is_claimed(name):
+                claim, _ = await store.claim(
+                    name, version=1, owner="successor", take_over=True, entries=[Entry("over")]
+                )
+                return claim
+        except SessionLocked:
+            holder.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.01)
+            holder.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(contender_process.LEASE / 5)
+
+
+def patient_for(address: str, seconds: float) -> Any:
+    """Return a store that waits less long for a lock."""
+    store = store_at(address)
+    if hasattr(store._engine, "_timeout"):
+        store._engine._timeout = seconds
+    return store
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", STORES)
+async def test_processes_that_are_stopped_beyond_their_lease(tmp_path: Path, kind: str) -> None:
+    """Woken after others have taken over, they write nothing. If one holds a lock, its process is named."""
+    address, wrong, held = address_of(kind, tmp_path), list[str](), 0
+    async with patient_for(address, 1.0) as store, contenders(address, tmp_path, AT_ONCE) as many:
+        for first in range(0, STOPPED, AT_ONCE):
+            # One at a time where one lock is everybody's: the others would be held up, too.
+            plays = [
+                stopped(store, holder, f"s{first + place}", random.Random(first + place))
+                for place, holder in enumerate(many)
+            ]
+            results = await asyncio.gather(*plays) if kind == "postgres" else [await play for play in plays]
+            wrong += [each for found, _ in results for each in found]
+            held += sum(was_held for _, was_held in results)
+    print(f"{held} of {STOPPED} were stopped with a lock in their hands")
+    note(Outcome(attack="stopped beyond the lease", store=STORES[kind], rounds=STOPPED, failures=len(wrong)))
+    assert wrong == []
