@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,6 +29,8 @@ from perdure.model.schema import check_schema
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
+from perdure.redaction.redactors import Redactor
+from perdure.redaction.texts import Redaction, TextFunction
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from perdure.loop.drivers.pacing import NameKey, Pace
     from perdure.loop.toolsets import Toolsets
 
+T = TypeVar("T")
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
 """Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
@@ -97,6 +100,7 @@ class LoopFactory:
         context: MakeContext | None = None,
         title: MakeTitle | None = None,
         pace: Pace | None = None,
+        redact: Iterable[Redactor | TextFunction] | Redaction | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -110,6 +114,8 @@ class LoopFactory:
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._pace = pace
+        self.redaction = Redaction.of(redact)
+        """What is done to every text before it is shown, told or stored; None if nothing is."""
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
@@ -178,6 +184,7 @@ class LoopFactory:
             max_result_chars=self._max_result_chars,
             compaction=self._auto_compactor(model),
             form=self.form_of(definition),
+            redaction=self.redaction,
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
@@ -221,8 +228,21 @@ class LoopFactory:
         summariser = partial(self._summariser_of, self._compaction.model or model)
         return AutoCompactor(self._compaction, model, self._tokens, summariser)
 
+    def redacted(self, value: T) -> T:
+        """Return what a caller gives without what redactors find in it."""
+        return value if self.redaction is None else self.redaction.value(value)
+
     def _summariser_of(self, model: ModelConfig) -> NoteTaker:
-        """Who writes summaries; for the offline model fixed rules do, as they do all that it says."""
+        """Who writes summaries, which are redacted as all that is shown is."""
+        written = self._note_taker_of(model)
+        if self.redaction is None:
+            return written
+        from perdure.loop.compaction.summary import RedactedNotes
+
+        return RedactedNotes(written, self.redaction)
+
+    def _note_taker_of(self, model: ModelConfig) -> NoteTaker:
+        """Who writes notes; for the offline model fixed rules do, as they do all that it says."""
         if self._is_offline(model):
             from perdure.loop.compaction.digest import Digest
 

@@ -41,6 +41,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
+from perdure.redaction.texts import Redaction, counts_in
 from perdure.sketching import Unfinished
 
 
@@ -119,8 +120,16 @@ class ResumePoint(msgspec.Struct, frozen=True):
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: ResumePoint) -> None:
+    def __init__(
+        self,
+        record: Record,
+        events: EventHandler | None,
+        session_id: str | None,
+        told: ResumePoint,
+        redaction: Redaction | None = None,
+    ) -> None:
         self._record = record
+        self._redaction = redaction
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = told.seq
@@ -171,6 +180,8 @@ class Narrator:
         """The next event, on record."""
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
+        if self._redaction is not None and event_type in _TEXTS:
+            event = self._redaction.value(event)
         try:
             self._record.put(event)
         except Exception as error:
@@ -285,7 +296,23 @@ def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
         "idle": execution.idle,
         "errors": execution.errors,
         "rejection": rejection_in(execution.continuation.stop_signals),
+        "redactions": counts_in(told.messages),
     }
+
+
+_TEXTS = frozenset(
+    {
+        AgentStart,
+        InputRejected,
+        Compaction,
+        ToolExecutionStart,
+        ToolExecutionUpdate,
+        ToolExecutionEnd,
+        TurnEnd,
+        AgentEnd,
+    }
+)
+"""Events with texts that nobody has redacted yet. Messages were, and what is streamed."""
 
 
 _APIS = {

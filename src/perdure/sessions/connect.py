@@ -13,8 +13,11 @@ from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
+from perdure.redaction.redactors import Redactor
+from perdure.redaction.texts import Redaction, TextFunction
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
+from perdure.stores.redacting import RedactingStore, redaction_of
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ def connect(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    redact: Iterable[Redactor | TextFunction] = (),
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -67,7 +71,9 @@ def connect(
     is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
     `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy. `rate` is how
     often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
-    provider. A model call waits for its turn, and is RateLimited if the run's time is up before.
+    provider. A model call waits for its turn, and is RateLimited if the run's time is up before. `redact` are redactors
+    and functions over texts, such as `perdure.redactors.DEFAULT`: every text is what they make of it before it is
+    stored, told to those who listen, or sent to the model.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -79,11 +85,11 @@ def connect(
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
-        known = ", ".join((*own, *LoopOptions.__annotations__))
+        known = ", ".join((*own, "redact", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
-    store = store_of(url, cache=live)
-    loops = LoopFactory(events=bus, pace=_pace(rate, store), **options)
+    store, redaction = _redacted(store_of(url, cache=live), redact)
+    loops = LoopFactory(events=bus, pace=_pace(rate, store), redact=redaction, **options)
     return Sessions(
         store,
         loops,
@@ -97,6 +103,16 @@ def connect(
         recover=recover,
         terms=Terms(lease=lease, per_owner=per_owner),
     )
+
+
+def _redacted(store: SessionStore, redact: Iterable[Redactor | TextFunction]) -> tuple[SessionStore, Redaction | None]:
+    """Return a store in front of which redactors stand, if there are any, and what they do."""
+    redaction = Redaction.of(redact)
+    if redaction is None:
+        return store, redaction_of(store)
+    if redaction_of(store) is not None:
+        raise ConfigurationError("This store redacts already. Give all redactors to it, or to connect(redact=…).")
+    return RedactingStore(store, redaction), redaction
 
 
 def _pace(rate: Rate | None, store: SessionStore) -> Pace | None:
@@ -120,6 +136,7 @@ def connect_blocking(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    redact: Iterable[Redactor | TextFunction] = (),
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -130,5 +147,5 @@ def connect_blocking(
 
     store = store_of(url, cache=live, commit_in_loop=True)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
-    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate}
+    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "redact": redact}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

@@ -31,6 +31,7 @@ from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.started_run import StartedRun, last_chunk
 from perdure.sessions.streaming import Listener
+from perdure.stores.redacting import RedactingStore
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
@@ -389,9 +390,10 @@ class Talking(Looking):
         needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
-        runtime = SessionRuntime(
-            store_of("memory://"), controller=self._connection.controller, events=self._connection.events
-        )
+        store = store_of("memory://")
+        if self.loops.redaction is not None:
+            store = RedactingStore(store, self.loops.redaction)
+        runtime = SessionRuntime(store, controller=self._connection.controller, events=self._connection.events)
         if agent is not None:
             self.loops.learn_output(agent)
         _require_known(options, OnceOptions)
