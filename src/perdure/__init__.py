@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import QueueFull as QueueFull
     from perdure.errors import RateLimited as RateLimited
+    from perdure.errors import RedactionFailed as RedactionFailed
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import RunFailed as RunFailed
@@ -214,6 +215,7 @@ if TYPE_CHECKING:
     from perdure.records.files import load_sessions_for_agent as load_sessions_for_agent
     from perdure.records.files import redact_session as redact_session
     from perdure.records.files import save_session as save_session
+    from perdure.redaction.redactors import Redactor as Redactor
     from perdure.runtime.bus import EventBus as EventBus
     from perdure.runtime.bus import Subscription as Subscription
     from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
@@ -241,6 +243,7 @@ if TYPE_CHECKING:
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
+    from perdure.stores.redacting import redacting as redacting
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
     from perdure.workers.worker import Worker as Worker
@@ -266,8 +269,8 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
-    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RequestRefused RetriesExhausted "
-    "RunFailed RunInterrupted SessionBusy "
+    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RedactionFailed RequestRefused "
+    "RetriesExhausted RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
     "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",
@@ -310,6 +313,7 @@ _HOMES = {
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
     "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
+    "redaction.redactors": "Redactor",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",
@@ -330,6 +334,7 @@ _HOMES = {
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
+    "stores.redacting": "redacting",
     "records.files": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
     "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",

@@ -95,6 +95,7 @@ class SendParallel:
         if getattr(self._loops, "redaction", None) is not None:
             self._caller = replace(self._caller, data=self._loops.redacted(self._caller.data))
             self._metadata = self._loops.redacted(self._metadata)
+            self._configs = self._loops.redacted(self._configs)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:

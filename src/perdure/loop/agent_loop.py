@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from perdure.loop.compaction.auto import AutoCompactor, Trigger
 from perdure.loop.cut_off import CutOffAnswer, LostAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLimitReached
-from perdure.loop.held_back import HeldBack
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import Form, complaint, is_complaint
@@ -44,8 +43,11 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ReadFiles, ToolSpec
-from perdure.redaction.texts import Redaction
+from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, OnDelta, ReadFiles, ToolSpec
+
+if TYPE_CHECKING:
+    from perdure.loop.held_back import HeldBack
+    from perdure.redaction.texts import Redaction
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class LoopSetup(msgspec.Struct, frozen=True):
     form: Form | None = None
     """The form of answers that the definition asks for."""
     redaction: Redaction | None = None
-    """What is done to every text before it is shown, told or stored."""
+    """The `Redaction` that is done to every text before it is shown, told or stored; None if nothing is."""
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -391,7 +393,7 @@ class Run:
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
         assert self._so_far is not None
         on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
-        held = None if self._setup.redaction is None else HeldBack(self._setup.redaction, on_delta)
+        held = self._held_back(on_delta)
         sketching = self._sketching
         if sketching is not None:
             sketching.begin_answer(self.execution.execution_id, self._so_far)
@@ -406,6 +408,14 @@ class Run:
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
+
+    def _held_back(self, tell: OnDelta) -> HeldBack | None:
+        """Return what keeps secrets out of a stream; None if nothing is redacted."""
+        if self._setup.redaction is None:
+            return None
+        from perdure.loop.held_back import HeldBack
+
+        return HeldBack(self._setup.redaction, tell)
 
     async def _inspected(self, reply: ModelReply) -> ModelReply:
         """Return the answer as interceptors will have it. One that they throw away has cost its tokens all the same."""

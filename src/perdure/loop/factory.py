@@ -29,8 +29,6 @@ from perdure.model.schema import check_schema
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
-from perdure.redaction.redactors import Redactor
-from perdure.redaction.texts import Redaction, TextFunction
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
     from perdure.loop.compaction.summary import NoteTaker
     from perdure.loop.drivers.pacing import NameKey, Pace
     from perdure.loop.toolsets import Toolsets
+    from perdure.redaction.redactors import Redactor
+    from perdure.redaction.texts import Redaction, TextFunction
 
 T = TypeVar("T")
 OFFLINE = ModelConfig("offline")
@@ -114,7 +114,7 @@ class LoopFactory:
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._pace = pace
-        self.redaction = Redaction.of(redact)
+        self.redaction = None if redact is None else _redaction_of(redact)
         """What is done to every text before it is shown, told or stored; None if nothing is."""
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
@@ -382,6 +382,12 @@ def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
 def _no_model(agent: str) -> ConfigurationError:
     what = f"No model is named for the agent {agent!r}."
     return ConfigurationError(what, _NAME_A_MODEL.format(agent=agent), missing="model", name=agent)
+
+
+def _redaction_of(redact: Iterable[Redactor | TextFunction] | Redaction) -> Redaction | None:
+    from perdure.redaction.texts import Redaction  # few connections redact
+
+    return Redaction.of(redact)
 
 
 def _checked_compaction(compaction: object) -> AutoCompaction | None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -35,14 +35,16 @@ from perdure.model.loop_events import (
     TurnEnd,
     TurnStart,
 )
-from perdure.model.message import Message, Role, ToolCall
+from perdure.model.message import Message, Role, ToolCall, redactions_in
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
-from perdure.redaction.texts import Redaction, counts_in
 from perdure.sketching import Unfinished
+
+if TYPE_CHECKING:
+    from perdure.redaction.texts import Redaction
 
 
 class Record(Protocol):
@@ -296,7 +298,7 @@ def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
         "idle": execution.idle,
         "errors": execution.errors,
         "rejection": rejection_in(execution.continuation.stop_signals),
-        "redactions": counts_in(told.messages),
+        "redactions": redactions_in(told.messages),
     }
 
 

@@ -24,12 +24,11 @@ from perdure.loop.tools import CalledOutside
 from perdure.model.execution import CallAnswer, PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
-from perdure.model.message import Message, ToolCall
+from perdure.model.message import REDACTIONS, Message, ToolCall
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
-from perdure.redaction.texts import COUNTS
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
@@ -331,7 +330,7 @@ class ToolUse:
         step, error = self._step, execution.error
         said = f"{error.type}: {error.message}" if error else execution.result
         shown = shortened(said, self._run.setup.max_result_chars)
-        told = {COUNTS: counts} if counts else EMPTY
+        told = {REDACTIONS: counts} if counts else EMPTY
         message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None, metadata=told)
         self._run.put_step(step.with_changes(tool_executions=(*step.tool_executions, execution)), message)
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)

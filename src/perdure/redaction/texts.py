@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect_several
-from perdure.model.message import Message, Text, Thinking
+from perdure.model.message import REDACTIONS, Message, Text, Thinking
 from perdure.model.transcript import Block, Span, Tape, Transcript
 from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of
 from perdure.redaction.redactors import Redactor
@@ -26,8 +26,6 @@ from perdure.redaction.streams import Stream, TextStream, WholeText
 
 T = TypeVar("T")
 TextFunction = Callable[[str], str]
-COUNTS = "redactions"
-"""The key in a message's metadata that says how often which redactor has replaced something in it."""
 WITHHELD = "[withheld: a redactor has failed]"
 """What stands for an error's text that could not be redacted."""
 _MOST_KNOWN = 2_000
@@ -138,16 +136,6 @@ class Redaction:
             raise InvalidData(path, "a redactor finds a secret in it, and names are stored as they are; use another")
 
 
-def counts_in(messages: Iterable[Message]) -> dict[str, int]:
-    """Return how often which redactor has replaced something in messages."""
-    total: Counter[str] = Counter()
-    for message in messages:
-        found = message.metadata.get(COUNTS)
-        if isinstance(found, Mapping):
-            total.update({name: count for name, count in found.items() if type(count) is int})
-    return dict(total)
-
-
 class _Function(Redactor):
     """A caller's function over texts. Nobody knows how long a text it has to see, so that it sees whole ones only."""
 
@@ -192,7 +180,7 @@ _NAMES = frozenset(_FIELDS.split())
 _SAID = {("ToolExecution", "call"), ("ToolExecutionStart", "call")}
 _NAMED = {("AgentDefinition", "name"), ("ModelConfig", "name"), ("ExternalToolSpec", "name"), ("AgentEnd", "messages")}
 """Fields of these values that name something, and messages that were redacted when they were told."""
-_TAGS = frozenset(("agent_id", "execution_id", "step_id", "is_trace", "incomplete", "superseded", COUNTS))
+_TAGS = frozenset(("agent_id", "execution_id", "step_id", "is_trace", "incomplete", "superseded", REDACTIONS))
 """What runs put into the metadata of messages."""
 _SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None)})
 
@@ -307,7 +295,7 @@ class _Walk:
 
 def _counted(message: Message, parts: tuple[Any, ...], counts: Counter[str]) -> dict[str, Any]:
     """Return what changes of a message: its parts, and what its metadata says of how often something was replaced."""
-    before = message.metadata.get(COUNTS)
+    before = message.metadata.get(REDACTIONS)
     total = Counter(before if isinstance(before, Mapping) else {})
     total.update(counts)
-    return {"parts": parts, "metadata": {**message.metadata, COUNTS: dict(total)}}
+    return {"parts": parts, "metadata": {**message.metadata, REDACTIONS: dict(total)}}

@@ -57,11 +57,11 @@ from perdure.runtime.bus import EventBus
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
 from perdure.runtime.repository import SessionFactory, SessionRepository
 from perdure.runtime.under_way import UnderWay
-from perdure.stores.redacting import redaction_of
 
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
     from perdure.model.record import LoopRecord, SessionRecord
+    from perdure.redaction.texts import Redaction
 
 OnConflict = Literal["raise", "retry", "fork"]
 _ON_CONFLICT: tuple[OnConflict, ...] = get_args(OnConflict)
@@ -90,7 +90,7 @@ class SessionRuntime:
         self._controller = None if type(controller) is PassThroughSessionController else controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
         self._bus = self._events if type(self._events) is EventBus else None
-        self._redaction = redaction_of(self._repository.store)
+        self._redaction: Redaction | None = getattr(self._repository.store, "redaction", None)
         self._factory = SessionFactory()
         self.journal: Journal | None = self._repository.journal
         """The store's journal; None if its runs are unrecorded."""

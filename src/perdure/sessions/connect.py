@@ -13,16 +13,15 @@ from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
-from perdure.redaction.redactors import Redactor
-from perdure.redaction.texts import Redaction, TextFunction
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
-from perdure.stores.redacting import RedactingStore, redaction_of
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
     from perdure.loop.compaction.auto import AutoCompaction
     from perdure.loop.drivers.pacing import Pace, Rate
+    from perdure.redaction.redactors import Redactor
+    from perdure.redaction.texts import Redaction, TextFunction
     from perdure.sessions.blocking import BlockingSessions
 
 
@@ -107,10 +106,16 @@ def connect(
 
 def _redacted(store: SessionStore, redact: Iterable[Redactor | TextFunction]) -> tuple[SessionStore, Redaction | None]:
     """Return a store in front of which redactors stand, if there are any, and what they do."""
+    there: Redaction | None = getattr(store, "redaction", None)
+    if redact == ():
+        return store, there
+    from perdure.redaction.texts import Redaction
+    from perdure.stores.redacting import RedactingStore
+
     redaction = Redaction.of(redact)
     if redaction is None:
-        return store, redaction_of(store)
-    if redaction_of(store) is not None:
+        return store, there
+    if there is not None:
         raise ConfigurationError("This store redacts already. Give all redactors to it, or to connect(redact=…).")
     return RedactingStore(store, redaction), redaction
 

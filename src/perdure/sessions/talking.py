@@ -31,7 +31,6 @@ from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.started_run import StartedRun, last_chunk
 from perdure.sessions.streaming import Listener
-from perdure.stores.redacting import RedactingStore
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
@@ -392,6 +391,8 @@ class Talking(Looking):
         self._require_open()
         store = store_of("memory://")
         if self.loops.redaction is not None:
+            from perdure.stores.redacting import RedactingStore
+
             store = RedactingStore(store, self.loops.redaction)
         runtime = SessionRuntime(store, controller=self._connection.controller, events=self._connection.events)
         if agent is not None:

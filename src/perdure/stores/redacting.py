@@ -52,11 +52,6 @@ def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunctio
     return RedactingStore(store_of(store), redaction)
 
 
-def redaction_of(store: object) -> Redaction | None:
-    """Return what a store does to texts before it writes them; None if it writes them as they are."""
-    return store.redaction if isinstance(store, RedactingStore) else None
-
-
 class RedactingStore:
     """Passes every verb on to another store, with redacted texts. It can do what that store can."""
 
