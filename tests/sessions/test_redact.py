@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -269,8 +271,18 @@ async def _parallel(sessions: Sessions, chat: Chat) -> None:
 
 
 async def _import(sessions: Sessions, chat: Chat) -> None:
-    lines = [f'{{"messages": [{{"role": "user", "content": "a {CANARY}"}}, {{"role": "assistant", "content": "b"}}]}}']
-    await sessions.import_(lines, form="openai")
+    said = [{"role": "user", "content": f"a {CANARY}"}, {"role": "assistant", "content": "b"}]
+    await sessions.import_(io.BytesIO(json.dumps({"messages": said}).encode()), format="openai")
+    await sessions.import_(io.BytesIO(await exported(f"c {CANARY}")))
+
+
+async def exported(text: str) -> bytes:
+    """A session of another store, as a file."""
+    file = io.BytesIO()
+    async with perdure.connect("memory://", driver=ScriptedDriver([ToolCall("look", {"what": text}), text])) as others:
+        await (await others.open("other")).send(text)
+        await others.export(file)
+    return file.getvalue()
 
 
 async def _once(sessions: Sessions, chat: Chat) -> None:
@@ -280,7 +292,7 @@ async def _once(sessions: Sessions, chat: Chat) -> None:
 VERBS: dict[str, Verb] = {
     name.removeprefix("_"): verb
     for name, verb in list(globals().items())
-    if name.startswith("_") and asyncio.iscoroutinefunction(verb)
+    if name.startswith("_") and name != "_" and asyncio.iscoroutinefunction(verb)
 }
 OPTIONS: dict[str, Any] = {
     "tools": [look, spend, fail],
