@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching"},
+    {"codec", "protocols", "redaction", "redactors", "paging", "aio", "events", "sketching"},
     {"stores", "run_journal", "recorder", "records", "definition_files", "telemetry"},
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
@@ -26,6 +26,7 @@ HEIGHT = {unit: height for height, level in enumerate(LEVELS) for unit in level}
 # Those of one level do not know each other, but for these.
 NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
+    "redactors": {"redaction"},
     "paging": {"protocols"},
     "sketching": {"protocols"},
     "records": {"stores", "recorder"},

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import QueueFull as QueueFull
     from perdure.errors import RateLimited as RateLimited
+    from perdure.errors import RedactionFailed as RedactionFailed
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import RunFailed as RunFailed
@@ -219,6 +220,7 @@ if TYPE_CHECKING:
     from perdure.records.files import load_sessions_for_agent as load_sessions_for_agent
     from perdure.records.files import redact_session as redact_session
     from perdure.records.files import save_session as save_session
+    from perdure.redaction.redactors import Redactor as Redactor
     from perdure.replay.comparison import ReplayResult as ReplayResult
     from perdure.replay.recording import Recording as Recording
     from perdure.replay.replay import Replay as Replay
@@ -252,6 +254,7 @@ if TYPE_CHECKING:
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
+    from perdure.stores.redacting import redacting as redacting
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
     from perdure.telemetry.telemetry import Telemetry as Telemetry
@@ -278,8 +281,8 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
-    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RequestRefused RetriesExhausted "
-    "RunFailed RunInterrupted SessionBusy "
+    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RedactionFailed RequestRefused "
+    "RetriesExhausted RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionHeld SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
     "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",
@@ -323,6 +326,7 @@ _HOMES = {
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
     "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
+    "redaction.redactors": "Redactor",
     "replay.comparison": "ReplayResult",
     "replay.recording": "Recording",
     "replay.replay": "Replay",
@@ -348,6 +352,7 @@ _HOMES = {
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
+    "stores.redacting": "redacting",
     "records.files": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
     "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",

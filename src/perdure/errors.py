@@ -37,6 +37,7 @@ PerdureError
 │       └── ContextTooLong
 ├── ToolError
 │   └── ToolUnavailable
+├── RedactionFailed
 ├── ConfigurationError
 └── AgentStop
 """
@@ -608,6 +609,19 @@ class ToolUnavailable(ToolError):
             else "The call was not made, and can be repeated later."
         )
         super().__init__(f"The server {server!r} of this tool is not available: {reason}", outcome)
+
+
+class RedactionFailed(PerdureError):
+    """A function of `connect(redact=…)` raised, or returned something else than a text. Nothing of the text is stored.
+
+    `problem` never quotes the text, nor what the function said of it.
+    """
+
+    def __init__(self, redactor: str, problem: str) -> None:
+        self.redactor = redactor
+        self.problem = problem
+        what = f"The redactor {redactor!r} {problem}, so that the text was not stored."
+        super().__init__(what, "Mend the redactor of connect(redact=…), and send the message again.")
 
 
 class ConfigurationError(PerdureError):

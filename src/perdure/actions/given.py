@@ -11,6 +11,12 @@ from perdure.model.checks import expect_method
 from perdure.model.message import Envelope, Media, Message, Part, Role, Text, require_distinct, several_messages
 
 
+def redacted_messages(messages: tuple[Message, ...], loops: LoopFactory) -> tuple[Message, ...]:
+    """Return messages as they will be stored, and as the model will be sent them."""
+    redaction = getattr(loops, "redaction", None)  # another builder of loops need not have any
+    return messages if redaction is None else redaction.messages(messages)
+
+
 def require_loops(loops: LoopFactory) -> LoopFactory:
     """Return what builds loops; InvalidData for anything else."""
     return expect_method(loops, "build", "$.loops")

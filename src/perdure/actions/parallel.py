@@ -16,7 +16,7 @@ from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
-from perdure.actions.given import messages_to_send, require_loops
+from perdure.actions.given import messages_to_send, redacted_messages, require_loops
 from perdure.actions.needed_tools import connect_tools
 from perdure.actions.run import checked_metadata, reader_of_files, titling_of
 from perdure.actions.send import waiting_messages
@@ -86,15 +86,19 @@ class SendParallel:
         context: object = None,
         context_data: Mapping[str, Any] | None = None,
     ) -> None:
-        self._messages = messages_to_send(message)
+        self._loops = require_loops(loops)
+        self._messages = redacted_messages(messages_to_send(message), self._loops)
         self._caller = Caller.of(context, context_data)
         configs = () if isinstance(configs, str) else expect_several(configs, "$.configs")
         if len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)
-        self._loops = require_loops(loops)
         self._strategy = _as_strategy(strategy or First())
         self._metadata = checked_metadata(metadata)
+        if getattr(self._loops, "redaction", None) is not None:
+            self._caller = replace(self._caller, data=self._loops.redacted(self._caller.data))
+            self._metadata = self._loops.redacted(self._metadata)
+            self._configs = self._loops.redacted(self._configs)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:

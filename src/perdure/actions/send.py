@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of
-from perdure.actions.given import messages_to_send, require_loops
+from perdure.actions.given import messages_to_send, redacted_messages, require_loops
 from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, item_of, messages_in
 from perdure.actions.run import (
     RunOptions,
@@ -93,7 +93,8 @@ class SendMessage:
         model_options: object = None,
         model_for: ModelFor | None = None,
     ) -> None:
-        self.messages = messages_to_send(message, any_role=any_role)
+        self._loops = require_loops(loops)
+        self.messages = redacted_messages(messages_to_send(message, any_role=any_role), self._loops)
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
         if key is not None:
@@ -116,7 +117,7 @@ class SendMessage:
         self._model_options = _options_of(model_options)
         self._metadata = checked_metadata(metadata)
         self._caller = Caller.of(context, context_data)
-        self._loops = require_loops(loops)
+        self._redact_terms()
         self._when_busy = when_busy
         self._depth = depth
         self._answers = answers
@@ -130,6 +131,18 @@ class SendMessage:
         """Whether the messages were left in the inbox: what the session says is not an answer to them."""
         self.left_as: JournalEntry | None = None
         """The item of the inbox in which they wait for a run of their own."""
+
+    def _redact_terms(self) -> None:
+        """Redact what goes with the messages: it is stored with the run, and the model is told some of it."""
+        if getattr(self._loops, "redaction", None) is None:
+            return
+        redacted = self._loops.redacted
+        self._external_tools = redacted(self._external_tools)
+        self._instructions = redacted(self._instructions)
+        self._metadata = redacted(self._metadata)
+        self._caller = replace(self._caller, data=redacted(self._caller.data))
+        if self.form is not None and redacted(self.form.schema) is not self.form.schema:
+            self.form = Form(redacted(self.form.schema))
 
     @property
     def key(self) -> Key | None:

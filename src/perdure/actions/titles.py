@@ -43,7 +43,8 @@ class Titling:
         except Exception:  # it is the user's function, like a subscriber
             _log.exception("no title for session %s; its first words serve", self._session.id)
         else:
-            self.name = None if made is None else first_words(made, _LONGEST)
+            # Redacted before it is cut: half a secret is not found.
+            self.name = None if made is None else first_words(self._loops.redacted(made), _LONGEST)
 
     async def _made(self, session: AgentSession) -> object:
         assert self._loops.title is not None

@@ -20,6 +20,8 @@ class Settings:
         self.agent: tuple[str, ...] = ()
         self.tools: tuple[str, ...] = ()
         self.mcp: tuple[str, ...] = ()
+        self.redact = False
+        self.redactor: tuple[str, ...] = ()
         self.debug = False
 
 
@@ -59,6 +61,12 @@ AGENT_OPTIONS = (
     _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
     _shared("--mcp", metavar="COMMAND|URL", multiple=True, help="MCP server whose tools to use; a command is started."),
     _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
+    _shared(
+        "--redact",
+        is_flag=True,
+        help="Replace keys, tokens and card numbers before anything is stored. [PERDURE_REDACT, perdure.toml]",
+    ),
+    _shared("--redactor", metavar="NAME", multiple=True, help="Replace what this one finds too: email, phone, …"),
 )
 """Who answers, with which tools and model."""
 _JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")

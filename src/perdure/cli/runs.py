@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from perdure.cli.terminal import (
     width,
 )
 from perdure.sessions.json_forms import of_usage
-from perdure.sessions.spending import Part, Spending, Sum, spending_of, summed
+from perdure.sessions.spending import Part, Spending, Sum, redacted_in, spending_of, summed
 
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
@@ -82,7 +82,9 @@ _WORDS: dict[str, Callable[[Any], str]] = {
         f"{event.execution.call.name} = "
         + (event.execution.error.message if event.execution.error else str(event.execution.result))
     ),
-    "AgentEnd": lambda event: f"{event.status.value} {counted(event.usage.total_tokens, 'token')}",
+    "AgentEnd": lambda event: (
+        f"{event.status.value} {counted(event.usage.total_tokens, 'token')}" + _redacted(event.redactions)
+    ),
     "InputRejected": lambda event: event.reason,
     "Compaction": lambda event: f"{event.block.by} covers {counted(event.block.covered, 'message')}",
     "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
@@ -106,17 +108,26 @@ def stats(ctx: click.Context, by: Part | None, agent: str | None, since: datetim
         note(
             f"{counted(len(spent.damaged), 'session')} could not be read: {', '.join(spent.damaged)}. See perdure fsck."
         )
+    redactions = redacted_in(found.runs)
     parts: tuple[Part, ...] = (by,) if by else ("agent", "model", "day")
     groups = {part: [_row(each) for each in found.by(part)] for part in parts}
     if as_json:
         total = _row(summed("total", found.runs))
-        print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}, "damaged": spent.damaged})
+        told = {"redactions": redactions, "damaged": spent.damaged}
+        print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}, **told})
         return
     if not found.runs:
         note("No runs here.")
         return
     for name, rows in groups.items():
         print_costs(name, rows)
+    if redactions:
+        note(f"Before they were stored, messages were{_redacted(redactions)[1:]}.")
+
+
+def _redacted(counts: Mapping[str, int]) -> str:
+    """Return how often which redactor has replaced something, in words."""
+    return ", redacted: " + ", ".join(f"{name} {count}" for name, count in counts.items()) if counts else ""
 
 
 async def _counted(sessions: Sessions, since: datetime | None) -> Spending:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perdure.model.retention import RetentionPolicy
     from perdure.model.session import AgentSession
     from perdure.protocols import SessionStore, Toolset
+    from perdure.redaction.texts import Redaction
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
 
@@ -85,6 +86,11 @@ def opened(
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
     store = store_of(url, commit_in_loop=not serves)  # most have nothing else to do while the disk is waited for
+    redaction = _redaction(ctx)
+    if redaction is not None:
+        from perdure.stores.redacting import RedactingStore
+
+        store = RedactingStore(store, redaction)
     bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
@@ -93,6 +99,7 @@ def opened(
         subagents=agents[1:] if begins else agents,
         events=bus,
         pace=None if rate is None else _pace(rate, store),
+        redact=redaction,
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind a command's run is sent before most end, however long that takes; Ctrl-C ends it.
@@ -103,6 +110,26 @@ def _pace(rate: str, store: SessionStore) -> Pace:
     from perdure.loop.drivers.pacing import Pace, rate_of
 
     return Pace(rate_of(rate), store)
+
+
+def _redaction(ctx: click.Context) -> Redaction | None:
+    """Return what is done to texts before they are stored: by options, or by the environment or a config file."""
+    settings = settings_of(ctx)
+    names = [*(["default"] if settings.redact else []), *settings.redactor]
+    if not names:
+        chosen = _chosen_names()
+        if chosen is None:
+            return None
+        names = [each for name in chosen.value.split(",") if (each := name.strip())]
+    from perdure.redaction.redactors import named
+    from perdure.redaction.texts import Redaction
+
+    return Redaction.of(named(*names))
+
+
+def _chosen_names() -> Chosen | None:
+    value = os.environ.get("PERDURE_REDACT")
+    return Chosen(value, "PERDURE_REDACT") if value else configured("redact")
 
 
 def _mcp_servers(ctx: click.Context) -> list[McpServer]:

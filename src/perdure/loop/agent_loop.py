@@ -43,9 +43,11 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ReadFiles, ToolSpec
+from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, OnDelta, ReadFiles, ToolSpec
 
 if TYPE_CHECKING:
+    from perdure.loop.held_back import HeldBack
+    from perdure.redaction.texts import Redaction
     from perdure.telemetry.spans import RunTrace
 
 
@@ -68,6 +70,8 @@ class LoopSetup(msgspec.Struct, frozen=True):
     """The form of answers that the definition asks for."""
     after_each_step: Callable[[Run], Awaitable[None]] | None = None
     """Awaited with the run between two steps, before what others have posted is delivered."""
+    redaction: Redaction | None = None
+    """The `Redaction` that is done to every text before it is shown, told or stored; None if nothing is."""
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -153,7 +157,7 @@ class Run:
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
         self._timed = [each for each in self._guards if isinstance(each, BudgetGuard) and each.limits_time]
-        self._narrator = Narrator(start.record, setup.events, start.session_id, start.told)
+        self._narrator = Narrator(start.record, setup.events, start.session_id, start.told, setup.redaction)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._prompts = Prompts()
         self._began = now()
@@ -268,7 +272,7 @@ class Run:
 
     async def _warn(self, warnings: Sequence[Warned]) -> None:
         for warned in warnings:
-            note = Message.system(warned.text, metadata={"is_trace": True})
+            note = self._redacted(Message.system(warned.text, metadata={"is_trace": True}))
             self.state = self.state.with_messages(note)
             await self._narrator.message_ended(note)
 
@@ -327,7 +331,7 @@ class Run:
         return not self.execution.should_stop
 
     async def _ask_again(self, problem: str) -> None:
-        message = complaint(problem, self.execution.execution_id, self.state.agent_id)
+        message = self._redacted(complaint(problem, self.execution.execution_id, self.state.agent_id))
         self.state = self.state.with_messages(message)
         await self._narrator.message_ended(message)
 
@@ -381,7 +385,8 @@ class Run:
         self._so_far = None
         given = self.state.transcript.without_blocks()
         reply = await self._inspected(reply)
-        message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
+        said = self._redacted(reply.message)  # behind interceptors, which may add to it
+        message = replace(said, id=message_id, parts=self._with_own_ids(said.parts))
         if cut_off_by(reply.response.finish_reason) is not None:
             message = message.with_metadata(incomplete=True)
         step = AgentStep(id=step_id, input_messages=given, inference_response=reply.response)
@@ -399,18 +404,29 @@ class Run:
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
         assert self._so_far is not None
         on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
+        held = self._held_back(on_delta)
         sketching = self._sketching
         if sketching is not None:
             sketching.begin_answer(self.execution.execution_id, self._so_far)
         try:
             async with self.time_limit():
-                reply: ModelReply = await self._driver.respond(request, on_delta)
+                reply: ModelReply = await self._driver.respond(request, held or on_delta)
+            if held is not None:
+                reply = await held.end(reply)
         finally:
             if sketching is not None:
                 sketching.end_answer()
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
+
+    def _held_back(self, tell: OnDelta) -> HeldBack | None:
+        """Return what keeps secrets out of a stream; None if nothing is redacted."""
+        if self._setup.redaction is None:
+            return None
+        from perdure.loop.held_back import HeldBack
+
+        return HeldBack(self._setup.redaction, tell)
 
     async def _inspected(self, reply: ModelReply) -> ModelReply:
         """Return the answer as interceptors will have it. One that they throw away has cost its tokens all the same."""
@@ -496,7 +512,7 @@ class Run:
 
         Input filters judge them like any input. What they reject goes on record, and the model never sees it.
         """
-        messages = tuple(map(self._told_apart, messages))
+        messages = tuple(self._told_apart(self._redacted(message)) for message in messages)
         warnings, rejected = await judge(self._setup.input_filters, messages)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason, tuple(message.id for message in messages))
@@ -506,6 +522,10 @@ class Run:
             await self._narrator.message_ended(message, posted=posted)
         if rejected is None:
             await self._warn(warnings)
+
+    def _redacted(self, message: Message) -> Message:
+        redaction = self._setup.redaction
+        return message if redaction is None else redaction.message(message)
 
     def _told_apart(self, message: Message) -> Message:
         """Return the message, under a new id if the run has one of its id: its record and its save find them by id."""
@@ -527,7 +547,7 @@ class Run:
             self._close(self._status())
             self.state = await self._interceptors.pass_through("after_execution", self.state)
         except Exception as error:  # an interceptor's
-            self.state = self.state.with_execution(_with_cause(self.state, error))
+            self.state = self.state.with_execution(self._with_cause(error))
             self._close(self._status())
         self.is_settled = True
         await self._narrator.ended(self.state)
@@ -535,9 +555,12 @@ class Run:
     async def _take_in(self, ended_by: BaseException) -> None:
         """What has ended the run goes on record: a signal where it was asked to stop, an error where it failed."""
         await self._keep_cut_off_answer()
-        self.state = self.state.with_execution(_with_cause(self.state, ended_by))
+        self.state = self.state.with_execution(self._with_cause(ended_by))
         if not isinstance(ended_by, AgentStop | TimeLimitReached):
             self.state = await self._interceptors.on_error(ended_by, self.state)
+
+    def _with_cause(self, ended_by: BaseException) -> ExecutionState:
+        return _with_cause(self.state, ended_by, self._setup.redaction)
 
     async def give_up(self, failure: ErrorRecord | None = None) -> None:
         """Take a run up again only to end it where it stands: as cancelled, or as failed if a failure is given."""
@@ -666,18 +689,20 @@ class _Meter:
         return self._usage + state.execution.compaction_usage + state.execution.discarded_usage
 
 
-def _with_cause(state: AgentState, ended_by: BaseException) -> ExecutionState:
+def _with_cause(state: AgentState, ended_by: BaseException, redaction: Redaction | None) -> ExecutionState:
     """A run's execution with what has ended it: a signal, and an error unless it was asked to stop."""
     execution = state.execution
     assert execution is not None
     match ended_by:
         case AgentStop():
-            signal = StopSignal(StopReason.STOP_REQUESTED, ended_by.reason, source="agent_stop")
+            reason = ended_by.reason if redaction is None else redaction.told(ended_by.reason)
+            signal = StopSignal(StopReason.STOP_REQUESTED, reason, source="agent_stop")
             return execution.with_stop_signal(signal)
         case TimeLimitReached():
             return execution.with_stop_signal(ended_by.signal)
-    reason = StopReason.RETRY_LIMIT_REACHED if isinstance(ended_by, RetriesExhausted) else StopReason.ERROR_FORBADE
+    why = StopReason.RETRY_LIMIT_REACHED if isinstance(ended_by, RetriesExhausted) else StopReason.ERROR_FORBADE
     text = "".join(traceback.format_exception(ended_by)) if not isinstance(ended_by, DriverError) else None
     error = ErrorRecord.of(ended_by, traceback=text)
-    signal = StopSignal(reason, error.message[:500], source=error.type)
+    error = error if redaction is None else redaction.error(error)  # before it is cut off below
+    signal = StopSignal(why, error.message[:500], source=error.type)
     return execution.with_error(error).with_stop_signal(signal)

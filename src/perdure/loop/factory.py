@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from perdure.loop.compaction.summary import NoteTaker
     from perdure.loop.drivers.pacing import NameKey, Pace
     from perdure.loop.toolsets import Toolsets
+    from perdure.redaction.redactors import Redactor
+    from perdure.redaction.texts import Redaction, TextFunction
     from perdure.telemetry.telemetry import Telemetry
 
+T = TypeVar("T")
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
 """Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
@@ -100,6 +103,7 @@ class LoopFactory:
         title: MakeTitle | None = None,
         pace: Pace | None = None,
         telemetry: Telemetry | None = None,
+        redact: Iterable[Redactor | TextFunction] | Redaction | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -115,6 +119,8 @@ class LoopFactory:
         self._pace = pace
         self.telemetry = None if telemetry is None else _checked_telemetry(telemetry)
         """What runs are traced and measured by; None if they are not."""
+        self.redaction = None if redact is None else _redaction_of(redact)
+        """What is done to every text before it is shown, told or stored; None if nothing is."""
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
@@ -201,6 +207,7 @@ class LoopFactory:
             max_result_chars=self._max_result_chars,
             compaction=self._auto_compactor(model),
             form=self.form_of(definition),
+            redaction=self.redaction,
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
@@ -246,8 +253,21 @@ class LoopFactory:
         summariser = partial(self._summariser_of, self._compaction.model or model)
         return AutoCompactor(self._compaction, model, self._tokens, summariser)
 
+    def redacted(self, value: T) -> T:
+        """Return what a caller gives without what redactors find in it."""
+        return value if self.redaction is None else self.redaction.value(value)
+
     def _summariser_of(self, model: ModelConfig) -> NoteTaker:
-        """Who writes summaries; for the offline model fixed rules do, as they do all that it says."""
+        """Who writes summaries, which are redacted as all that is shown is."""
+        written = self._note_taker_of(model)
+        if self.redaction is None:
+            return written
+        from perdure.loop.compaction.summary import RedactedNotes
+
+        return RedactedNotes(written, self.redaction)
+
+    def _note_taker_of(self, model: ModelConfig) -> NoteTaker:
+        """Who writes notes; for the offline model fixed rules do, as they do all that it says."""
         if self._is_offline(model):
             from perdure.loop.compaction.digest import Digest
 
@@ -396,6 +416,12 @@ def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
 def _no_model(agent: str) -> ConfigurationError:
     what = f"No model is named for the agent {agent!r}."
     return ConfigurationError(what, _NAME_A_MODEL.format(agent=agent), missing="model", name=agent)
+
+
+def _redaction_of(redact: Iterable[Redactor | TextFunction] | Redaction) -> Redaction | None:
+    from perdure.redaction.texts import Redaction  # few connections redact
+
+    return Redaction.of(redact)
 
 
 def _checked_compaction(compaction: object) -> AutoCompaction | None:

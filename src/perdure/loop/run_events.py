@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -35,13 +35,16 @@ from perdure.model.loop_events import (
     TurnEnd,
     TurnStart,
 )
-from perdure.model.message import Message, Role, ToolCall
+from perdure.model.message import Message, Role, ToolCall, redactions_in
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
 from perdure.sketching import Unfinished
+
+if TYPE_CHECKING:
+    from perdure.redaction.texts import Redaction
 
 
 class Record(Protocol):
@@ -127,8 +130,16 @@ def last_trace(traces: Iterable[str | None]) -> str | None:
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: ResumePoint) -> None:
+    def __init__(
+        self,
+        record: Record,
+        events: EventHandler | None,
+        session_id: str | None,
+        told: ResumePoint,
+        redaction: Redaction | None = None,
+    ) -> None:
         self._record = record
+        self._redaction = redaction
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = told.seq
@@ -179,6 +190,8 @@ class Narrator:
         """The next event, on record."""
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
+        if self._redaction is not None and event_type in _TEXTS:
+            event = self._redaction.value(event)
         try:
             self._record.put(event)
         except Exception as error:
@@ -293,7 +306,23 @@ def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
         "idle": execution.idle,
         "errors": execution.errors,
         "rejection": rejection_in(execution.continuation.stop_signals),
+        "redactions": redactions_in(told.messages),
     }
+
+
+_TEXTS = frozenset(
+    {
+        AgentStart,
+        InputRejected,
+        Compaction,
+        ToolExecutionStart,
+        ToolExecutionUpdate,
+        ToolExecutionEnd,
+        TurnEnd,
+        AgentEnd,
+    }
+)
+"""Events with texts that nobody has redacted yet. Messages were, and what is streamed."""
 
 
 _APIS = {

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
-from perdure.errors import AgentStop, ToolError
+from perdure.errors import AgentStop, RedactionFailed, ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.results import Room, as_json, shortened
@@ -24,7 +24,7 @@ from perdure.loop.tools import CalledOutside
 from perdure.model.execution import CallAnswer, PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
-from perdure.model.message import Message, ToolCall
+from perdure.model.message import REDACTIONS, Message, ToolCall
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
@@ -114,6 +114,8 @@ class ToolUse:
         self._interceptors = interceptors
         self._decisions = decisions
         self._stop: AgentStop | None = None
+        self._failure: RedactionFailed | None = None
+        """Why an outcome could not be kept."""
         self._room: Room | None = None
 
     async def carry_out(self, step: AgentStep) -> None:
@@ -136,6 +138,8 @@ class ToolUse:
             else:
                 await self._complete(decided)
         waiting += await self._run_all(ready)
+        if self._failure is not None:
+            raise self._failure
         if self._stop is not None:
             raise self._stop
         by_id = {call.id: call for call in waiting}
@@ -221,7 +225,7 @@ class ToolUse:
         waiting: list[PendingCall] = []
         for start in range(0, len(ready), size):
             batch = ready[start : start + size]
-            if self._stop is not None:
+            if self._stop is not None or self._failure is not None:
                 break
             for each in batch:
                 await self._narrator.tool_started(each.call, self._step.id)
@@ -336,13 +340,29 @@ class ToolUse:
     async def _put(self, call_id: str, execution: ToolExecution, child: ChildLoopRef | None) -> None:
         """Put the outcome of a call on the step under way, and its message into the transcript."""
         asked = next(call for call in self._step.tool_calls if call.id == call_id)
+        execution, counts = self._redacted(execution)
         execution = self._fitted(execution)
         step, error = self._step, execution.error
         said = f"{error.type}: {error.message}" if error else execution.result
         shown = shortened(said, self._run.setup.max_result_chars)
-        message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None)
+        told = {REDACTIONS: counts} if counts else EMPTY
+        message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None, metadata=told)
         self._run.put_step(step.with_changes(tool_executions=(*step.tool_executions, execution)), message)
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
+
+    def _redacted(self, execution: ToolExecution) -> tuple[ToolExecution, Mapping[str, int]]:
+        """Return an outcome without what redactors find in it, and how often that was.
+
+        One that a redactor fails on is withheld, and the run fails once it is on record that the call was made.
+        """
+        redaction = self._run.setup.redaction
+        if redaction is None:
+            return execution, EMPTY
+        try:
+            return redaction.counted(execution)
+        except RedactionFailed as failure:
+            self._failure = failure
+            return replace(execution, result=None, error=redaction.error(ErrorRecord.of(failure))), EMPTY
 
     def _fitted(self, execution: ToolExecution) -> ToolExecution:
         """Return an outcome for which the run's version has room: a run whose tools have run can always be saved."""

@@ -193,6 +193,11 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
     rejection: str | None = None
     children: tuple[ChildLoopRef, ...] = ()
     """The loops of sub-agents that its tool calls have spawned: a header of the record is made without the calls."""
+    redactions: Mapping[str, int] = EMPTY
+    """How often which redactor of `connect(redact=…)` has replaced something in its messages."""
+
+    def __post_init__(self) -> None:
+        freeze(self, "redactions")
 
 
 class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):

@@ -15,6 +15,8 @@ from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, f
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+REDACTIONS = "redactions"
+"""The key in a message's metadata that says how often which redactor has replaced something before it was stored."""
 
 
 class Text(Value, frozen=True, tag="text"):
@@ -305,6 +307,16 @@ class Message(Value, frozen=True):
 
 def _id(given: str | None) -> str:
     return expect(given, str, "$.id") if given else new_id()
+
+
+def redactions_in(messages: Iterable[Message]) -> dict[str, int]:
+    """Return how often which redactor has replaced something in messages before they were stored."""
+    total: dict[str, int] = {}
+    for message in messages:
+        found = message.metadata.get(REDACTIONS)
+        for name, count in found.items() if isinstance(found, Mapping) else ():
+            total[name] = total.get(name, 0) + (count if type(count) is int else 0)
+    return total
 
 
 def several_messages(given: Iterable[object], path: str) -> tuple[Message, ...]:

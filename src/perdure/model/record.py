@@ -114,9 +114,12 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     parallel_group: ParallelGroupRecord | None = None
     idle: float = 0.0
     """Seconds that the run waited for a person, or lay dead after a crash."""
+    redactions: Mapping[str, int] = EMPTY
+    """How often which redactor of `connect(redact=…)` has replaced something in the messages of the run."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
+        freeze(self, "redactions")
 
     @classmethod
     def pending(cls, group: ParallelLoopStart, loop_id: str) -> LoopRecord:
@@ -385,6 +388,7 @@ class LoopFold:
             usage=event.usage,
             errors=event.errors,
             idle=max(self._record.idle, event.idle),  # a header has not seen the starts in between
+            redactions=event.redactions,
         )
 
     def _all_messages(self, event: AgentEnd) -> list[Message]:

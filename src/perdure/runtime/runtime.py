@@ -63,6 +63,7 @@ from perdure.runtime.under_way import UnderWay
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
     from perdure.model.record import LoopRecord, SessionRecord
+    from perdure.redaction.texts import Redaction
     from perdure.telemetry.telemetry import Telemetry
 
 OnConflict = Literal["raise", "retry", "fork"]
@@ -94,6 +95,7 @@ class SessionRuntime:
         self._controller = None if type(controller) is PassThroughSessionController else controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
         self._bus = self._events if type(self._events) is EventBus else None
+        self._redaction: Redaction | None = getattr(self._repository.store, "redaction", None)
         self._factory = SessionFactory()
         self.journal: Journal | None = self._repository.journal
         """The store's journal; None if its runs are unrecorded."""
@@ -244,7 +246,7 @@ class SessionRuntime:
                 self._under_way.end(under_way)
 
     def _context(self, held: _Held) -> ActionContext:
-        store, emit = self._repository.store, self._events.emit
+        store, emit = self._repository.store, self._events.emit if self._redaction is None else self._emit
         return ActionContext(store, emit, self.execute, self.add, self.journal, self._under_way, held.hold, self.terms)
 
     async def _applied(
@@ -298,7 +300,7 @@ class SessionRuntime:
         if self._is_heard:
             await self._emit_saved(kept)
         for event in made.tells:
-            await self._events.emit(event)
+            await self._emit(event)
         return kept
 
     async def _saved(
@@ -325,7 +327,7 @@ class SessionRuntime:
             if self._controller is not None:
                 session = await self._pass(SessionStage.AFTER_LOAD, session)
         except Exception as error:
-            await self._events.emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
+            await self._emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
             raise
         if self._is_heard:
             await self._events.emit(SessionLoaded(session.id, session.version, session.status))
@@ -366,6 +368,10 @@ class SessionRuntime:
     async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         return session if self._controller is None else await pass_stage(self._controller, stage, session)
 
+    async def _emit(self, event: object) -> None:
+        """Tell those who listen. They hear what is stored, and nothing that redactors would replace."""
+        await self._events.emit(event if self._redaction is None else self._redaction.heard(event))
+
     @property
     def _is_heard(self) -> bool:
         """Tell whether an event would reach anybody: one that would not is not made."""
@@ -381,7 +387,7 @@ class SessionRuntime:
             await self._events.emit(SessionSaved(session.id, session.version, session.status))
 
     async def _emit_save_failed(self, session: AgentSession, error: Exception, *, persisted: bool) -> None:
-        await self._events.emit(SessionSaveFailed(session.id, str(error), type(error).__name__, persisted))
+        await self._emit(SessionSaveFailed(session.id, str(error), type(error).__name__, persisted))
 
 
 class _Held:

@@ -21,6 +21,8 @@ from perdure.stores.urls import store_of
 if TYPE_CHECKING:
     from perdure.loop.compaction.auto import AutoCompaction
     from perdure.loop.drivers.pacing import Pace, Rate
+    from perdure.redaction.redactors import Redactor
+    from perdure.redaction.texts import Redaction, TextFunction
     from perdure.sessions.blocking import BlockingSessions
     from perdure.telemetry.telemetry import Telemetry
 
@@ -59,6 +61,7 @@ def connect(
     per_owner: int | None = None,
     rate: Rate | None = None,
     keep: Retention | RetentionPolicy | None = None,
+    redact: Iterable[Redactor | TextFunction] = (),
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -73,6 +76,8 @@ def connect(
     often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
     provider. A model call waits for its turn, and is RateLimited if the run's time is up before. `keep` says how long
     sessions are kept: workers and `apply_retention()` erase what is over. Nothing is erased by connecting.
+    `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`: every text is what they make
+    of it before it is stored, told to those who listen, or sent to the model.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -85,11 +90,11 @@ def connect(
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
-        known = ", ".join((*own, "keep", *LoopOptions.__annotations__))
+        known = ", ".join((*own, "keep", "redact", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
-    store = store_of(url, cache=live)
-    loops = LoopFactory(events=bus, pace=_pace(rate, store), **options)
+    store, redaction = _redacted(store_of(url, cache=live), redact)
+    loops = LoopFactory(events=bus, pace=_pace(rate, store), redact=redaction, **options)
     return Sessions(
         store,
         loops,
@@ -104,6 +109,22 @@ def connect(
         terms=Terms(lease=lease, per_owner=per_owner),
         keep=keep,
     )
+
+
+def _redacted(store: SessionStore, redact: Iterable[Redactor | TextFunction]) -> tuple[SessionStore, Redaction | None]:
+    """Return a store in front of which redactors stand, if there are any, and what they do."""
+    there: Redaction | None = getattr(store, "redaction", None)
+    if redact == ():
+        return store, there
+    from perdure.redaction.texts import Redaction
+    from perdure.stores.redacting import RedactingStore
+
+    redaction = Redaction.of(redact)
+    if redaction is None:
+        return store, there
+    if there is not None:
+        raise ConfigurationError("This store redacts already. Give all redactors to it, or to connect(redact=…).")
+    return RedactingStore(store, redaction), redaction
 
 
 def _pace(rate: Rate | None, store: SessionStore) -> Pace | None:
@@ -128,6 +149,7 @@ def connect_blocking(
     per_owner: int | None = None,
     rate: Rate | None = None,
     keep: Retention | RetentionPolicy | None = None,
+    redact: Iterable[Redactor | TextFunction] = (),
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -138,5 +160,5 @@ def connect_blocking(
 
     store = store_of(url, cache=live, commit_in_loop=True)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
-    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep}
+    shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep, "redact": redact}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

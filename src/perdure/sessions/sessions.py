@@ -116,6 +116,7 @@ class Sessions(Operating, Changing, Retaining):
         if agent is not None and not isinstance(agent, AgentDefinition):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
         if agent is not None:
+            agent = self.loops.redacted(agent)  # or it would differ from the one that is stored
             self.loops.learn_output(agent)
         found = None if id is None else await self._find(id)
         if found is None:

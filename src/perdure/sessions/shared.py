@@ -55,6 +55,9 @@ def shared(url: str | SessionStore | None = None) -> SharedStore:
     """
     if isinstance(url, SharedStore):
         return url
+    if getattr(url, "redaction", None) is not None:
+        # It passes every verb on, also those of a shared store.
+        return url.over(shared(url.inner))  # type: ignore[no-any-return,union-attr]  # it has them, and is no subclass
     if isinstance(url, SessionStore):
         return _sharing(url, url)
     given = default_store().value if url is None else expect(url, str, "$.url")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ import msgspec
 
 from perdure.errors import CorruptRecord, SessionNotFound, UnreadableFile
 from perdure.model.usage import Usage
+from perdure.model.value import EMPTY
 from perdure.paging import pages
 from perdure.protocols import Filters
 from perdure.sessions.json_forms import of_usage
@@ -35,6 +37,7 @@ class RunCost:
     model: str
     at: datetime | None
     usage: Usage
+    redactions: Mapping[str, int] = EMPTY
 
     @property
     def day(self) -> str:
@@ -71,6 +74,11 @@ def summed(key: str | None, runs: Iterable[RunCost]) -> Sum:
     """Return what runs have used together, under a name."""
     counted = list(runs)
     return Sum(key, len(counted), sum((each.usage for each in counted), start=Usage()))
+
+
+def redacted_in(runs: Iterable[RunCost]) -> dict[str, int]:
+    """Return how often which redactor has replaced something in the messages of runs."""
+    return dict(sum((Counter(each.redactions) for each in runs), start=Counter[str]()))
 
 
 async def spending_of(
@@ -140,7 +148,8 @@ def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, R
         if group is not None and group.all_loop_ids[0] == loop.loop_id:
             usage = usage + group.evaluation_usage
         model = _model_of(loop)
-        runs[info.id, loop.loop_id] = RunCost(info.id, info.owner, info.agent_name, model, loop.started_at, usage)
+        facts = (info.id, info.owner, info.agent_name, model, loop.started_at, usage, loop.redactions)
+        runs[info.id, loop.loop_id] = RunCost(*facts)
     return runs
 
 

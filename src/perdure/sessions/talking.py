@@ -389,9 +389,12 @@ class Talking(Looking):
         needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
-        runtime = SessionRuntime(
-            store_of("memory://"), controller=self._connection.controller, events=self._connection.events
-        )
+        store = store_of("memory://")
+        if self.loops.redaction is not None:
+            from perdure.stores.redacting import RedactingStore
+
+            store = RedactingStore(store, self.loops.redaction)
+        runtime = SessionRuntime(store, controller=self._connection.controller, events=self._connection.events)
         if agent is not None:
             self.loops.learn_output(agent)
         _require_known(options, OnceOptions)

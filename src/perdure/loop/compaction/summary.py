@@ -15,6 +15,7 @@ from perdure.model.definition import ModelConfig
 from perdure.model.message import Media, Message, Text, ToolCall, ToolResult
 from perdure.model.usage import Usage
 from perdure.protocols import Delta, Driver, ModelRequest
+from perdure.redaction.texts import Redaction
 
 INSTRUCTIONS = (
     "You write the notes from which an assistant goes on with a conversation whose beginning it can no longer see. "
@@ -90,6 +91,28 @@ class Summariser:
         if not said:
             raise DriverError(f"{self.model.name} gave an empty summary.")
         return said
+
+
+class RedactedNotes:
+    """Notes that another has written, without what redactors find in them."""
+
+    def __init__(self, notes: NoteTaker, redaction: Redaction) -> None:
+        self._notes = notes
+        self._redaction = redaction
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._notes.model
+
+    @property
+    def is_language_model(self) -> bool:
+        return self._notes.is_language_model
+
+    async def summarise(
+        self, messages: Sequence[Message], charge: Charge, *, output_chars: int | None = None, step: int = 0
+    ) -> str:
+        notes = await self._notes.summarise(messages, charge, output_chars=output_chars, step=step)
+        return self._redaction.text(notes)
 
 
 async def _unheard(delta: Delta) -> None:

@@ -122,6 +122,8 @@ def _facts(loop: LoopRecord) -> list[tuple[str, str]]:
         ("cost", money(usage)),
         ("ended by", (loop.stop_reason or (loop.status.value if loop.status.is_over else "–")).replace("_", " ")),
     ]
+    if loop.redactions:
+        facts.append(("redacted", ", ".join(f"{name} {count}" for name, count in loop.redactions.items())))
     return facts if loop.idle else [fact for fact in facts if fact[0] != "waited or lay dead"]
 
 
