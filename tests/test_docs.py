@@ -1,11 +1,18 @@
-"""Every Python block in README.md and docs/ runs: a page's blocks in order, in one namespace, in an empty directory."""
+"""Every example in README.md and docs/ runs: a page's blocks in order, in one namespace, in an empty directory.
+
+A `python` block is run, one with `title="name.py"` is written to that file, and the commands of a `console` block are
+typed into a shell. What they print is compared with the page, where `…` stands for anything.
+"""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +21,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(?P<info>py[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
+ANYTHING = "…"
 
 
 class Block(NamedTuple):
@@ -37,6 +46,58 @@ def run(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.
         runner.run(result)
 
 
+def type_in(block: Block, where: str) -> None:
+    """Type the commands of a block into a shell, and compare what they print."""
+    command, expected = "", ""
+    for line in [*block.body.splitlines(), "$ "]:
+        if line.startswith("$ "):
+            if command:
+                printed = printed_by(command)
+                assert is_as_shown(printed, expected), f"{where}: `{command}` prints\n{printed}\nand not\n{expected}"
+            command, expected = line.removeprefix("$ "), ""
+        else:
+            expected += f"{line}\n"
+
+
+def printed_by(command: str) -> str:
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
+    done = subprocess.run(
+        command,
+        shell=True,  # the commands are our own pages
+        executable="/bin/bash",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **plain},
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
+
+
+def is_as_shown(printed: str, expected: str) -> bool:
+    """Tell whether a page shows what was printed. It may leave out the ends of lines, and lines, by an ellipsis."""
+    pattern = re.escape(expected.rstrip()).replace(re.escape(f"\n{ANYTHING}\n"), r"\n(.*\n)*")
+    pattern = pattern.replace(re.escape(ANYTHING), ".*")
+    printed = "\n".join(line.rstrip() for line in printed.splitlines())
+    return re.fullmatch(pattern, printed.rstrip()) is not None
+
+
+def example(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
+    """Run one block, or write the file that it is."""
+    where = f"{page.relative_to(ROOT)}:{block.line}"
+    if block.info.endswith(" no-run"):
+        assert block.body.startswith("# "), f"{where}: a no-run block begins with a comment that says why"
+    elif titled := TITLE.fullmatch(block.info):
+        Path(titled["name"]).write_text(block.body, encoding="utf-8")
+    elif block.info == "console":
+        type_in(block, where)
+    else:
+        assert block.info == "python", f"{where}: write ```python, or ```python no-run, not ```{block.info}"
+        run(page, block, namespace, runner)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader copies from the page, top to bottom, works; a block left out says why."""
@@ -44,9 +105,21 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     namespace: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for block in blocks(page):
-            where = f"{page.relative_to(ROOT)}:{block.line}"
-            if block.info == "python no-run":
-                assert block.body.startswith("# "), f"{where}: a no-run block begins with a comment that says why"
-                continue
-            assert block.info == "python", f"{where}: write ```python, or ```python no-run, not ```{block.info}"
-            run(page, block, namespace, runner)
+            example(page, block, namespace, runner)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("one\ntwo\n", "one\ntwo\n", True),
+        ("one  \ntwo", "one\ntwo\n", True),
+        ("took 0.31 s\n", "took … s\n", True),
+        ("a\nb\nc\nd\n", "a\n…\nd\n", True),
+        ("a\nd\n", "a\n…\nd\n", True),
+        ("one\ntwo\n", "one\n", False),
+        ("took 0.31 min\n", "took … s\n", False),
+    ],
+)
+def test_what_a_command_prints_is_compared(printed: str, expected: str, same: bool) -> None:
+    """Every line counts, except for what an ellipsis stands for."""
+    assert is_as_shown(printed, expected) is same
