@@ -20,6 +20,8 @@ class Settings:
         self.agent: tuple[str, ...] = ()
         self.tools: tuple[str, ...] = ()
         self.mcp: tuple[str, ...] = ()
+        self.telemetry: str | None = None
+        self.telemetry_content = False
         self.debug = False
 
 
@@ -59,6 +61,12 @@ AGENT_OPTIONS = (
     _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
     _shared("--mcp", metavar="COMMAND|URL", multiple=True, help="MCP server whose tools to use; a command is started."),
     _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
+    _shared(
+        "--telemetry",
+        type=click.Choice(["console", "otlp", "global"]),
+        help="Trace runs by OpenTelemetry: to stderr, to a collector, or as `opentelemetry-instrument` has set up.",
+    ),
+    _shared("--telemetry-content", is_flag=True, help="Trace what is said, called and returned, too."),
 )
 """Who answers, with which tools and model."""
 _JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
