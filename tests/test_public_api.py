@@ -210,6 +210,7 @@ SuspendSession
 TagSession
 Text
 Thinking
+Telemetry
 Tool
 ToolCall
 ToolContext
