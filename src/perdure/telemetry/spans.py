@@ -322,12 +322,14 @@ class _Call(Span):
         told = self._told_last()
         if self._mark is not None:
             told[self._mark] = True
-        made = self._made
-        if made is None:
-            told = self._told_first() | told
-            made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
-        elif told:
-            made.set_attributes(told)
+        with self._tracing.making:
+            made = self._made
+            if made is None:  # it is kept: work that a tool has left behind may still ask for it
+                told = self._told_first() | told
+                made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
+                self._made = made
+            elif told:
+                made.set_attributes(told)
         _finish(made, self._failed, self._at)
 
     def _span(self) -> Span:
