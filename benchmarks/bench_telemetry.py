@@ -105,7 +105,8 @@ def _checks() -> float:
         for _ in range(1_000):
             for _ in range(CHECKS):
                 trace = None if loops.telemetry is None else loops
-            with nothing if trace is None else nothing:
-                pass
+            if trace is None:
+                with nothing:
+                    pass
         best = min(best, (time.process_time() - began) / 1_000)
     return best

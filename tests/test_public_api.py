@@ -220,6 +220,7 @@ SuspendSession
 TagSession
 Text
 Thinking
+Telemetry
 Tool
 ToolCall
 ToolContext

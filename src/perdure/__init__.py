@@ -364,7 +364,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _SHOWN = """
-connect connect_blocking Sessions Chat Reply Queued Telemetry Worker
+connect connect_blocking Sessions Chat Reply Queued Worker
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript

@@ -46,8 +46,7 @@ async def test_tokens_and_durations_of_model_calls() -> None:
     }
     assert answered[0].explicit_bounds[:3] == (1, 4, 16)
     durations = by(seen.points("gen_ai.client.operation.duration"), "gen_ai.operation.name")
-    assert durations["execute_tool"].count == 1
-    assert durations["execute_tool"].attributes["gen_ai.tool.name"] == "note"
+    assert durations.keys() == {"chat"}
     assert durations["chat"].explicit_bounds[0] == 0.01
     (cost,) = seen.points("perdure.cost")
     assert cost.value == 0.5

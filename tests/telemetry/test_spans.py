@@ -136,6 +136,33 @@ async def test_spans_of_users_are_beneath() -> None:
     assert all(is_beneath(span, run) for span in (*calls.values(), *seen.spans("chat")))
 
 
+async def test_work_that_a_tool_leaves_behind_is_beneath_its_call() -> None:
+    """A task that outlives its tool is beneath the tool's span, also once the SDK has heard of that."""
+    seen = Watching()
+    left: list[asyncio.Task[None]] = []
+    may_go_on = asyncio.Event()
+
+    async def later() -> None:
+        await may_go_on.wait()
+        with seen.tracer.start_as_current_span("left behind"):
+            pass
+
+    @tool
+    async def leave() -> str:
+        """Leave work behind."""
+        left.append(asyncio.create_task(later()))
+        return "ok"
+
+    driver = ScriptedDriver([ToolCall("leave"), "done"])
+    async with perdure.connect("memory://", driver=driver, tools=[leave], telemetry=seen.telemetry) as sessions:
+        await (await sessions.open()).send("go")
+        call = seen.the("execute_tool")
+        may_go_on.set()
+        await left[0]
+    assert is_beneath(seen.the("left behind"), call)
+    assert len(seen.spans("execute_tool")) == 1
+
+
 async def test_a_call_begins_and_ends_when_it_does() -> None:
     """A span has the times of its call, though the SDK may hear of it later."""
     seen = Watching()

@@ -155,7 +155,7 @@ async def run_agent(
 def _begun_trace(
     telemetry: Telemetry, session: AgentSession, loop: AgentLoop, past: Past, options: RunOptions
 ) -> RunTrace | None:
-    if options.work is not None:
+    if options.work is not None and not options.give_up:
         telemetry.recovered()
     return telemetry.run(
         session,

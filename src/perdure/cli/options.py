@@ -22,6 +22,8 @@ class Settings:
         self.mcp: tuple[str, ...] = ()
         self.redact = False
         self.redactor: tuple[str, ...] = ()
+        self.telemetry: str | None = None
+        self.telemetry_content = False
         self.debug = False
 
 
@@ -67,6 +69,12 @@ AGENT_OPTIONS = (
         help="Replace keys, tokens and card numbers before anything is stored. [PERDURE_REDACT, perdure.toml]",
     ),
     _shared("--redactor", metavar="NAME", multiple=True, help="Replace what this one finds too: email, phone, …"),
+    _shared(
+        "--telemetry",
+        type=click.Choice(["console", "otlp", "global"]),
+        help="Trace runs by OpenTelemetry: to stderr, to a collector, or as `opentelemetry-instrument` has set up.",
+    ),
+    _shared("--telemetry-content", is_flag=True, help="Trace what is said, called and returned, too."),
 )
 """Who answers, with which tools and model."""
 _JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.redaction.texts import Redaction
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
+    from perdure.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
 _OF_OPERATORS = ("worker", "queue", "schedule", "serve")
@@ -100,6 +101,7 @@ def opened(
         events=bus,
         pace=None if rate is None else _pace(rate, store),
         redact=redaction,
+        telemetry=_telemetry(ctx),
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind a command's run is sent before most end, however long that takes; Ctrl-C ends it.
@@ -130,6 +132,17 @@ def _redaction(ctx: click.Context) -> Redaction | None:
 def _chosen_names() -> Chosen | None:
     value = os.environ.get("PERDURE_REDACT")
     return Chosen(value, "PERDURE_REDACT") if value else configured("redact")
+
+
+def _telemetry(ctx: click.Context) -> Telemetry | None:
+    settings = settings_of(ctx)
+    if settings.telemetry is None:
+        if settings.telemetry_content:
+            raise click.UsageError("--telemetry-content says what is traced. Add --telemetry console or otlp.", ctx)
+        return None
+    from perdure.cli.tracing import telemetry_to
+
+    return telemetry_to(settings.telemetry, content=settings.telemetry_content)
 
 
 def _mcp_servers(ctx: click.Context) -> list[McpServer]:

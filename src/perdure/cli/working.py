@@ -178,6 +178,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
         *(("--tools", file) for file in given.tools),
         *(("--agent", file) for file in given.agent),
         ("--model", given.model),
+        ("--telemetry", given.telemetry),
         ("--lease", f"{settings['lease']:f}s"),
         ("--tries", settings["tries"]),
         ("--per-owner", settings["per_owner"]),
@@ -185,6 +186,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
     ]
     typed = [str(word) for option, value in options if value is not None for word in (option, value)]
     flags = ["--apart", "--drain", "0s", *(["--json"] if as_json else []), *(["--debug"] if given.debug else [])]
+    flags += ["--telemetry-content"] if given.telemetry_content else []
     # A URL may have a password in it, and everybody on the machine sees command lines.
     environment = {"PERDURE_STORE": store_url(ctx).value, _MCP: json.dumps(given.mcp)}
     return python_with("worker", *flags, *typed, "--only"), environment

@@ -108,10 +108,6 @@ class Meters:
         """Take note of a model call."""
         self._measured.append((self._record_chat, (model, seconds, answered_by, usage, failed)))
 
-    def tool(self, name: str, seconds: float, failed: str | None) -> None:
-        """Take note of a tool call."""
-        self._measured.append((self._record_tool, (name, seconds, failed)))
-
     def run(self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float) -> None:
         """Take note of a run that has ended, or was left."""
         self._measured.append((self._record_run, (agent, status, failed, seconds, model, cost)))
@@ -140,9 +136,6 @@ class Meters:
         if usage is not None and usage.total_tokens:
             self._tokens(usage.input_tokens, {**told, names.TOKEN_TYPE: "input"}, _NO_SPAN)
             self._tokens(usage.output_tokens, {**told, names.TOKEN_TYPE: "output"}, _NO_SPAN)
-
-    def _record_tool(self, name: str, seconds: float, failed: str | None) -> None:
-        self._operation(seconds, _told({names.OPERATION: "execute_tool", names.TOOL: name}, failed), _NO_SPAN)
 
     def _record_run(
         self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float

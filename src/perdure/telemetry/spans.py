@@ -85,21 +85,24 @@ class Tracing:
         self.report = report
         self.content = content
         self._ended: deque[_Call | _AgentTrace] = deque()
-        self._due = 0
-        """When the next flush is due, in nanoseconds. One of a loop that was closed never comes: another is begun."""
+        self._timer_in: asyncio.AbstractEventLoop | None = None
+        """The loop in which a flush is due. If it was closed before, another loop has to see to it."""
 
-    def later(self, ended: _Call | _AgentTrace, at: int) -> None:
+    def later(self, ended: _Call | _AgentTrace) -> None:
         """Take a span that has ended, to be told of soon."""
         self._ended.append(ended)
         if len(self._ended) >= _MOST:
             self.flush()
-        elif at > self._due:
-            self._due = at + int(_SOON * 1e9)
-            asyncio.get_running_loop().call_later(_SOON, self.flush)
+        elif self._timer_in is None or self._timer_in.is_closed():
+            self._timer_in = asyncio.get_running_loop()
+            self._timer_in.call_later(_SOON, self._due)
+
+    def _due(self) -> None:
+        self._timer_in = None
+        self.flush()
 
     def flush(self) -> None:
         """Tell the SDK of all spans that have ended."""
-        self._due = 0
         while self._ended:
             try:
                 ended = self._ended.popleft()
@@ -187,7 +190,7 @@ class _AgentTrace:
         if self._record is not None and not self._record.was_claimed:
             return  # It never had its session. Its span is not ended, so nobody hears of it.
         self._error, self._at = error, time_ns()
-        self.tracing.later(self, self._at)
+        self.tracing.later(self)
 
     def finish(self) -> None:
         """Tell of what has ended."""
@@ -296,8 +299,8 @@ class _Call(Span):
         """Return what is known of the call once it has ended."""
         raise NotImplementedError
 
-    def _measure(self, seconds: float) -> None:
-        raise NotImplementedError
+    def _measure(self) -> None:
+        """Measure the call, if that is measured."""
 
     def left(self, error: BaseException) -> None:
         """Take what the call was broken off by."""
@@ -311,20 +314,22 @@ class _Call(Span):
         """Take the end of the call: its span is not the current one any more."""
         contexts.detach(self._token)
         self._at = time_ns()
-        self._tracing.later(self, self._at)
+        self._tracing.later(self)
 
     def finish(self) -> None:
         """Tell of a call that has ended. Its span is made all at once, if there is none yet."""
-        self._measure((self._at - self._began) / 1e9)
+        self._measure()
         told = self._told_last()
         if self._mark is not None:
             told[self._mark] = True
-        made = self._made
-        if made is None:
-            told = self._told_first() | told
-            made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
-        elif told:
-            made.set_attributes(told)
+        with self._tracing.making:
+            made = self._made
+            if made is None:  # it is kept: work that a tool has left behind may still ask for it
+                told = self._told_first() | told
+                made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
+                self._made = made
+            elif told:
+                made.set_attributes(told)
         _finish(made, self._failed, self._at)
 
     def _span(self) -> Span:
@@ -401,8 +406,8 @@ class Chat(_Call):
     def _name(self) -> str:
         return asked(self._request.model).span_name
 
-    def _measure(self, seconds: float) -> None:
-        model = asked(self._request.model)
+    def _measure(self) -> None:
+        model, seconds = asked(self._request.model), (self._at - self._began) / 1e9
         if self._reply is not None:
             response = self._reply.response
             self._tracing.meters.chat(model, seconds, response.model, response.usage)
@@ -474,9 +479,6 @@ class ToolSpan(_Call):
 
     def _name(self) -> str:
         return f"execute_tool {self._call.name}"
-
-    def _measure(self, seconds: float) -> None:
-        self._tracing.meters.tool(self._call.name, seconds, self._failed)
 
     def _told_first(self) -> dict[str, Any]:
         told: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.model.checks import expect
@@ -48,7 +49,7 @@ class Telemetry:
             raise ConfigurationError(what, "pip install 'perdure[otel]' opentelemetry-sdk") from error
         self.meters = Meters(meter_provider, self.report)
         self._tracing = Tracing(tracer_provider, self.meters, self.report, content=self.content)
-        atexit.register(self.flush)  # before the SDK's own, which was made before
+        atexit.register(_flush, ref(self))  # it comes before the SDK's own, whose providers were made before
         self._reported: set[tuple[type[Exception], str]] = set()
 
     def run(
@@ -121,3 +122,10 @@ class Telemetry:
         if what not in self._reported and len(self._reported) < 100:
             self._reported.add(what)
             _log.warning("telemetry has failed, and the run goes on: %s", error, exc_info=error)
+
+
+def _flush(telemetry: ref[Telemetry]) -> None:
+    """Hand over what is left when the interpreter exits."""
+    found = telemetry()
+    if found is not None:
+        found.flush()
