@@ -209,6 +209,11 @@ BARS = (
             "order": "in the order of updates, by any filter",
         }.items()
     ),
+    Bar("retention.nothing", "a round of retention by times that finds nothing, of 100,000", "the same of 1,000", 1.5),
+    Bar("retention.nothing_page", "such a round in 100,000 sessions", "a page of 50 headers", 2.0, 1.0),
+    Bar("retention.versions", "a worker's round by versions that finds nothing, of 100,000", "the same of 1,000", 1.5),
+    Bar("retention.versions_page", "such a round in 100,000 sessions", "a page of 50 headers", 2.0, 1.0),
+    Bar("retention.erase", "a round that erases 20 sessions of 100,000", "`delete_many` of 20 there", 1.5),
     Bar("lists.previews", "a page with titles and last words of a very large list", "the same of 1,000 sessions", 1.5),
     Bar("lists.postgres_previews", "PostgreSQL: such a page of a very large list", "the same of 1,000 sessions", 1.5),
     Bar(

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.crash.addresses import address_of, store_at
+from tests.sessions.test_forgetting import HELPER, answer, pay
 
 import perdure
 from perdure import (
-    AgentDefinition,
     ConfigurationError,
     HoldChanged,
     InvalidData,
@@ -29,8 +29,6 @@ from perdure import (
     SessionNotFound,
     Sessions,
     TagSession,
-    ToolCall,
-    tool,
 )
 from perdure.archive import fsck
 from perdure.model import ids
@@ -38,23 +36,7 @@ from perdure.testing import FrozenClock, ScriptedDriver
 from perdure.testing.outcomes import Outcome, note
 
 DAY = timedelta(days=1)
-HELPER = AgentDefinition("helper", system_prompt="helper")
 every_store = pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
-
-
-@tool(needs_approval=True)
-def pay(amount: int) -> str:
-    """Pay."""
-    return f"paid {amount}"
-
-
-def answer(request: Any) -> Any:
-    asked = request.messages[-1].text
-    if request.step or request.system_prompt == "helper":
-        return "done"
-    if "pay" in asked:
-        return ToolCall("pay", {"amount": 7})
-    return ToolCall("helper", {"prompt": "Help."}) if "help" in asked else f"About {asked}"
 
 
 def store_of(kind: str, where: Path) -> Any:

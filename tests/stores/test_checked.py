@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt, Timer, Token
+from perdure.protocols import ArchivedSession, Change, Claim, Due, Key, Sketch, StoredAt, Timer, Token
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -75,6 +75,15 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
     "forget": {"session_id": ID, "before": (*COUNT, 0)},
+    "holds": {"session_ids": (*without([], {}), ["a b"], [None])},
+    "own_rules": {},
+    "overgrown": {"versions": COUNT, "after": TEXT, "limit": (*COUNT, 0)},
+    "retire": {"due": RECORDS},
+    "prune": {"due": without(), "before": (*COUNT, 0)},
+    "rehearse": {
+        "batches": (*without([]), [None], ["x"], [[None]]),
+        "prunes": (*without([]), [None], [(None, 1)], [()]),
+    },
     "kept_of_log": {"session_id": ID},
     "versions": {"session_id": ID, "before": without(None, 5), "limit": (*COUNT, 0)},
     "heads": {"session_ids": (*without([], {}), ["a b"], [None])},
@@ -216,6 +225,9 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "message_ids": [free.state.messages[0].id],
                 "message_id": free.state.messages[0].id,
                 "before": 1,
+                "versions": 5,
+                "due": Due("free", 99, 0.0),
+                "batches": [],
                 "entries": [],
                 "after": 0,
                 "most": 0.0,

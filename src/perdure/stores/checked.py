@@ -279,10 +279,14 @@ def prune(due: Due, before: int) -> None:
 
 
 def rehearse(batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]]) -> None:
-    for batch in expect_several(batches, "$.batches"):
+    _check_all(batches, Sequence, "$.batches")  # type: ignore[type-abstract]  # it is only asked whether each is one
+    for batch in batches:
         retire(batch)
-    for due, before in expect_several(prunes, "$.prunes"):
-        prune(due, before)
+    _check_all(prunes, tuple, "$.prunes")
+    for at, each in enumerate(prunes):
+        if len(each) != 2:
+            raise InvalidData(f"$.prunes[{at}]", f"expected a session and a version, got {brief(each)}")
+        prune(*each)
 
 
 def overgrown(versions: int, after: str, limit: int) -> None:

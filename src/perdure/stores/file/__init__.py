@@ -110,11 +110,13 @@ class FileStore(Store):
     async def retire(self, due: Sequence[Due]) -> Erased:
         from perdure.stores.jobs.erasing import tree_of
 
+        checked.retire(due)
         for each in due:
             await self._finish_redactions(await self._engine.run(partial(tree_of, each.session_id)))
         return await super().retire(due)
 
     async def prune(self, due: Due, *, before: int) -> Erased:
+        checked.prune(due, before)
         await self._finish_redactions([due.session_id])
         return await super().prune(due, before=before)
 
