@@ -45,7 +45,7 @@ if not os.environ.get("PERDURE_TORTURE") and "TMPDIR" not in os.environ and _is_
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-1_000)
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
-settings.register_profile("default", deadline=None, max_examples=18, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("torture", settings.get_profile("default"), max_examples=1_000)
 settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "default")
 

@@ -503,6 +503,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return postgres_server.url_of(tmp_path) if request.param == "postgresql://" else str(request.param)
 
 
+@pytest.mark.sample(2)
 async def test_a_verb_refuses(url: str) -> None:
     """What is wrong is a PerdureError, the same kind on every store, and the session is as it was."""
     async with P.store_of(url) as store:

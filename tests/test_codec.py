@@ -510,6 +510,7 @@ def test_a_hostile_document_is_refused(kind, name):
         codec.convert(kind, [HOSTILE[name]])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_values_are_refused_anywhere(name):
     """Anything at all, put into any one place of a good document, is InvalidData there or does no harm."""

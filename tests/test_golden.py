@@ -119,7 +119,7 @@ async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_pat
         assert [*await store.lapsed()] == ["gamma"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("directory", "name"), [each for each in STORED if "-head-" in each[0].name], ids=named)
 async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_path: Path) -> None:
     """Compactions of compactions are taken off, one by one, down to what was said at first."""
@@ -140,6 +140,7 @@ async def test_what_was_being_said_is_read(directory: Path, name: str, tmp_path:
         assert (said_in(found.sketches), len(found.sketches), found.is_interrupted) == ("Half an answer", 2, True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_what_waits_in_a_store_of_any_format_is_found(directory: Path, name: str, tmp_path: Path) -> None:
     """In an older one, since its session was changed last. Items can be posted there, and timers set."""
@@ -172,6 +173,7 @@ async def test_timers_of_any_format_are_read(directory: Path, name: str, tmp_pat
         assert await store.ring(kept[0])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_tokens_of_any_format_are_read(directory: Path, name: str, tmp_path: Path) -> None:
     """An older store has none, and takes new ones. Those that were dropped are gone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -69,11 +69,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def import_nodes(path: Path) -> list[ast.AST]:
+    """The imports in a file, wherever they stand: a walk through a whole file takes long."""
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[Import]:
     """The parts of perdure that a file imports, wherever in it the import stands."""
-    tree = tree_of(path)
-    at_top = set(map(id, tree.body))
-    for node in ast.walk(tree):
+    at_top = set(map(id, tree_of(path).body))
+    for node in import_nodes(path):
         for name in imported_names(node, path):
             yield Import(unit_named(name), node.lineno, id(node) not in at_top)  # type: ignore[attr-defined]
 
@@ -94,8 +99,12 @@ def imported_names(node: ast.AST, path: Path) -> list[list[str]]:
 
 def unit_named(parts: list[str]) -> str:
     """The part of the package that a name leads to; a name that no file bears is one of perdure's daily names."""
-    is_part = parts and ((PACKAGE / parts[0]).is_dir() or (PACKAGE / f"{parts[0]}.py").is_file())
-    return parts[0] if is_part else "__init__"
+    return parts[0] if parts and _is_part(parts[0]) else "__init__"
+
+
+@cache
+def _is_part(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -103,8 +112,8 @@ def may_import(importer: str, imported: str) -> bool:
     return importer == imported or is_below or imported in NEIGHBOURS.get(importer, ())
 
 
-def external_imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def external_imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -115,15 +124,15 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_down(path: Path) -> None:
+def test_imports_point_down() -> None:
     """A file imports its own unit and levels below it: at the top, in functions and under TYPE_CHECKING alike."""
-    unit = unit_of(path)
-    assert unit in HEIGHT, f"{unit} has no level yet: give it one in LEVELS"
+    unknown = {unit_of(path) for path in FILES} - HEIGHT.keys()
+    assert not unknown, f"{unknown} have no level yet: give them one in LEVELS"
     wrong = [
-        f"line {found.line}: {unit} imports {found.unit}"
+        f"{name_of(path)}:{found.line}: {unit_of(path)} imports {found.unit}"
+        for path in FILES
         for found in imports(path)
-        if not may_import(unit, found.unit) and not (found.deferred and path == MAY_DEFER_UPWARD)
+        if not may_import(unit_of(path), found.unit) and not (found.deferred and path == MAY_DEFER_UPWARD)
     ]
     assert wrong == []
 
@@ -132,12 +141,12 @@ def test_imports_point_down(path: Path) -> None:
 def test_the_model_is_pure(path: Path) -> None:
     """Values do no I/O, wait for nothing, and take time and ids from `model/ids.py` alone."""
     tree = tree_of(path)
-    assert IMPURE.isdisjoint(external_imports(tree))
+    assert IMPURE.isdisjoint(external_imports(import_nodes(path)))
     assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
     if path.name != "ids.py":
         clocks = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "now"]
         assert clocks == [], "the time comes from perdure.model.ids.now"
-        assert "uuid_utils" not in external_imports(tree)
+        assert "uuid_utils" not in external_imports(import_nodes(path))
 
 
 @pytest.mark.parametrize(
@@ -231,18 +240,21 @@ def module_of(path: Path) -> str:
 
 def modules_imported(path: Path) -> Iterator[str]:
     """Every module that a file imports, perdure's own by their dotted names."""
-    tree = tree_of(path)
-    yield from (name for name in external_imports(tree) if name != "perdure")
-    for node in ast.walk(tree):
+    nodes = import_nodes(path)
+    yield from (name for name in external_imports(nodes) if name != "perdure")
+    for node in nodes:
         yield from (".".join(("perdure", *parts)) for parts in imported_names(node, path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_the_rooms_of_stores(path: Path) -> None:
+def test_the_rooms_of_stores() -> None:
     """Jobs know no engine, engines do not know each other, and nobody else knows one."""
-    importer = module_of(path)
-    faults = {(name, store_fault(importer, name)) for name in modules_imported(path)}
-    assert {each for each in faults if each[1] is not None} == set()
+    here = engines_here()
+    faults = {
+        (module_of(path), name, store_fault(module_of(path), name, here))
+        for path in FILES
+        for name in modules_imported(path)
+    }
+    assert {each for each in faults if each[2] is not None} == set()
 
 
 @pytest.mark.parametrize(

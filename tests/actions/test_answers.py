@@ -303,6 +303,7 @@ async def test_a_message_for_workers_brings_its_tools(tmp_path: Path) -> None:
         assert (await chat.answer({again.id: "sun"})).text == "sun"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("whose", ["its own", "a sub-agent's"])
 async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path, whose: str) -> None:
     """It is in the commit that the run continues with, wherever the process dies after that."""

@@ -602,6 +602,7 @@ async def test_listeners_hear_of_it():
     assert [event.trigger for event in heard] == ["window"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_run_killed_at_any_call_of_the_store_recovers_with_the_same_view(kind, after, tmp_path):

@@ -135,6 +135,7 @@ DECISIONS: dict[str, tuple[Callable[[Sessions], Any], list[int], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("verb", DECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_worker_carries_out_what_was_decided_elsewhere(tmp_path: Path, kind: str, verb: str) -> None:
@@ -344,6 +345,7 @@ async def test_what_would_drop_the_decision_is_refused(tmp_path: Path, by_clerk:
         assert "paid 3" not in str(await office.history("b"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("by_clerk", [False, True])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])

@@ -36,6 +36,7 @@ def store_of(kind: str, where: Path) -> SessionStore:
     return SqliteStore(where / "a.db") if kind == "sqlite" else MemoryStore()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_what_is_acknowledged_is_never_lost_in_a_race(tmp_path: Path, kind: str, durability: Any) -> None:

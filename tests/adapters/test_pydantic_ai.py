@@ -301,6 +301,7 @@ def _facts(record: ConversationRecord, ids: dict[str, int]) -> Any:
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "sqlite owned"])
 def test_it_keeps_step_with_pydantics_own_store(kind: str, tmp_path: Path) -> None:
     """Random operations, 10,000 of them in a torture run, have the same outcome in both stores."""

@@ -498,6 +498,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     repository._home.shared.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(50 if TORTURE else 3))
 def test_a_killed_agent_goes_on(tmp_path: Path, seed: int) -> None:
     """Every answer that was given is there, a call without its result is mended by Strands, and the agent answers."""

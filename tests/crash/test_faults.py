@@ -279,6 +279,7 @@ async def test_a_parent_that_is_recovered_alone_resumes_its_child() -> None:
     assert ledger == ["charge 1"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("decision", ["approve", "deny"])
 async def test_a_decision_about_a_sub_agent_takes_effect_once_whatever_call_the_crash_strikes(

@@ -62,6 +62,7 @@ def text_of(chunks: list[Any]) -> str:
     return shown
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_followers_of_killed_runs_see_each_answer_once(tmp_path: Path, kind: str) -> None:
     """No piece of an attempt is shown twice or left out, restarts are told, and the whole answer comes once."""

@@ -63,6 +63,7 @@ async def _start(database: str, how: str) -> asyncio.subprocess.Process:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_of_two_processes_one_runs_a_session(tmp_path: Path, kind: str) -> None:
     """The other is told so, before it has called its model."""
@@ -90,6 +91,7 @@ async def has_lapsed(store: Any, session_id: str) -> None:
             await asyncio.sleep(racing_process.LEASE / 10)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path: Path, kind: str) -> None:
     """Woken again, it cannot append, keep its claim alive, or save; nothing of what it tried is there."""
@@ -113,6 +115,7 @@ async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path:
         assert await store.read(session.id) == record
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stopped_process_cannot_write_while_another_runs(tmp_path: Path, kind: str) -> None:
     """The claim of the one who took over stands; the late one is refused in the middle of its run."""

@@ -79,7 +79,7 @@ def at(place: str, where: Path) -> dict[str, Any]:
     return {"address": address_of(kind, where), "where": where, "dispatcher": dispatcher}
 
 
-@places("sqlite-inbox", "postgres-procrastinate")
+@places("sqlite-inbox")
 async def test_workers_that_are_killed(tmp_path: Path, place: str) -> None:
     """A worker is killed in the middle of its work, again and again, and another is started in its place."""
     on = await attacked(ATTACKS["kill"], **at(place, tmp_path), **SIZE)

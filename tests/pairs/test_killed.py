@@ -34,6 +34,7 @@ def play_and_kill(seed: int, kind: str, folder: Path, facts: Path, delay: float)
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 @pytest.mark.parametrize("number", SEEDS)
 async def test_the_promises_hold_for_what_a_killed_process_leaves(tmp_path: Path, kind: str, number: int) -> None:

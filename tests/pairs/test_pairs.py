@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from tests.pairs.case import KINDS, PAIRS, ROUND, Case, broken_by
 
-IN_TEST = {"memory": 60, "sqlite": 14, "file": 6, "postgres": 6}
+IN_TEST = {"memory": 40, "sqlite": 10, "file": 4, "postgres": 4}
 """How many cases of each kind of store there are without PERDURE_TORTURE; with it, a round of all pairs on all."""
 
 

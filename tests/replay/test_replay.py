@@ -145,13 +145,24 @@ async def test_an_unmatched_call_that_needs_a_person_is_not_made() -> None:
 async def test_live_tools_are_called_and_decisions_are_repeated(name: str) -> None:
     """Calls are made again, people decide as they did, and what was answered outside is answered from the record."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
-        result = await replayed(stage, name, model="recorded", tools="live") if name != "subagents" else None
-        if result is None:
-            stage_driver = stage.driver
-            result = await replayed(stage, name, driver=stage_driver, tools="live")
+        result = await replayed(stage, name, model="recorded", tools="live")
         assert result.is_same, str(result)
-        expected = {"tools": ["add"] * 4 + ["fail"], "approvals": ["add", "pay"], "outside": ["add"]}
+        expected = {
+            "subagents": ["add"],
+            "tools": ["add"] * 4 + ["fail"],
+            "approvals": ["add", "pay"],
+            "outside": ["add"],
+        }
         assert sorted(stage.calls) == sorted(expected.get(name, stage.calls))
+
+
+async def test_a_live_sub_agent_is_asked_by_the_replays_model() -> None:
+    """Its session is in the replay's own store, and gone with it."""
+    async with opened("memory", Path()) as store, on_stage(store) as stage:
+        result = await replayed(stage, "subagents", driver=stage.driver, tools="live")
+        assert result.is_same, str(result)
+        assert stage.calls == ["add", "add"]
+        assert len(await stage.sessions.list()) == 2
 
 
 async def test_live_tools_that_have_changed_are_found_by_their_results() -> None:

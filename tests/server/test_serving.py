@@ -116,6 +116,7 @@ def test_a_stream_is_told_when_the_service_stops(server: Serving) -> None:
         assert len(ada.get("/api/sessions/a/runs").json()["runs"]) == 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("drain", "signals"), [("1s", 1), ("10min", 2)])
 def test_what_is_not_drained_is_handed_over(server: Serving, drain: str, signals: int) -> None:
     """After a while, or at once at a second signal. The next process finishes it, and it is one run."""

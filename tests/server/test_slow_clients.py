@@ -116,6 +116,7 @@ async def test_a_body_that_comes_slowly_is_refused(tmp_path: Path) -> None:
     assert PATIENCE * 0.9 <= taken < LATE
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "path", "secret"),
     [("GET", "/healthz", False), ("GET", "/api/sessions", True), ("POST", "/api/sessions", False)],
@@ -171,6 +172,7 @@ async def say_much(at: Port) -> None:
         assert (await at.served.ada.post("/api/sessions/s/messages", json=given)).status_code == 200
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", ["/api/sessions/s/events", "/sessions/s/live"])
 async def test_a_stream_that_nobody_reads_is_cut_off(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture

@@ -68,6 +68,7 @@ CHANGES: dict[str, Callable[[Sessions, Chat], Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_was_adopted_stays_in_the_history(connect: Connect, change: str) -> None:
     """It stands where the session came to show it: behind what was said before, ahead of what was said after."""
@@ -127,6 +128,7 @@ async def test_the_branch_may_be_erased_and_its_words_redacted(connect: Connect)
         assert await history(chat) == ["a", "x", "[redacted]"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("alone", [True, False])
 async def test_the_history_moves_to_another_store(connect: Connect, tmp_path: Path, alone: bool) -> None:
     """With the branch that was adopted, and without it."""

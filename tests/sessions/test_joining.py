@@ -73,6 +73,7 @@ async def test_another_message_under_a_key_that_is_under_way_is_refused(url: str
         await run.result()
 
 
+@pytest.mark.sample(3)
 async def test_who_joins_a_run_does_not_stop_it(url: str) -> None:
     """Neither by leaving the stream nor by giving up the wait."""
     async with perdure.connect(url, driver=ScriptedDriver([Chunks(("one ", Delay(1.5, "two")))])) as app:

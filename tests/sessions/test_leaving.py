@@ -161,6 +161,7 @@ async def test_a_message_that_steers_is_answered_also_if_the_run_is_killed_then(
     assert await texts(url) == ["Where?", "Right.", "I meant left.", "Left."]
 
 
+@pytest.mark.sample(2)
 async def test_a_verb_that_begins_when_all_others_have_ended_leaves_no_claim(url: str) -> None:
     """It is refused, or ends before the store is closed: else the session would be busy until the claim lapses."""
     for turns in range(30):

@@ -100,6 +100,7 @@ def connections(kind: str, where: Path) -> int:
     return int(found[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
 async def test_many_owners_use_what_one_uses(kind: str, tmp_path: Path) -> None:
     """File handles, threads and database connections are the same, and an owner takes no memory of its own.

@@ -547,6 +547,7 @@ def _first_or_note(older: Any) -> list[Any]:
     return [older[0]] if older[0].role == "user" else _note(older)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
 def test_all_verbs_in_any_order(kind: str) -> None:
     """After every step a session is what the model says: its view, its versions, and all that was said in it."""

@@ -53,6 +53,7 @@ async def heard_after(sessions: Sessions, view: View, text: str | None = None) -
     return shown(await all_of(sessions.follow("s", after=view.cursor)), view.text if text is None else text)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_page_that_is_loaded_during_a_run(kind: str, tmp_path: Path) -> None:
     """It has what was said before, the question and the answer so far; following from its cursor gives the rest."""

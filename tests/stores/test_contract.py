@@ -86,7 +86,7 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 class TestSqliteStoreInLoop(TestSqliteStore):
     """The same, with changes committed in the event loop's own thread."""
 
@@ -97,7 +97,7 @@ class TestSqliteStoreInLoop(TestSqliteStore):
         return SqliteStore(where / "sessions.db", commit_in_loop=True)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 
@@ -107,7 +107,7 @@ class TestFileStore(EveryContract):
         return FileStore(where / "sessions")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 class TestPostgresStore(EngineContract):
     """Sessions in a real PostgreSQL, each test's in a schema of its own."""
 

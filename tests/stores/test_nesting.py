@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -288,10 +289,10 @@ async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str,
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_message_covered_a_hundred_times_over_is_redacted(kind: str, tmp_path: Path) -> None:
+async def test_a_message_covered_many_times_over_is_redacted(kind: str, tmp_path: Path) -> None:
     """It is found beneath all the blocks, and no byte tells of it."""
     async with reopening(kind, tmp_path) as store:
-        await nested(store(), 100)
+        await nested(store(), 100 if os.environ.get("PERDURE_TORTURE") else 40)
         session = await store().load("deep", 1)
         assert await store().redact("deep", [session.state.messages[0].id]) == 1
         await store.anew()

@@ -158,6 +158,7 @@ async def test_a_batch_whose_answer_was_lost(schema: str, breaking: Breaking) ->
             assert await other.load(outcome.id) == outcome
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS, ids="-".join)
 async def test_a_post_whose_answer_was_lost_is_looked_up(
     schema: str, plan: list[str], monkeypatch: pytest.MonkeyPatch
@@ -226,6 +227,7 @@ async def test_a_note_whose_answer_was_lost_is_made_once(
         assert found[number - 1] == "noted"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS, ids="-".join)
 async def test_a_note_hides_no_write_whose_answer_was_lost(
     schema: str, breaking: Breaking, plan: list[str], monkeypatch: pytest.MonkeyPatch

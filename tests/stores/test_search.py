@@ -181,6 +181,7 @@ def signposts(path: Path) -> list[str]:
         db.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("verb", ["delete", "redact"])
 async def test_an_erased_word_that_a_leaf_began_with_is_nowhere_in_the_index(tmp_path: Path, verb: str) -> None:
     """FTS5 finds leaves by the first word of each, cut where it differs from the one before, and leaves that there."""

@@ -40,6 +40,7 @@ async def worker_process(*arguments: str) -> AsyncIterator[None]:
         await asyncio.wait_for(process.wait(), PATIENCE)
 
 
+@pytest.mark.sample(2)
 async def test_two_processes_keep_to_the_limit_of_an_owner_and_are_fair(url: str, tmp_path: Path) -> None:
     """An owner with forty sessions has never more than two runs at once; two others are answered among the first."""
     notes = tmp_path / "notes"

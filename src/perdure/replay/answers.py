@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -173,11 +173,14 @@ class AnswerUnknown(Interceptor):
         return replace(execution, result=found.outcome.result, error=found.outcome.error)
 
 
-def recorded_tools(tools: ToolRegistry, external: Sequence[ExternalToolSpec], answers: Answers) -> ToolRegistry:
-    """Return tools that answer from the record, with those that one run brought along."""
-    brought = [ExternalTool(spec) for spec in external if spec.name not in tools]
-    shown: list[Tool] = [*tools, *brought]
-    callable_ = [not isinstance(each, NamedTool | ExternalTool) for each in shown]
+def recorded_tools(
+    tools: ToolRegistry, external: Sequence[ExternalToolSpec], answers: Answers, is_recorded: Callable[[Tool], bool]
+) -> ToolRegistry:
+    """Return tools of which some answer from the record, with those that one run brought along."""
+    shown: list[Tool] = [*tools, *(ExternalTool(spec) for spec in external if spec.name not in tools)]
     return ToolRegistry(
-        RecordedTool(each, answers, may_be_called=may) for each, may in zip(shown, callable_, strict=True)
+        RecordedTool(each, answers, may_be_called=not isinstance(each, NamedTool | ExternalTool))
+        if is_recorded(each)
+        else each
+        for each in shown
     )

@@ -17,6 +17,7 @@ from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.loop.external import ExternalTool
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay as Fold
+from perdure.loop.subagents import SubagentTool
 from perdure.model.checks import expect, expect_function
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
@@ -24,7 +25,7 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent, Compaction
 from perdure.model.session import AgentSession
 from perdure.model.value import thawed
-from perdure.protocols import ArchivingStore, Driver
+from perdure.protocols import ArchivingStore, Driver, Tool
 from perdure.replay.allowance import Allowance
 from perdure.replay.answers import Answers, NamedTool, OnUnmatched
 from perdure.replay.comparison import ReplayResult, SameAnswer, TurnComparison, compared
@@ -108,6 +109,11 @@ class Replay:
         children = [await self._child(each).run() for each in await recording.children()]
         return replace(own, children=tuple(children))
 
+    @property
+    def gives_recorded_answers(self) -> bool:
+        """Whether no model is asked: the answers on record are given."""
+        return isinstance(self._driver, RecordedDriver)
+
     def _child(self, recording: Recording) -> Replay:
         """Return the replay of a sub-agent's session. An agent is given to the sessions of that name."""
         child = object.__new__(Replay)
@@ -162,10 +168,9 @@ class _TurnReplay:
         self._loops = loops
         self._left = left
         self._runtime = SessionRuntime(recording.store)
-        is_recorded = replay._tools == "recorded"
+        self._is_live = replay._tools == "live"
         self._answers = Answers(turn, recording.turns, replay._on_unmatched)
         """The outcomes on record; with live tools, those of calls that are made outside, and decisions."""
-        self._answering = self._answers if is_recorded else None
         self.events: Sequence[AnyLoopEvent] = ()
         self.notes: list[str] = []
 
@@ -211,18 +216,21 @@ class _TurnReplay:
     async def _equipped(self, session: AgentSession, before: AgentSession) -> tuple[LoopFactory, Steer]:
         """Return the loops for this turn, and what brings in the messages that steered it."""
         steer = Steer(await self._steering())
-        capability = ReplayTurn(self._turn, self._answering, steer, self._left)
-        if self._turn.compactions:
-            capability.view_lengths = await self._lengths(before)
+        lengths = self._lengths(before) if self._turn.compactions else ()
+        capability = ReplayTurn(self._turn, self._answers, self._is_recorded, steer, self._left, lengths)
         await self._loops.connect_tools(session.definition)
-        missing = self._missing(session.definition) if self._answering is not None else []
-        if missing and not isinstance(self._replay._driver, RecordedDriver):
+        missing = [] if self._is_live else self._missing(session.definition)
+        if missing and not self._replay.gives_recorded_answers:
             names = ", ".join(missing)
             self.notes.append(
                 f"Only the names of these tools are known here, so that the model was shown no more: {names}."
             )
         named = [NamedTool(name) for name in missing]
         return self._loops.varied(capability, tools=named, driver=self._replay._driver), steer
+
+    def _is_recorded(self, tool: Tool) -> bool:
+        """Tell whether calls of a tool are answered from the record: a sub-agent has no answers of its own there."""
+        return not self._is_live or (isinstance(tool, SubagentTool) and self._replay.gives_recorded_answers)
 
     async def _steering(self) -> list[Steering]:
         files = self._recording.with_files
@@ -235,7 +243,7 @@ class _TurnReplay:
         known = self._loops.known_tools | self._turn.brought
         return [name for name in wanted if name not in known]
 
-    async def _lengths(self, before: AgentSession) -> list[int]:
+    def _lengths(self, before: AgentSession) -> list[int]:
         """Return how long the view on record was before each compaction."""
         fold, lengths = Fold(before.state), list[int]()
         for event in self._turn.events:
@@ -245,7 +253,7 @@ class _TurnReplay:
         return lengths
 
     async def _play(self, session_id: SessionId, loops: LoopFactory, steer: Steer) -> None:
-        start, is_live = self._turn.start, self._answering is None
+        start, is_live = self._turn.start, self._is_live
         send = partial(SendMessage, loops=loops, any_role=True)
         asked = send(
             await self._recording.with_files(self._turn.asked),

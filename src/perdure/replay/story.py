@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.loop.cut_off import INCOMPLETE
 from perdure.loop.response_format import is_complaint
 from perdure.model.execution import ExecutionStatus
 from perdure.model.loop_events import (
@@ -30,8 +31,6 @@ from perdure.model.stop import StopReason, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord, thawed
 
-INCOMPLETE = "incomplete"
-"""The finish reason of an answer that was cut off by a cancel or an error."""
 _MODELS_OWN = {StopReason.STEPS_LIMIT_REACHED, StopReason.TOKEN_LIMIT_REACHED, StopReason.ERROR_FORBADE}
 """Reasons to stop that a replay comes to by itself, besides those of an answer that was cut off."""
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from perdure.loop.agent_loop import LoopSetup, Run
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
+from perdure.loop.external import ExternalTool
 from perdure.loop.guards import BudgetGuard
-from perdure.model.execution import ExecutionBudget, Spent
+from perdure.model.execution import ExecutionBudget, ExternalToolSpec, Spent
 from perdure.model.loop_events import Compaction
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.protocols import ModelRequest
+from perdure.protocols import ModelRequest, Tool
 from perdure.replay.answers import Answers, AnswerUnknown, recorded_tools
 from perdure.replay.story import PlayedTurn, Steering
 
@@ -29,15 +30,23 @@ ENDS_HERE = "replay"
 
 
 class ReplayTurn:
-    """The capability of replaying a turn."""
+    """The capability of replaying a turn. `is_recorded` tells which tools are answered from the record."""
 
-    def __init__(self, turn: PlayedTurn, answers: Answers | None, steer: Steer, budget: ExecutionBudget) -> None:
+    def __init__(
+        self,
+        turn: PlayedTurn,
+        answers: Answers,
+        is_recorded: Callable[[Tool], bool],
+        steer: Steer,
+        budget: ExecutionBudget,
+        view_lengths: Sequence[int],
+    ) -> None:
         self._turn = turn
         self._answers = answers
+        self._is_recorded = is_recorded
         self._steer = steer
         self._budget = budget
-        self.view_lengths: Sequence[int] = ()
-        """How many messages the model was shown before each compaction on record."""
+        self._made = [(*made, length) for made, length in zip(turn.compactions, view_lengths, strict=True)]
 
     def install(self, setup: LoopSetup) -> LoopSetup:
         guards = setup.guards
@@ -45,23 +54,19 @@ class ReplayTurn:
             guards = (*guards, BudgetGuard(self._budget))
         if self._turn.is_cut:
             guards = (*guards, EndOfRecord(len(self._turn.complete)))
-        interceptors, tools = setup.interceptors, setup.tools
-        if self._answers is not None:
-            tools = recorded_tools(tools, self._turn.start.external_tools, self._answers)
-            interceptors = (*interceptors, AnswerUnknown(self._answers))
-        made = [
-            (step, event, length)
-            for (step, event), length in zip(self._turn.compactions, self.view_lengths, strict=False)
-        ]
-        compaction = RepeatedCompaction(setup.compaction, made) if made else setup.compaction
         return replace(
             setup,
-            tools=tools,
+            tools=recorded_tools(setup.tools, self._brought, self._answers, self._is_recorded),
             guards=guards,
-            interceptors=interceptors,
-            compaction=compaction,
+            interceptors=(*setup.interceptors, AnswerUnknown(self._answers)),
+            compaction=RepeatedCompaction(setup.compaction, self._made) if self._made else setup.compaction,
             after_each_step=self._steer,
         )
+
+    @property
+    def _brought(self) -> Sequence[ExternalToolSpec]:
+        """The tools that came with the message. If calls are made, they come with it again, and wait."""
+        return [spec for spec in self._turn.start.external_tools if self._is_recorded(ExternalTool(spec))]
 
 
 class EndOfRecord:

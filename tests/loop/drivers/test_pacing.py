@@ -246,6 +246,7 @@ class TestProviders:
         assert not any("secret" in name for name in names)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_two_processes_keep_to_one_rate(kind: str, tmp_path: Path) -> None:
     """Together they ask as often as the limit says, within a twentieth, and never more at once than the burst."""
