@@ -99,6 +99,12 @@ async def test_a_torn_end_is_no_damage(original: Path, tmp_path: Path) -> None:
             assert await version_in(path) == VERSIONS - 1
 
 
+async def test_a_log_of_zeros_is_no_damage(original: Path, tmp_path: Path) -> None:
+    """A power cut may leave a log that has its size and nothing else: what is in the database file is there."""
+    path = copied(original, tmp_path, lambda log: _put(0, bytes(len(log)), log))
+    assert await version_in(path) < VERSIONS
+
+
 def _flip(place: int, bit: int, log: bytearray) -> None:
     log[place] ^= 1 << bit
 

@@ -150,7 +150,7 @@ class Player:
     async def _round(self, where: Path) -> str:
         async with self._contract.open_store(where) as store:
             before = await prepared(store)
-        store = self._contract.open_store(where)
+        store: Any = self._contract.open_store(where)
         await store.__aenter__()
         try:
             sessions = {name: await store.load(name) for name in ("a", "b")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from perdure.testing.faults import FailingStore
 from perdure.testing.pictures import KEYS, Picture, pictures
 from perdure.testing.race import load_class
 from perdure.testing.samples import fork, new_session, note, say, show
-from perdure.testing.scripted import ScriptedDriver
+from perdure.testing.scripted import Reply, ScriptedDriver
 
 WORKER = AgentDefinition("worker", tools=("charge", "jot"))
 _READING = frozenset(
@@ -114,7 +114,7 @@ class NotedStore(FailingStore):
 async def plain(stage: Stage) -> None:
     """Save, claim, append, post, note and set timers, with texts of all sizes."""
     async with stage.open_store() as opened:
-        store = NotedStore(opened, stage)
+        store: Any = NotedStore(opened, stage)
         one, two = [await store.create(new_session("Hello.", id=name)) for name in ("one", "two")]
         for size in (10, 700, 4096, 9000):
             one = await store.save(note(say(one, "x" * size, f"{size}"), "size", size))
@@ -134,7 +134,7 @@ async def plain(stage: Stage) -> None:
 async def tools(stage: Stage) -> None:
     """Run an agent whose tools must not be called twice, under idempotency keys."""
     async with stage.open_store() as opened:
-        store = NotedStore(opened, stage)
+        store: Any = NotedStore(opened, stage)
         runtime = SessionRuntime(store)
         for name in ("run-1", "run-2"):
             await runtime.create(WORKER, session_id=name)
@@ -147,7 +147,7 @@ async def tools(stage: Stage) -> None:
 async def forks(stage: Stage) -> None:
     """Fork, go on in both, compact, rewind and undo."""
     async with stage.open_store() as opened:
-        store = NotedStore(opened, stage)
+        store: Any = NotedStore(opened, stage)
         runtime = SessionRuntime(store)
         parent = await store.create(new_session(*(f"{number} of the parent" for number in range(8)), id="parent"))
         child = await store.create(say(fork(parent, id="child"), "of the child"))
@@ -196,7 +196,7 @@ async def several(stage: Stage) -> None:
         assert [await process.wait() for process in started] == [0, 0, 0]
         return
     async with stage.open_store() as opened:
-        store = NotedStore(opened, stage)
+        store: Any = NotedStore(opened, stage)
         session = await store.create(new_session("Own.", id=f"own-{stage.writer}"))
         for number in range(6):
             session = await store.save(say(session, f"{number} {'w' * 400}"))
@@ -221,7 +221,7 @@ async def creation(stage: Stage) -> None:
 async def search(stage: Stage) -> None:
     """Search while there is more and more to be found, and less."""
     async with stage.open_store() as opened:
-        store = NotedStore(opened, stage)
+        store: Any = NotedStore(opened, stage)
         session = await store.create(new_session("apples and pears", id="fruit"))
         for number in range(4):
             session = await store.save(say(session, f"plum{number} " * 50))
@@ -239,7 +239,8 @@ async def migration(stage: Stage) -> None:
         stage.known += [info.id for info in (await opened.list(limit=50)).all()]
         await stage.doing(opened, "open", _nothing)
         # One of many: pictures of all are taken each time.
-        store, name = NotedStore(opened, stage), stage.known[0]
+        store: Any = NotedStore(opened, stage)
+        name = stage.known[0]
         session = await opened.load(name)
         await store.save(note(session, "moved", "on"))
 
@@ -248,7 +249,7 @@ async def _nothing() -> None:
     pass
 
 
-SHAPES: dict[str, Callable[[Stage], Awaitable[None]]] = {
+SHAPES: dict[str, Callable[[Stage], Coroutine[Any, Any, None]]] = {
     shape.__name__: shape for shape in (plain, tools, forks, erasure, several, creation, search, migration)
 }
 
@@ -267,7 +268,7 @@ def loops_for(run: str, told: Any) -> LoopFactory:
         """Write something down."""
         return f"jotted {text}"
 
-    replies = [
+    replies: list[Reply] = [
         ToolCall("charge", {"which": f"{run}/a"}, id=f"{run}/a"),
         [ToolCall("jot", {"text": "b"}, id=f"{run}/b"), ToolCall("charge", {"which": f"{run}/c"}, id=f"{run}/c")],
         "Done.",
