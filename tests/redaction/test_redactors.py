@@ -97,7 +97,20 @@ def test_redacting_again_changes_nothing() -> None:
 
 HOSTILE = [
     *("sk-", "sk-a ", "AKIA", "ghp_", "eyJ", "eyJ.", "eyJaaaaaaaa.", "Bearer ", "-----BEGIN ", "-"),
-    *("-----BEGIN PRIVATE KEY-----", "4111 ", "4 ", "4-", "4", "4111111111111112 ", "a", "a@", "a@a.", "@", "+1", "+1 "),
+    *(
+        "-----BEGIN PRIVATE KEY-----",
+        "4111 ",
+        "4 ",
+        "4-",
+        "4",
+        "4111111111111112 ",
+        "a",
+        "a@",
+        "a@a.",
+        "@",
+        "+1",
+        "+1 ",
+    ),
 ]
 
 

@@ -24,7 +24,24 @@ SECRETS = [
     "+47 22 12 34 56",
     "CASE-123456",
 ]
-WORDS = [" ", "s", "sk-", " the files ", "4", "1 ", "-----", " Be", "ask-abc", "eyJ", ".", "@", "+4", "\n", "CASE-12", "x"]
+WORDS = [
+    " ",
+    "s",
+    "sk-",
+    " the files ",
+    "4",
+    "1 ",
+    "-----",
+    " Be",
+    "ask-abc",
+    "eyJ",
+    ".",
+    "@",
+    "+4",
+    "\n",
+    "CASE-12",
+    "x",
+]
 SETS = {
     "default": Redaction(DEFAULT),
     "all": Redaction((*DEFAULT, EMAILS, PHONES)),
@@ -113,5 +130,6 @@ def test_a_redactor_that_fails_is_a_typed_error(bad: Callable[[str], str]) -> No
     """The error names the redactor and quotes neither the text nor what the redactor said."""
     with pytest.raises(RedactionFailed) as caught:
         Redaction([bad]).text("my secret")
-    assert "secret" not in str(caught.value) and caught.value.redactor == "<lambda>"
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "secret" not in str(caught.value)
+    assert caught.value.redactor == "<lambda>"
+    assert (caught.value.__cause__ is None and caught.value.__suppress_context__) or caught.value.__context__ is None

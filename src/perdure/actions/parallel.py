@@ -214,6 +214,7 @@ class Group:
             owner=self._session.info.owner,
             context=self.caller.context,
             context_data=self.caller.data,
+            store=None if self._context is None else self._context.store,
         )
         loop = self._loop(definition, replay)
         self.caller.require_for(loop.setup.tools, self._session.id)

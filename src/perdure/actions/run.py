@@ -132,6 +132,7 @@ async def run_agent(
         external_tools=options.external_tools,
         instructions=options.instructions,
         model_options=options.model_options,
+        store=None if context is None else context.store,
     )
     run, titling = loop.start(state, start), titling_of(session, loops)
     try:

@@ -20,8 +20,8 @@ from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect_several
 from perdure.model.message import REDACTIONS, Message, Text, Thinking
 from perdure.model.transcript import Block, Span, Tape, Transcript
-from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of
-from perdure.redaction.redactors import Redactor
+from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of, plain_text
+from perdure.redaction.redactors import Redactor, failures_of
 from perdure.redaction.streams import Stream, TextStream, WholeText
 
 T = TypeVar("T")
@@ -62,7 +62,8 @@ class Redaction:
         if text in self._known or text == WITHHELD or _is_id(text):
             return text
         for each in self._redactors:
-            text, count = _applied(each, text)
+            with failures_of(each):
+                text, count = each.apply(text)
             if count and counts is not None:
                 counts[each.name] += count
         self._remember(text)
@@ -132,7 +133,7 @@ class Redaction:
 
     def refuse(self, name: str | None, path: str) -> None:
         """Raise InvalidData if a redactor finds something in what names a thing: it could not be found by another."""
-        if name is not None and self.text(name) != name:
+        if name is not None and self.text(plain_text(name)) != name:
             raise InvalidData(path, "a redactor finds a secret in it, and names are stored as they are; use another")
 
 
@@ -145,18 +146,9 @@ class _Function(Redactor):
 
     def apply(self, text: str) -> tuple[str, int]:
         made = self._function(text)
-        if type(made) is not str:
+        if not isinstance(made, str):
             raise RedactionFailed(self.name, f"returned {kind_of(made)}, not a str")
-        return made, int(made != text)
-
-
-def _applied(redactor: Redactor, text: str) -> tuple[str, int]:
-    try:
-        return redactor.apply(text)
-    except RedactionFailed:
-        raise
-    except Exception as error:  # around a user's function, like a tool; what it says may quote the secret
-        raise RedactionFailed(redactor.name, f"raised {type(error).__name__}") from None
+        return plain_text(made), int(made != text)
 
 
 def _is_id(text: str) -> bool:
