@@ -7,7 +7,7 @@ searched, exported, redacted, held and erased with the owner's other sessions.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,11 +17,11 @@ from perdure.loop.tools import FunctionTool, NeedsApproval
 from perdure.model.checks import expect_count, expect_text
 from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.model.ids import SessionId
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import Memory, Remembered, Search, SearchHit, SessionStore, ToolContext
+from perdure.protocols import FindsMessages, Journal, Memory, Remembered, Search, SearchHit, SessionStore, ToolContext
 
 AGENT = AgentDefinition("memory", description="What agents were asked to remember for this owner.")
 """The agent of the sessions that hold what was remembered."""
@@ -86,23 +86,33 @@ class StoreMemory:
 
     async def _hits(self, query: str, owner: str | None, limit: int, without: Collection[str]) -> list[SearchHit]:
         """Return hits in the owner's sessions. More are asked for until enough are left, or there are no more."""
-        asked = min(_MOST_LOOKED_AT, limit + len(without))
+        asked, judged = min(_MOST_LOOKED_AT, 2 * limit + len(without)), dict[str, bool]()
         while True:
             found = await self._store.search(query, owner=owner, limit=asked)
-            # Without an owner a search is about everybody's sessions.
-            reach = None if owner is not None else await self._without_owner({hit.session_id for hit in found})
-            hits = [
-                hit for hit in found if hit.message_id not in without and (reach is None or hit.session_id in reach)
-            ]
+            hits = list[SearchHit]()
+            for hit in found:
+                if hit.message_id not in judged:
+                    judged[hit.message_id] = hit.message_id not in without and await self._is_fit(hit, owner)
+                hits += [hit] if judged[hit.message_id] and len(hits) < limit else []
             if len(hits) >= limit or len(found) < asked or asked == _MOST_LOOKED_AT:
-                return hits[:limit]
+                return hits
             asked = min(_MOST_LOOKED_AT, asked * 4)
 
-    async def _without_owner(self, session_ids: Iterable[SessionId]) -> set[SessionId]:
-        found = set[SessionId]()
-        for each in session_ids:
-            found.update(info.id for info in await self._store.list(id=each, owner=None, limit=1))
-        return found
+    async def _is_fit(self, hit: SearchHit, owner: str | None) -> bool:
+        # Without an owner a search is about everybody's sessions.
+        if owner is None and not len(await self._store.list(id=hit.session_id, owner=None, limit=1)):
+            return False
+        return hit.role in ("user", "system") or not await self._is_echo(hit, owner)
+
+    async def _is_echo(self, hit: SearchHit, owner: str | None) -> bool:
+        """Tell whether a hit is a call of a tool, or what a memory has answered: it would find itself ever after."""
+        if not (isinstance(self._store, FindsMessages) and isinstance(self._store, Journal)):
+            return hit.role == "tool"
+        for place in await self._store.find_message(hit.message_id, owner=owner):
+            if place.session_id == hit.session_id:
+                [message] = await self._store.messages(place.log, place.position, place.position + 1)
+                return _is_echo(message)
+        return True  # it was erased meanwhile
 
     async def _hits_by_word(
         self, query: str, owner: str | None, limit: int, without: Collection[str]
@@ -115,6 +125,12 @@ class StoreMemory:
                 known = hits.get(hit.message_id)
                 hits[hit.message_id] = hit if known is None else replace(known, score=known.score + hit.score)
         return sorted(hits.values(), key=lambda hit: hit.score, reverse=True)[:limit]
+
+
+def _is_echo(message: Message) -> bool:
+    if message.tool_results:
+        return any(_NOTE in result.text or _NOTHING in result.text for result in message.tool_results)
+    return not any(isinstance(part, Text) and part.text.strip() for part in message.parts)
 
 
 _QUOTES = "\"'*"
