@@ -59,7 +59,7 @@ class TextStream:
 
     def _given_out(self, held_from: int, *, is_whole: bool = False) -> str:
         text, pieces = self._text, list[str]()
-        while True:
+        while self.redactor.may_be_in(text):
             found = self.redactor.next_match(text, self._from)
             if found is None or found[0] >= held_from:
                 break

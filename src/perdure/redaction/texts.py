@@ -18,18 +18,24 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect_several
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionBudget
 from perdure.model.message import REDACTIONS, Message, Text, Thinking
+from perdure.model.step import InferenceResponse
 from perdure.model.transcript import Block, Span, Tape, Transcript
+from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of, plain_text
 from perdure.redaction.redactors import Redactor, failures_of
 from perdure.redaction.streams import Stream, TextStream, WholeText
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 TextFunction = Callable[[str], str]
 WITHHELD = "[withheld: a redactor has failed]"
 """What stands for an error's text that could not be redacted."""
 _MOST_KNOWN = 2_000
 _MOST_CHARACTERS = 1_000_000
+_MOST_DEFINITIONS = 64
 _SMALLEST_NUMBER = 10**12
 """Numbers with fewer digits are no card numbers."""
 
@@ -42,6 +48,8 @@ class Redaction:
         self._known: set[str] = set()
         """Texts as redactors have left them, so that a text that is looked at twice costs once."""
         self._characters = 0
+        self.definitions: dict[int, AgentDefinition] = {}
+        """Definitions that were looked at, by their ids in memory."""
 
     @classmethod
     def of(cls, given: Iterable[Redactor | TextFunction] | Redaction | None) -> Redaction | None:
@@ -174,7 +182,8 @@ _NAMED = {("AgentDefinition", "name"), ("ModelConfig", "name"), ("ExternalToolSp
 """Fields of these values that name something, and messages that were redacted when they were told."""
 _TAGS = frozenset(("agent_id", "execution_id", "step_id", "is_trace", "incomplete", "superseded", REDACTIONS))
 """What runs put into the metadata of messages."""
-_SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None)})
+_SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None), Usage, ExecutionBudget, InferenceResponse})
+"""Kinds of values without texts that anybody has said."""
 
 
 @cache
@@ -201,7 +210,7 @@ class _Walk:
         if kind is Message:
             return self.message(value)
         if isinstance(value, msgspec.Struct):
-            return self._struct(value)
+            return self._definition(value) if kind is AgentDefinition else self._struct(value)
         if isinstance(value, dict):
             return self._mapping(value)
         if isinstance(value, list | tuple):
@@ -225,11 +234,22 @@ class _Walk:
             return message
         return replace(message, **_counted(replace(message, metadata=metadata), parts, counts))
 
-    def _struct(self, value: msgspec.Struct) -> msgspec.Struct:
+    def _definition(self, value: AgentDefinition) -> AgentDefinition:
+        """Return a definition, which is the same in all versions of a session: it is looked at once."""
+        known = self._redaction.definitions
+        if known.get(id(value)) is value:
+            return value
+        made = self._struct(value)
+        if len(known) >= _MOST_DEFINITIONS:
+            known.clear()
+        known[id(made)] = made
+        return made
+
+    def _struct(self, value: S) -> S:
         changes = {}
         for name in _fields_of(type(value)):
             was = getattr(value, name)
-            if was is None or was is EMPTY:
+            if was is None or was is EMPTY or was == ():
                 continue
             made = self.value(was)
             if made is not was:
