@@ -77,6 +77,11 @@ class Redaction:
         self._remember(text)
         return text
 
+    def learn(self, text: str) -> None:
+        """Take note of a text that a stream has redacted as a whole."""
+        if text not in self._known:
+            self._remember(text)
+
     def _remember(self, text: str) -> None:
         self._characters += len(text)
         if len(self._known) >= _MOST_KNOWN or self._characters > _MOST_CHARACTERS:
