@@ -32,17 +32,24 @@ class TextStream:
 
     def feed(self, piece: str) -> str:
         """Take a piece; return what can be given out by now."""
-        self._text += piece
-        if len(self._text) < self._enough:
+        is_idle = self._from == self._told == len(self._text)
+        text = self._text = self._text + piece
+        if len(text) < self._enough:
             return ""
-        given = self._given_out(self.redactor.held_from(self._text, self._from))
+        held_from = self.redactor.held_from(text, self._from)
+        if is_idle and held_from == len(text) and not self.redactor.may_be_in(text):  # as most pieces are
+            self._text = text[-CONTEXT:]
+            self._from = self._told = len(self._text)
+            return piece
+        given = self._given_out(held_from)
         held = len(self._text) - self._from
         self._enough = len(self._text) + held // 8 if held > _LOOK_EACH_TIME else 0
         return given
 
     def flush(self) -> str:
         """Return the rest of the text, which is whole now."""
-        given = self._given_out(len(self._text), is_whole=True)
+        is_idle = self._from == self._told == len(self._text)
+        given = "" if is_idle else self._given_out(len(self._text), is_whole=True)
         self._text, self._from, self._told, self._enough = "", 0, 0, 0
         return given
 
