@@ -6,7 +6,6 @@ writes to does it again for everything (see `stores.redacting`): what was missed
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -31,6 +30,7 @@ from perdure.redaction.streams import Stream, TextStream, WholeText
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 TextFunction = Callable[[str], str]
+Counts = dict[str, int]
 WITHHELD = "[withheld: a redactor has failed]"
 """What stands for an error's text that could not be redacted."""
 _MOST_KNOWN = 2_000
@@ -65,7 +65,7 @@ class Redaction:
                 )
         return cls(redactors) if redactors else None
 
-    def text(self, text: str, counts: Counter[str] | None = None) -> str:
+    def text(self, text: str, counts: Counts | None = None) -> str:
         """Return a text without what redactors find in it. RedactionFailed if one of them fails."""
         if text in self._known or text == WITHHELD or _is_id(text):
             return text
@@ -73,9 +73,13 @@ class Redaction:
             with failures_of(each):
                 text, count = each.apply(text)
             if count and counts is not None:
-                counts[each.name] += count
+                counts[each.name] = counts.get(each.name, 0) + count
         self._remember(text)
         return text
+
+    def is_known(self, text: str) -> bool:
+        """Tell whether a text is known to have nothing in it that redactors would replace."""
+        return text in self._known
 
     def learn(self, text: str) -> None:
         """Take note of a text that a stream has redacted as a whole."""
@@ -99,7 +103,7 @@ class Redaction:
     def message(self, message: Message) -> Message:
         """Return a message without what redactors find in it, and with how often that was in its metadata."""
         if len(message.parts) == 1 and type(message.parts[0]) is Text and not message.metadata:
-            part, counts = message.parts[0], Counter[str]()
+            part, counts = message.parts[0], Counts()
             text = self.text(part.text, counts)
             return message if text == part.text else replace(message, **_counted(message, (Text(text),), counts))
         return _Walk(self).message(message)
@@ -117,8 +121,8 @@ class Redaction:
 
     def counted(self, value: T) -> tuple[T, dict[str, int]]:
         """Return the same, and how often which redactor has replaced something."""
-        walked: T = _Walk(self, counts := Counter[str]()).value(value)
-        return walked, dict(counts)
+        walked: T = _Walk(self, counts := Counts()).value(value)
+        return walked, counts
 
     def error(self, error: ErrorRecord) -> ErrorRecord:
         """Return an error for the record. What a redactor fails on is withheld: a run has to be able to end."""
@@ -201,7 +205,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 class _Walk:
     """One walk through a value. What is unchanged is returned itself, so that nothing is copied in vain."""
 
-    def __init__(self, redaction: Redaction, counts: Counter[str] | None = None) -> None:
+    def __init__(self, redaction: Redaction, counts: Counts | None = None) -> None:
         self._redaction = redaction
         self._counts = counts
         self._tapes: dict[int, Tape] = {}
@@ -230,7 +234,10 @@ class _Walk:
         return value if made == text else made
 
     def message(self, message: Message) -> Message:
-        walk = _Walk(self._redaction, counts := Counter[str]())
+        first = message.parts[0] if len(message.parts) == 1 else None
+        if type(first) is Text and message.metadata.keys() <= _TAGS and self._redaction.is_known(first.text):
+            return message
+        walk = _Walk(self._redaction, counts := Counts())
         parts = walk._several(message.parts)
         metadata = message.metadata
         if not metadata.keys() <= _TAGS:
@@ -310,9 +317,10 @@ class _Walk:
         return piece if found is tape else Span(found, piece.start, piece.stop)
 
 
-def _counted(message: Message, parts: tuple[Any, ...], counts: Counter[str]) -> dict[str, Any]:
+def _counted(message: Message, parts: tuple[Any, ...], counts: Counts) -> dict[str, Any]:
     """Return what changes of a message: its parts, and what its metadata says of how often something was replaced."""
     before = message.metadata.get(REDACTIONS)
-    total = Counter(before if isinstance(before, Mapping) else {})
-    total.update(counts)
-    return {"parts": parts, "metadata": {**message.metadata, REDACTIONS: dict(total)}}
+    total: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
+    for name, count in counts.items():
+        total[name] = total.get(name, 0) + count
+    return {"parts": parts, "metadata": {**message.metadata, REDACTIONS: total}}
