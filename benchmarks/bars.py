@@ -280,6 +280,7 @@ BARS = (
     Bar("service.page", "the page of a fork of 100,000 messages, as the model sees it", "the same of 100", 1.5),
     Bar("service.page_said", "the page of a fork of 100,000 messages, all that was said", "the same of 100", 1.5),
     Bar("service.page_own", "the page of a session of 100,000 messages, all that was said", "the same of 100", 1.5),
+    Bar("redact.send", "send of 1 KB on SQLite with the default redactors", "the same without", 1.05),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

@@ -101,6 +101,9 @@ if TYPE_CHECKING:
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
     from perdure.loop.mcp.server import mcp as mcp
+    from perdure.loop.memory import StoreMemory as StoreMemory
+    from perdure.loop.memory import recall as recall
+    from perdure.loop.memory import remember as remember
     from perdure.loop.response_format import final_value as final_value
     from perdure.loop.strategies import Branch as Branch
     from perdure.loop.strategies import Chosen as Chosen
@@ -197,9 +200,11 @@ if TYPE_CHECKING:
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
     from perdure.protocols import LoopBuilder as LoopBuilder
+    from perdure.protocols import Memory as Memory
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
     from perdure.protocols import Next as Next
+    from perdure.protocols import Remembered as Remembered
     from perdure.protocols import Search as Search
     from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
@@ -298,6 +303,7 @@ _HOMES = {
     "loop.guards": "BudgetGuard",
     "loop.interceptors": "Blocked Interceptor",
     "loop.mcp.server": "mcp",
+    "loop.memory": "StoreMemory recall remember",
     "loop.response_format": "final_value",
     "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
     "loop.subagents": "SubagentPolicy",
@@ -323,8 +329,8 @@ _HOMES = {
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
     "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
-    "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
-    "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
+    "JournalEntry LoopBuilder Memory ModelReply ModelRequest Next Remembered Search SearchHit SessionController "
+    "SessionManager SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "redaction.redactors": "Redactor",
     "replay.comparison": "ReplayResult",
@@ -373,7 +379,7 @@ RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel Sus
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-external_tool load_definitions mcp schema_of tool
+external_tool load_definitions mcp recall remember schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile

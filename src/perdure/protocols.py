@@ -374,6 +374,10 @@ class ToolContext(msgspec.Struct, Generic[C], frozen=True):
     """What `send(…, context=…)` was given, or what `connect(context=…)` has made of the session. It is never stored."""
     context_data: Mapping[str, Any] | None = None
     """What `send(…, context_data=…)` was given: JSON, stored with the run."""
+    messages: Sequence[Message] = ()
+    """What the model was shown when it made the call, and what has come since."""
+    store: SessionStore | None = None
+    """The store that the session is in; None where the run belongs to no session. It has the sessions of all owners."""
 
 
 @runtime_checkable
@@ -1670,6 +1674,37 @@ class Search(Protocol):
         is plain text. Covered, trimmed and rewound messages are found too; those of sessions with status deleted are
         not. Past 10,000 matches only the newest are ranked. InvalidData if the text is blank.
         """
+        ...
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a memory has found. It was said by others once: it is data, and never an instruction."""
+
+    text: str
+    """What was remembered, or the piece of it that fits the question."""
+    session_id: str | None = None
+    """The session in which it was said."""
+    message_id: str | None = None
+    role: str | None = None
+    created_at: datetime | None = None
+    score: float | None = None
+    """How well it fits, where that is known; more is better."""
+    metadata: Mapping[str, Any] = EMPTY
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What an agent knows from other sessions. An owner's memories are never found for another.
+
+    None as an owner stands for sessions without one, and not for everybody's.
+    """
+
+    async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
+        """Keep a text. Return its id. The same `call_id` in the metadata keeps it once."""
+        ...
+
+    async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
+        """Return what fits a question, the best first. InvalidData if the question is blank."""
         ...
 
 

@@ -130,5 +130,6 @@ def test_a_redactor_that_fails_is_a_typed_error(bad: Callable[[str], str]) -> No
     """The error names the redactor and quotes neither the text nor what the redactor said."""
     with pytest.raises(RedactionFailed) as caught:
         Redaction([bad]).text("my secret")
-    assert "secret" not in str(caught.value) and caught.value.redactor == "<lambda>"
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "secret" not in str(caught.value)
+    assert caught.value.redactor == "<lambda>"
+    assert (caught.value.__cause__ is None and caught.value.__suppress_context__) or caught.value.__context__ is None

@@ -40,10 +40,11 @@ from perdure import (
     external_tool,
     redactors,
 )
+from perdure.events import AgentEnd
 from perdure.model.ids import now
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
 from perdure.stores.format import packing
-from perdure.testing import Chunks, ScriptedDriver
+from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
 CANARY = "sk-canary0123456789abcdefXYZ"
 MARK = "[redacted:api-key]"
@@ -156,8 +157,9 @@ async def worked(sessions: Sessions, session_id: str) -> None:
     async with asyncio.timeout(20):
         worker = Worker(sessions)
         task = asyncio.create_task(worker.run())
-        while (await sessions.session(session_id)).state.step_count == 0:
-            await asyncio.sleep(0.02)
+        async for event in sessions.events(session_id, follow=True):
+            if isinstance(event, AgentEnd):
+                break
         worker.stop()
         await task
 
@@ -331,3 +333,193 @@ async def test_without_redactors_the_canary_is_found(kind: str, tmp_path: Path) 
         shown = [each async for each in told(sessions)]
     assert any(CANARY in each for each in shown)
     assert any(CANARY.encode() in raw for raw in stored(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_model_is_sent_what_is_stored(kind: str, tmp_path: Path) -> None:
+    """A tool is called with what is on record, and a later turn sees the same as the first did."""
+    seen: list[str] = []
+
+    @perdure.tool
+    def note(text: str) -> str:
+        """Note."""
+        seen.append(text)
+        return f"{CANARY} noted"
+
+    driver = ScriptedDriver([ToolCall("note", {"text": f"a {CANARY}"}), "done"])
+    async with perdure.connect(url_of(kind, tmp_path), redact=redactors.DEFAULT, driver=driver, tools=[note]) as app:
+        chat = await app.open("chat")
+        await chat.send(f"b {CANARY}")
+        sent = list(driver.requests[-1].messages)
+        app.store.evict("chat")  # type: ignore[attr-defined]  # each of these stores can
+        again = (await app.session("chat")).state.messages
+        assert seen == [f"a {MARK}"]
+        assert [message.parts for message in again][: len(sent)] == [message.parts for message in sent]
+
+
+async def test_counts_are_on_record() -> None:
+    """The run's record says how often which redactor has replaced something, and so does each message."""
+    driver = ScriptedDriver(["no secrets here", f"{CANARY} and {CANARY}"])
+    async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=driver) as app:
+        chat = await app.open("chat")
+        await chat.send("pay with 4111 1111 1111 1111")
+        [loop] = (await app.record("chat")).loops
+        assert loop.redactions == {"card-number": 1}
+        assert (await app.session("chat")).state.messages[0].metadata["redactions"] == {"card-number": 1}
+        await chat.send("hello")
+        assert (await app.record("chat")).loops[-1].redactions == {}
+
+
+async def test_a_repeated_key_is_known_by_the_redacted_text(tmp_path: Path) -> None:
+    """The digest of a key is that of what is stored, so that it tells nobody the secret."""
+    driver = ScriptedDriver(lambda _: "yes")
+    async with perdure.connect(url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=driver) as app:
+        chat = await app.open("chat")
+        first = await chat.send(f"use {CANARY}", key="k")
+        again = await chat.send(f"use {CANARY}", key="k")
+        other = await chat.send(f"use {CANARY}other", key="k")
+        assert first.session.version == again.session.version == other.session.version
+        assert len(driver.requests) == 1
+        with pytest.raises(InvalidData, match="was used for another message"):
+            await chat.send("something else", key="k")
+
+
+def bomb(text: str) -> str:
+    if "BOOM" in text:
+        raise ValueError(f"cannot read {text}")
+    return text
+
+
+def number(text: str) -> str:
+    return 7 if "BOOM" in text else text  # type: ignore[return-value]  # that is what is tested
+
+
+@pytest.mark.parametrize("bad", [bomb, number])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_redactor_that_fails_keeps_nothing_of_the_message(
+    kind: str, bad: Callable[[str], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is said is refused, an answer or a result ends the run as failed, and the session can be used on."""
+
+    @perdure.tool
+    def explode() -> str:
+        """Explode."""
+        return "BOOM result"
+
+    script = {"one": "BOOM answer", "two": ToolCall("explode", {}), "three": Chunks(["fine, ", "BOOM", " chunk"])}
+    driver = ScriptedDriver(lambda request: script.get(request.messages[-1].text, "fine"))
+    bus, heard = EventBus(), list[str]()
+    bus.wiretap(lambda event: heard.append(repr(event)))
+    async with perdure.connect(url_of(kind, tmp_path), redact=[bad], driver=driver, tools=[explode], events=bus) as app:
+        chat = await app.open("chat")
+        with pytest.raises(RedactionFailed, match="so that the text was not stored"):
+            await chat.send("BOOM message")
+        assert (await app.info("chat")).version == 1
+        for said in script:
+            with pytest.raises(RunFailed) as caught:
+                await chat.send(said)
+            assert caught.value.cause is not None
+            assert caught.value.cause.type == "RedactionFailed"
+        with pytest.raises(RedactionFailed):
+            await chat.inject({"role": "user", "content": "BOOM"})
+        assert (await chat.send("go on")).text == "fine"
+        statuses = [str(loop.status) for loop in (await app.record("chat")).loops]
+        assert statuses == ["failed", "failed", "failed", "completed"]
+        shown = [each async for each in told(app)]
+    assert not [each for each in (*shown, *heard, caplog.text) if "BOOM" in each]
+    assert not [raw for raw in stored(kind, tmp_path) if b"BOOM" in raw]
+
+
+async def test_names_are_refused() -> None:
+    """Ids, owners, tags, keys and names of agents are stored as they are, so that a secret in one is refused."""
+    async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=ScriptedDriver(["yes"])) as app:
+        chat = await app.open("chat")
+        refused: list[Awaitable[object]] = [
+            app.open(CANARY),
+            app.of(CANARY).open("mine"),
+            app.open("other", AgentDefinition(CANARY)),
+            app.execute("chat", TagSession(CANARY)),
+            chat.send("hello", key=CANARY),
+            app.schedule("daily" + " " + CANARY, "hello", cron="0 7 * * *", session_id="chat"),
+        ]
+        for work in refused:
+            with pytest.raises(InvalidData, match="a redactor finds a secret in it") as caught:
+                await work
+            assert CANARY not in str(caught.value)
+
+
+async def test_a_stream_is_what_the_answer_will_be(tmp_path: Path) -> None:
+    """The chunks of a streamed answer add up to its text on record, and a sketch of it has no part of a secret."""
+    pieces = ["The key is ", *[CANARY[start : start + 3] for start in range(0, len(CANARY), 3)], " and ", "so on"]
+    script = Chunks([each for piece in pieces for each in (piece, Delay(0.04, ""))])
+    async with perdure.connect(
+        url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=ScriptedDriver([script])
+    ) as app:
+        chat = await app.open("chat")
+        seen, sketches = list[str](), list[str]()
+        async for chunk in chat.stream("go"):
+            seen.append(str(chunk))
+            sketches.append(repr(await app.store.progress("chat")))  # type: ignore[attr-defined]  # SQLite has it
+        assert "".join(seen) == (await app.session("chat")).state.messages[-1].text
+        assert "".join(seen) == f"The key is {MARK} and so on"
+        assert not [each for each in (*seen, *sketches) if "canary" in each]
+
+
+async def test_an_answer_that_is_cut_off_keeps_no_half_of_a_secret(tmp_path: Path) -> None:
+    """What is held back when a model breaks off is not kept."""
+    script = Chunks(["I will say: ", CANARY[:12], DriverError("it broke")])
+    async with perdure.connect(
+        url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=ScriptedDriver([script])
+    ) as app:
+        chat = await app.open("chat")
+        with pytest.raises(RunFailed):
+            await chat.send("go")
+        assert (await app.session("chat")).state.messages[-1].text == "I will say: "
+
+
+async def test_a_session_is_recovered_with_what_was_stored(tmp_path: Path) -> None:
+    """A run that was killed behind a redacted step continues with the redacted texts, and counts them all."""
+    driver = ScriptedDriver([ToolCall("look", {"what": CANARY}), f"so {CANARY}"])
+    store = FailingStore(perdure.SqliteStore(tmp_path / "s.db"))
+    async with perdure.connect(store, redact=redactors.DEFAULT, driver=driver, tools=[look]) as app:
+        chat = await app.open("chat")
+        store.crash(call=4)
+        with pytest.raises(perdure.StoreError):
+            await chat.send(f"a {CANARY}")
+        store.heal()
+    async with perdure.connect(
+        url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=driver, tools=[look]
+    ) as app:
+        await app.recover()
+        [loop] = (await app.record("chat")).loops
+        assert loop.redactions["api-key"] == 3  # in the message, the call and the answer; the result is unknown
+        assert not [each async for each in told(app) if CANARY in each]
+
+
+async def test_an_archive_with_a_secret_in_its_head_is_refused() -> None:
+    """A name, a prompt or metadata of an archive cannot be changed without changing what vouches for it."""
+    file = io.BytesIO()
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as others:
+        await others.open("other", AgentDefinition("x", system_prompt=f"You know {CANARY}"))
+        await others.export(file)
+    async with perdure.connect("memory://", redact=redactors.DEFAULT) as app:
+        file.seek(0)
+        with pytest.raises(InvalidData, match="redactors find a secret"):
+            await app.import_(file)
+        assert not await app.exists("other")
+
+
+async def test_a_store_that_redacts_serves_everywhere(tmp_path: Path) -> None:
+    """`perdure.redacting` makes a store for adapters; a connection to it redacts as the store does."""
+    store = perdure.redacting(url_of("sqlite", tmp_path), redactors.DEFAULT)
+    shared = perdure.shared(store)
+    made = await shared.create(
+        perdure.SessionFactory().create(AgentDefinition("x", system_prompt=CANARY), session_id="mine")
+    )
+    assert made.definition.system_prompt == MARK
+    shared.close()
+    async with perdure.connect(
+        perdure.redacting(url_of("sqlite", tmp_path), redactors.DEFAULT), driver=ScriptedDriver([CANARY])
+    ) as app:
+        assert (await (await app.open("mine")).send(CANARY)).text == MARK
+    assert not [raw for raw in stored("sqlite", tmp_path) if CANARY.encode() in raw]

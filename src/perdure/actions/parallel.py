@@ -234,6 +234,7 @@ class Group:
             context=self.caller.context,
             context_data=self.caller.data,
             trace=None if index in self._over else self._traced(loop, told),
+            store=None if self._context is None else self._context.store,
         )
         self.caller.require_for(loop.setup.tools, self._session.id)
         run = loop.start(replay.state, start)

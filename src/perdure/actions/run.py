@@ -139,6 +139,7 @@ async def run_agent(
         instructions=options.instructions,
         model_options=options.model_options,
         trace=trace,
+        store=None if context is None else context.store,
     )
     run, titling = loop.start(state, start), titling_of(session, loops)
     try:

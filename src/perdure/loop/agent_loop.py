@@ -43,7 +43,7 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, OnDelta, ReadFiles, ToolSpec
+from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, OnDelta, ReadFiles, SessionStore, ToolSpec
 
 if TYPE_CHECKING:
     from perdure.loop.held_back import HeldBack
@@ -107,6 +107,8 @@ class RunStart(msgspec.Struct, frozen=True):
     """How the model is asked in this run alone."""
     trace: RunTrace | None = None
     """The span of the run; None if it is not traced."""
+    store: SessionStore | None = None
+    """The store that the session is in, for tools that look at other sessions."""
 
 
 BY_ITSELF = RunStart()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import msgspec
 from msgspec.structs import replace
 
@@ -21,6 +23,7 @@ class HeldBack:
         self._redaction = redaction
         self._tell = tell
         self._streams: dict[str, Stream] = {}
+        self._told: defaultdict[str, list[str]] = defaultdict(list)
         self._last: str | None = None
         """What kind of text came last."""
         self._calls: dict[str | None, tuple[Delta, list[str]]] = {}
@@ -28,6 +31,7 @@ class HeldBack:
     async def __call__(self, delta: Delta) -> None:
         if delta.kind == "restart":
             self._streams, self._calls, self._last = {}, {}, None
+            self._told.clear()
             await self._tell(delta)
         elif delta.kind == "tool_call":
             await self._take_arguments(delta)
@@ -59,12 +63,14 @@ class HeldBack:
 
     async def _tell_text(self, kind: str, text: str) -> None:
         if text:
+            self._told[kind].append(text)
             await self._tell(Delta("text" if kind == "text" else "thinking", text))
 
     async def end(self, reply: ModelReply) -> ModelReply:
         """Tell the rest, now that the answer is whole. Return the answer as redactors leave it."""
         for kind, stream in self._streams.items():
             await self._tell_text(kind, stream.flush())
+            self._redaction.learn("".join(self._told[kind]))
         message = self._redaction.message(reply.message)
         given = {call.id: call for call in reply.message.tool_calls}
         for call in message.tool_calls:

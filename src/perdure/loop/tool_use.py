@@ -320,6 +320,8 @@ class ToolUse:
             metadata=run.state.metadata,
             context=start.context,
             context_data=start.context_data,
+            messages=run.state.transcript,
+            store=start.store,
         )
 
     @property

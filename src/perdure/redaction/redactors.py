@@ -11,10 +11,27 @@ import string
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from perdure.errors import ConfigurationError, InvalidData
+from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect, expect_count, expect_function, expect_text
 
 Check = Callable[[str], bool]
+
+
+class failures_of:
+    """Raises RedactionFailed in place of what a redactor raises. A class, since a generator takes ten times as long."""
+
+    __slots__ = ("_redactor",)
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        # It is a user's function, like a tool. What it says of the failure may quote the secret.
+        if isinstance(error, Exception) and not isinstance(error, RedactionFailed):
+            raise RedactionFailed(self._redactor.name, f"raised {type(error).__name__}") from None
 
 
 class Redactor:
@@ -93,17 +110,24 @@ class Redactor:
 class _Known(Redactor):
     """A redactor whose beginnings are known: a stream is held back only where the end of its text is one of them.
 
-    `unfinished` finds such an end; `letters` are all characters that it is made of.
+    `unfinished` finds such an end; `letters` are all characters that it is made of, but for what `word` is, which
+    stands before them and has spaces behind it.
     """
 
-    def __init__(self, name: str, pattern: str, *, unfinished: str, letters: str, **options: Any) -> None:
+    def __init__(
+        self, name: str, pattern: str, *, unfinished: str, letters: str, word: int = 0, **options: Any
+    ) -> None:
         super().__init__(name, pattern, **options)
         self._unfinished = re.compile(unfinished)
         self._letters = letters
+        self._word = word
+        """How many characters the word has."""
 
     def held_from(self, text: str, start: int) -> int:
         # Only the last run of such letters is looked at, or a long text would be looked at again for each beginning.
         run = len(text.rstrip(self._letters))
+        if self._word:
+            run = len(text[:run].rstrip(" ")) - self._word
         found = self._unfinished.search(text, max(start, run))
         return len(text) if found is None else found.start()
 
@@ -228,7 +252,8 @@ BEARER_TOKENS = _Known(
     f"{_NO_WORD_BEFORE}{_BEARER} {{1,4}}{_TOKEN}{{16,}}",
     hints=_BEARERS,
     unfinished=f"{_NO_WORD_BEFORE}(?:{_BEARER} {{1,4}}{_TOKEN}*|{_BEARER}|{_begun('Bearer', 'bearer', 'BEARER')})\\Z",
-    letters=_WORD + "._~+/=- ",
+    letters=_WORD + "._~+/=-",
+    word=len("Bearer"),
 )
 """What follows the word Bearer, as in a header of HTTP."""
 

@@ -6,7 +6,6 @@ writes to does it again for everything (see `stores.redacting`): what was missed
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -18,18 +17,25 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect_several
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionBudget
 from perdure.model.message import REDACTIONS, Message, Text, Thinking
+from perdure.model.step import InferenceResponse
 from perdure.model.transcript import Block, Span, Tape, Transcript
-from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of
-from perdure.redaction.redactors import Redactor
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, FrozenList, kind_of, plain_text
+from perdure.redaction.redactors import Redactor, failures_of
 from perdure.redaction.streams import Stream, TextStream, WholeText
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 TextFunction = Callable[[str], str]
+Counts = dict[str, int]
 WITHHELD = "[withheld: a redactor has failed]"
 """What stands for an error's text that could not be redacted."""
 _MOST_KNOWN = 2_000
 _MOST_CHARACTERS = 1_000_000
+_MOST_DEFINITIONS = 64
 _SMALLEST_NUMBER = 10**12
 """Numbers with fewer digits are no card numbers."""
 
@@ -42,6 +48,8 @@ class Redaction:
         self._known: set[str] = set()
         """Texts as redactors have left them, so that a text that is looked at twice costs once."""
         self._characters = 0
+        self.definitions: dict[int, AgentDefinition] = {}
+        """Definitions that were looked at, by their ids in memory."""
 
     @classmethod
     def of(cls, given: Iterable[Redactor | TextFunction] | Redaction | None) -> Redaction | None:
@@ -57,16 +65,26 @@ class Redaction:
                 )
         return cls(redactors) if redactors else None
 
-    def text(self, text: str, counts: Counter[str] | None = None) -> str:
+    def text(self, text: str, counts: Counts | None = None) -> str:
         """Return a text without what redactors find in it. RedactionFailed if one of them fails."""
         if text in self._known or text == WITHHELD or _is_id(text):
             return text
         for each in self._redactors:
-            text, count = _applied(each, text)
+            with failures_of(each):
+                text, count = each.apply(text)
             if count and counts is not None:
-                counts[each.name] += count
+                counts[each.name] = counts.get(each.name, 0) + count
         self._remember(text)
         return text
+
+    def is_known(self, text: str) -> bool:
+        """Tell whether a text is known to have nothing in it that redactors would replace."""
+        return text in self._known
+
+    def learn(self, text: str) -> None:
+        """Take note of a text that a stream has redacted as a whole."""
+        if text not in self._known:
+            self._remember(text)
 
     def _remember(self, text: str) -> None:
         self._characters += len(text)
@@ -85,7 +103,7 @@ class Redaction:
     def message(self, message: Message) -> Message:
         """Return a message without what redactors find in it, and with how often that was in its metadata."""
         if len(message.parts) == 1 and type(message.parts[0]) is Text and not message.metadata:
-            part, counts = message.parts[0], Counter[str]()
+            part, counts = message.parts[0], Counts()
             text = self.text(part.text, counts)
             return message if text == part.text else replace(message, **_counted(message, (Text(text),), counts))
         return _Walk(self).message(message)
@@ -103,8 +121,8 @@ class Redaction:
 
     def counted(self, value: T) -> tuple[T, dict[str, int]]:
         """Return the same, and how often which redactor has replaced something."""
-        walked: T = _Walk(self, counts := Counter[str]()).value(value)
-        return walked, dict(counts)
+        walked: T = _Walk(self, counts := Counts()).value(value)
+        return walked, counts
 
     def error(self, error: ErrorRecord) -> ErrorRecord:
         """Return an error for the record. What a redactor fails on is withheld: a run has to be able to end."""
@@ -132,7 +150,7 @@ class Redaction:
 
     def refuse(self, name: str | None, path: str) -> None:
         """Raise InvalidData if a redactor finds something in what names a thing: it could not be found by another."""
-        if name is not None and self.text(name) != name:
+        if name is not None and self.text(plain_text(name)) != name:
             raise InvalidData(path, "a redactor finds a secret in it, and names are stored as they are; use another")
 
 
@@ -145,18 +163,9 @@ class _Function(Redactor):
 
     def apply(self, text: str) -> tuple[str, int]:
         made = self._function(text)
-        if type(made) is not str:
+        if not isinstance(made, str):
             raise RedactionFailed(self.name, f"returned {kind_of(made)}, not a str")
-        return made, int(made != text)
-
-
-def _applied(redactor: Redactor, text: str) -> tuple[str, int]:
-    try:
-        return redactor.apply(text)
-    except RedactionFailed:
-        raise
-    except Exception as error:  # around a user's function, like a tool; what it says may quote the secret
-        raise RedactionFailed(redactor.name, f"raised {type(error).__name__}") from None
+        return plain_text(made), int(made != text)
 
 
 def _is_id(text: str) -> bool:
@@ -182,7 +191,8 @@ _NAMED = {("AgentDefinition", "name"), ("ModelConfig", "name"), ("ExternalToolSp
 """Fields of these values that name something, and messages that were redacted when they were told."""
 _TAGS = frozenset(("agent_id", "execution_id", "step_id", "is_trace", "incomplete", "superseded", REDACTIONS))
 """What runs put into the metadata of messages."""
-_SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None)})
+_SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None), Usage, ExecutionBudget, InferenceResponse})
+"""Kinds of values without texts that anybody has said."""
 
 
 @cache
@@ -195,7 +205,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 class _Walk:
     """One walk through a value. What is unchanged is returned itself, so that nothing is copied in vain."""
 
-    def __init__(self, redaction: Redaction, counts: Counter[str] | None = None) -> None:
+    def __init__(self, redaction: Redaction, counts: Counts | None = None) -> None:
         self._redaction = redaction
         self._counts = counts
         self._tapes: dict[int, Tape] = {}
@@ -209,7 +219,7 @@ class _Walk:
         if kind is Message:
             return self.message(value)
         if isinstance(value, msgspec.Struct):
-            return self._struct(value)
+            return self._definition(value) if kind is AgentDefinition else self._struct(value)
         if isinstance(value, dict):
             return self._mapping(value)
         if isinstance(value, list | tuple):
@@ -224,7 +234,10 @@ class _Walk:
         return value if made == text else made
 
     def message(self, message: Message) -> Message:
-        walk = _Walk(self._redaction, counts := Counter[str]())
+        first = message.parts[0] if len(message.parts) == 1 else None
+        if type(first) is Text and message.metadata.keys() <= _TAGS and self._redaction.is_known(first.text):
+            return message
+        walk = _Walk(self._redaction, counts := Counts())
         parts = walk._several(message.parts)
         metadata = message.metadata
         if not metadata.keys() <= _TAGS:
@@ -233,11 +246,22 @@ class _Walk:
             return message
         return replace(message, **_counted(replace(message, metadata=metadata), parts, counts))
 
-    def _struct(self, value: msgspec.Struct) -> msgspec.Struct:
+    def _definition(self, value: AgentDefinition) -> AgentDefinition:
+        """Return a definition, which is the same in all versions of a session: it is looked at once."""
+        known = self._redaction.definitions
+        if known.get(id(value)) is value:
+            return value
+        made = self._struct(value)
+        if len(known) >= _MOST_DEFINITIONS:
+            known.clear()
+        known[id(made)] = made
+        return made
+
+    def _struct(self, value: S) -> S:
         changes = {}
         for name in _fields_of(type(value)):
             was = getattr(value, name)
-            if was is None or was is EMPTY:
+            if was is None or was is EMPTY or was == ():
                 continue
             made = self.value(was)
             if made is not was:
@@ -293,9 +317,10 @@ class _Walk:
         return piece if found is tape else Span(found, piece.start, piece.stop)
 
 
-def _counted(message: Message, parts: tuple[Any, ...], counts: Counter[str]) -> dict[str, Any]:
+def _counted(message: Message, parts: tuple[Any, ...], counts: Counts) -> dict[str, Any]:
     """Return what changes of a message: its parts, and what its metadata says of how often something was replaced."""
     before = message.metadata.get(REDACTIONS)
-    total = Counter(before if isinstance(before, Mapping) else {})
-    total.update(counts)
-    return {"parts": parts, "metadata": {**message.metadata, REDACTIONS: dict(total)}}
+    total: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
+    for name, count in counts.items():
+        total[name] = total.get(name, 0) + count
+    return {"parts": parts, "metadata": {**message.metadata, REDACTIONS: total}}

@@ -33,8 +33,8 @@ from perdure.redaction.redactors import Redactor
 from perdure.redaction.texts import Redaction, TextFunction
 from perdure.stores.urls import store_of
 
-_TELLS_NOTHING = frozenset({"turn_start", "message_start", "parallel_loop_end"})
-"""Kinds of entries that have no text in them."""
+_TELLS_NOTHING = frozenset({"turn_start", "message_start", "message_end", "parallel_loop_end"})
+"""Kinds of entries of runs that have no text in them. A message is named by its id there."""
 _WRITES = frozenset(
     ("save_all", "claim", "append", "sketch", "post", "note", "set_timer", "ring", "add_token", "redact", "restore")
 )
@@ -184,10 +184,12 @@ class RedactingStore:
         return [self._entry(each) for each in entries]
 
     def _entry(self, entry: Entry) -> Entry:
-        if not isinstance(entry, Entry) or entry.kind in _TELLS_NOTHING:
+        if not isinstance(entry, Entry):
             return entry
         body = entry.body
         if isinstance(body, msgspec.Raw):
+            if entry.kind in _TELLS_NOTHING or (entry.kind == "turn_end" and b'"errors"' not in bytes(body)):
+                return entry
             if not self.redaction.may_touch(bytes(body).decode()):
                 return entry
             body = codec.decode_plain(bytes(body))
