@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching"},
+    {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching", "keys"},
     {"stores", "run_journal", "recorder", "records", "definition_files"},
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
@@ -28,6 +28,7 @@ NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
     "paging": {"protocols"},
     "sketching": {"protocols"},
+    "keys": {"protocols"},
     "records": {"stores", "recorder"},
     "testing": {"workers"},  # the contract for dispatchers drives a worker
     "parallel": {"actions"},

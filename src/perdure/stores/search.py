@@ -48,6 +48,15 @@ class Term(NamedTuple):
     prefix: bool = False
 
 
+def require_whole_words(query: Query) -> None:
+    """Raise InvalidData for the beginning of a word: what stands for words in a sealed index has none."""
+    for term in query.terms:
+        if term.prefix:
+            word = " ".join(term.words)
+            problem = f"in a store with keys only whole words are found, and {word + '*'!r} is the beginning of one"
+            raise InvalidData("$.text", f"{problem}; search for the word itself")
+
+
 class Query(NamedTuple):
     """A search, checked. Without terms it asks for nothing that can be found."""
 
@@ -261,6 +270,12 @@ class Ranking:
 def age(place: Place) -> tuple[str, int]:
     """Greater for newer messages: perdure's own ids are in the order of time."""
     return place.message.id if created_at(place.message.id) else "", place.position
+
+
+def best_of(hits: Iterable[SearchHit], limit: int) -> list[SearchHit]:
+    """Return the best of hits that were found apart from each other."""
+    newest = lambda hit: hit.message_id if hit.created_at else ""  # noqa: E731 (it is said once, here)
+    return nlargest(limit, hits, key=lambda hit: (hit.score, newest(hit), hit.position))
 
 
 def counts_of(message: Message, terms: Sequence[Term]) -> tuple[list[int], int]:
