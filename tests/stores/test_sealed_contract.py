@@ -28,3 +28,22 @@ class TestSealedSqliteStore(EveryContract):
 
     def open_store(self, where: Path) -> SqliteStore:
         return SqliteStore(where / "sessions.db", keys=ring_in(where))
+
+
+@pytest.mark.sample(6)
+class TestSealedPostgresStore(EveryContract):
+    """Sessions in a real PostgreSQL, sealed."""
+
+    shared = True
+
+    def setup_method(self) -> None:
+        postgres_server.dsn()  # so that it runs, and the processes of a race inherit its address
+
+    @pytest.fixture(autouse=True)
+    def _gives_back(self, tmp_path: Path) -> Iterator[None]:
+        yield
+        postgres_server.give_back(tmp_path)
+
+    def open_store(self, where: Path) -> PostgresStore:
+        schema = postgres_server.lent_schema(where)
+        return PostgresStore(postgres_server.dsn(), schema=schema, keys=ring_in(where))
