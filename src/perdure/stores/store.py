@@ -216,7 +216,11 @@ class Store:
 
     def _name_of(self, owner: str | None) -> Namer:
         """Return what makes the names of an owner's values: by a key, if there are keys."""
-        return self._sealing.root(owner).name_of if self._sealing.is_on else hash_of
+        if not self._sealing.is_on:
+            return hash_of
+        if owner is not None:
+            codec.check_text(owner, "$.info.owner")  # before a key is made for it
+        return self._sealing.root(owner).name_of
 
     async def _owner_of(self, session_id: str) -> str | None:
         """Return whose a session is. Without keys nobody needs to know."""

@@ -143,7 +143,8 @@ class Order:
         assert isinstance(change, Keep | Append)
         log, start = self._start()
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
-        said = parcel.messages(log, start, change.messages, self._seal_messages)
+        seal = self._seal_messages if self._sealing.is_on else None
+        said = parcel.messages(log, start, change.messages, seal)
         self._put_files(parcel, n, log, start)
         recorded = self._of_batch(parcel, n, log, start)
         parcel.put("ops", {**self._common(parcel, n, change), **columns, **said, **recorded})
@@ -212,8 +213,6 @@ class Order:
         return self._sealing.sealed_row(table, self.change.owner, crc, body)
 
     def _seal_messages(self, sums: Sequence[int], bodies: Sequence[bytes]) -> tuple[Sequence[int], Sequence[bytes]]:
-        if not self._sealing.is_on:
-            return sums, bodies
         rows = self._sealing.sealed_rows("msg", self.change.owner, zip(sums, bodies, strict=True))
         return [crc for crc, _ in rows], [body for _, body in rows]
 

@@ -228,9 +228,10 @@ def _in_logs(rows: list[Any]) -> _Filter:
     return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
 
 
-def _ranking(query: Query, asked: Sequence[Terms]) -> Queries[tuple[str, dict[str, Any]]]:
+def _ranking(query: Query, asked: Sequence[Terms] = ()) -> Queries[tuple[str, dict[str, Any]]]:
     """Return the statement that ranks the newest messages with all the words, and its parameters."""
     filter = yield from _filter(query)
+    asked = asked or [query.terms]
     parameters: dict[str, Any] = {
         "words": _any_of(map(all_words, asked)),
         "phrases": _any_of(map(all_phrases, asked)),
