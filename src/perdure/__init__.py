@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidData as InvalidData
     from perdure.errors import InvalidSessionFile as InvalidSessionFile
     from perdure.errors import InvalidSessionId as InvalidSessionId
+    from perdure.errors import KeyForgotten as KeyForgotten
+    from perdure.errors import KeyMissing as KeyMissing
+    from perdure.errors import KeyUnavailable as KeyUnavailable
     from perdure.errors import NotLoaded as NotLoaded
     from perdure.errors import OwnerBusy as OwnerBusy
     from perdure.errors import PendingCallsChanged as PendingCallsChanged
@@ -80,6 +83,8 @@ if TYPE_CHECKING:
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.errors import VersionForgotten as VersionForgotten
+    from perdure.errors import WrongKey as WrongKey
+    from perdure.keys import FileKeyRing as FileKeyRing
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
     from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
@@ -182,6 +187,7 @@ if TYPE_CHECKING:
     from perdure.protocols import ActionContext as ActionContext
     from perdure.protocols import Answer as Answer
     from perdure.protocols import Claim as Claim
+    from perdure.protocols import DataKey as DataKey
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
     from perdure.protocols import Entry as Entry
@@ -190,6 +196,7 @@ if TYPE_CHECKING:
     from perdure.protocols import Indexed as Indexed
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
+    from perdure.protocols import KeyRing as KeyRing
     from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
@@ -266,10 +273,12 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
+    "KeyForgotten KeyMissing KeyUnavailable "
     "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RequestRefused RetriesExhausted "
     "RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
-    "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
+    "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten WrongKey",
+    "keys": "FileKeyRing",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",
@@ -306,7 +315,8 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "protocols": "Action ActionContext Answer Claim DataKey Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "KeyRing "
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
     "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
@@ -350,7 +360,7 @@ UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
 external_tool load_definitions mcp schema_of tool
-FileStore MemoryStore PostgresStore SqliteStore shared store_of
+FileKeyRing FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
 InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound

@@ -216,7 +216,9 @@ class FileKeyRing:
 
         def without(ring: _Ring) -> _Ring:
             gone = [_Gone(each.id, at) for each in ring.keys if each.owner == owner]
-            return _Ring([each for each in ring.keys if each.owner != owner], [*ring.forgotten, *gone]) if gone else ring
+            return (
+                _Ring([each for each in ring.keys if each.owner != owner], [*ring.forgotten, *gone]) if gone else ring
+            )
 
         before = self._changed(without, overwrites=True)
         return sum(each.owner == owner for each in before.keys)
@@ -282,6 +284,21 @@ class FileKeyRing:
             return before
 
 
+def ring_at(path: str, *, create: bool = False) -> FileKeyRing:
+    """Return the key ring in a file, its master keys taken from the environment, as the command line does.
+
+    They are in the variable PERDURE_MASTER_KEY, or in the file that PERDURE_MASTER_KEY_FILE names.
+    """
+    named = os.environ.get(f"{MASTER}_FILE", "")
+    if not named or os.environ.get(MASTER):
+        return FileKeyRing(path, master=MASTER, create=create)
+    try:
+        text = Path(named).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise ConfigurationError(f"The file {named} of {MASTER}_FILE cannot be read ({error.strerror}).") from None
+    return FileKeyRing(path, master=master_keys(text, named), create=create)
+
+
 def cipher(key: bytes) -> AESGCM:
     """Return AES-GCM under a key. Raise ConfigurationError if the library for it is not installed."""
     try:
@@ -306,13 +323,13 @@ def _secrets(given: bytes | str) -> Iterator[bytes]:
             f"The environment variable {given} holds no master key. "
             f"Make one: `export {given}=$(perdure keys master)`, and keep a copy of it in a safe place."
         )
-    for each in held.split(","):
-        yield _long_enough(_decoded(each.strip(), given), f"the master key in {given}")
+    yield from master_keys(held, given)
 
 
 def master_keys(text: str, where: str) -> list[bytes]:
     """Return the master keys that a file or a variable holds in base64, with commas or line ends between them."""
-    return [_long_enough(_decoded(each, where), f"the master key in {where}") for each in text.replace(",", "\n").split()]
+    found = [_decoded(each, where) for each in text.replace(",", " ").split()]
+    return [_long_enough(each, f"the master key in {where}") for each in found]
 
 
 def _decoded(text: str, where: str) -> bytes:

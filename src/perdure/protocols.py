@@ -1792,3 +1792,18 @@ class KeyRing(Protocol):
     def forget(self, owner: str | None) -> int:
         """Destroy all keys of an owner. Return how many there were."""
         ...
+
+
+@runtime_checkable
+class SealedStore(Protocol):
+    """A store that can have keys."""
+
+    @property
+    def keys(self) -> KeyRing | None:
+        """Return the ring that what it writes is sealed with; None if it has none."""
+        ...
+
+
+def keys_of(store: SessionStore) -> KeyRing | None:
+    """Return the keys that a store was opened with; None if it has none."""
+    return store.keys if isinstance(store, SealedStore) else None

@@ -27,6 +27,7 @@ from perdure.errors import (
     CorruptRecord,
     DriverError,
     InvalidData,
+    KeyUnavailable,
     PerdureError,
     SessionBusy,
     SessionLocked,
@@ -62,7 +63,7 @@ from perdure.protocols import ActionContext, ActionResult, Driver, Next, StoredA
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
-_STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord)
+_STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord, KeyUnavailable)
 
 
 class SendParallel:

@@ -12,7 +12,7 @@ from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
+from perdure.protocols import Driver, KeyRing, SessionController, SessionStore, Terms, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
@@ -55,6 +55,7 @@ def connect(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -67,7 +68,8 @@ def connect(
     is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
     `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy. `rate` is how
     often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
-    provider. A model call waits for its turn, and is RateLimited if the run's time is up before.
+    provider. A model call waits for its turn, and is RateLimited if the run's time is up before. With `keys`, a
+    `FileKeyRing` or a class of your own, what is written is sealed with a key for each owner.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -78,11 +80,23 @@ def connect(
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
+        own = (
+            "owner",
+            "live",
+            "events",
+            "controller",
+            "grace",
+            "filters",
+            "recover",
+            "lease",
+            "per_owner",
+            "rate",
+            "keys",
+        )
         known = ", ".join((*own, *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
-    store = store_of(url, cache=live)
+    store = store_of(url, cache=live, keys=keys)
     loops = LoopFactory(events=bus, pace=_pace(rate, store), **options)
     return Sessions(
         store,
@@ -120,6 +134,7 @@ def connect_blocking(
     lease: float = 30.0,
     per_owner: int | None = None,
     rate: Rate | None = None,
+    keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -128,7 +143,7 @@ def connect_blocking(
     """
     from perdure.sessions.blocking import BlockingSessions
 
-    store = store_of(url, cache=live, commit_in_loop=True)
+    store = store_of(url, cache=live, commit_in_loop=True, keys=keys)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
     shared |= {"lease": lease, "per_owner": per_owner, "rate": rate}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

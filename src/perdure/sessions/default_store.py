@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 
 VARIABLE = "PERDURE_STORE"
 PROJECT_FILE = "perdure.toml"
-KEYS = ("store", "owner", "model", "agent")
+KEYS = ("store", "owner", "model", "agent", "keys")
 # Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
 _NO_TOOLS = (
     "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."

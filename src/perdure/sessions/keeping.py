@@ -14,7 +14,15 @@ import msgspec
 
 from perdure.actions.children import spawned_by
 from perdure.actions.inbox import CANCEL
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionNotFound
+from perdure.aio import aside
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidData,
+    KeyUnavailable,
+    SessionBusy,
+    SessionNotFound,
+)
 from perdure.model.checks import expect, expect_function, expect_method, expect_several, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
@@ -30,6 +38,7 @@ from perdure.protocols import (
     Forgotten,
     Journal,
     is_token_book,
+    keys_of,
 )
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
@@ -56,6 +65,8 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     left: tuple[SessionId, ...]
     """Those that are still there, since their runs have not stopped."""
     at: datetime
+    keys_forgotten: int = 0
+    """How many data keys were destroyed. None is while sessions are left."""
 
     @property
     def is_complete(self) -> bool:
@@ -234,7 +245,10 @@ class Keeping(Looking):
 
         Return the ids erased. Raise SessionBusy while one of them is being run; then nothing is erased.
         """
-        key = (await self.info(session_id)).id
+        try:
+            key = (await self.info(session_id)).id
+        except KeyUnavailable:  # it is there, and can be erased by those who cannot open it
+            key = SessionId(session_id)
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
         self._close(erased)
         return erased
@@ -253,7 +267,9 @@ class Keeping(Looking):
         for session_id in erased:
             self.live.close(session_id)
 
-    async def erase_owner(self, owner: str | None = None, *, wait: float = 10.0) -> ErasureReceipt:
+    async def erase_owner(
+        self, owner: str | None = None, *, wait: float = 10.0, forget_key: bool = False
+    ) -> ErasureReceipt:
         """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
 
         The owner's access tokens go first, so that no service takes them any more. Raise CorruptRecord, and erase
@@ -261,7 +277,13 @@ class Keeping(Looking):
 
         Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
         the receipt: erase again once they have ended. On sessions of one owner, that owner is erased.
+
+        With `forget_key`, the owner's data keys are destroyed at the end: what is left of the owner in backups of a
+        store with keys cannot be opened any more, nor what forks of others show of the owner's sessions.
         """
+        ring = keys_of(self.store) if expect(forget_key, bool, "$.forget_key") else None
+        if forget_key and ring is None:
+            raise ConfigurationError("This store was opened without keys, so that there is none to forget.")
         expect_wait(wait, "$.wait")
         whose = self.owner if owner is None else owner
         check_owner(whose)
@@ -280,7 +302,9 @@ class Keeping(Looking):
             erased += gone
             if not gone:  # those that are left have not stopped, or cannot be read
                 break
-        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), tuple(await self._all_of(whose)), now())
+        left = tuple(await self._all_of(whose))
+        forgotten = 0 if ring is None or left else await aside(ring.forget, whose)
+        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), forgotten)
 
     async def _all_of(self, owner: str) -> list[SessionId]:
         """Return the ids of an owner's sessions, deleted ones too."""
@@ -288,7 +312,7 @@ class Keeping(Looking):
         for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
             async for page in pages(self.store.list, **filters):
                 found += [info.id for info in page]
-                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord)]
+                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord | KeyUnavailable)]
         return [SessionId(each) for each in found if each is not None]
 
     async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> None:

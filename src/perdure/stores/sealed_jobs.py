@@ -202,11 +202,11 @@ class _Translation:
         found = dict(zip(columns, row, strict=True))
         if _is_plain(found):
             owner = yield from self._owner(found, None)
-            name = self._sealing.root(owner.name if owner else None).file_name(found["hash"])
-            if not (yield Select("blob", ("hash",), {"hash": str(name)})):
+            name = str(self._sealing.root(owner.name if owner else None).file_name(found["hash"]))
+            if not (yield Select("blob", ("hash",), {"hash": name})):
                 self._seen[owner.name if owner else None] = None
                 name = yield from self._stored_name(found["hash"])
-            found["hash"] = str(name)
+            found["hash"] = name
         return tuple(found.values())
 
     def _changed(self, given: Update) -> Job[Update]:

@@ -272,8 +272,11 @@ def age(place: Place) -> tuple[str, int]:
 
 def best_of(hits: Iterable[SearchHit], limit: int) -> list[SearchHit]:
     """Return the best of hits that were found apart from each other."""
-    newest = lambda hit: hit.message_id if hit.created_at else ""  # noqa: E731 (it is said once, here)
-    return nlargest(limit, hits, key=lambda hit: (hit.score, newest(hit), hit.position))
+    return nlargest(limit, hits, key=_merit)
+
+
+def _merit(hit: SearchHit) -> tuple[float, str, int]:
+    return hit.score, hit.message_id if hit.created_at else "", hit.position
 
 
 def counts_of(message: Message, terms: Sequence[Term]) -> tuple[list[int], int]:

@@ -92,6 +92,11 @@ class Store:
         """The claims, by session and epoch, under which pieces of an answer may have been kept."""
         self._pack: Pack = packing.pack if engine.packs else bytes
 
+    @property
+    def keys(self) -> KeyRing | None:
+        """Return the ring that what it writes is sealed with; None if it has none."""
+        return self._sealing.ring
+
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()
         return self
@@ -734,7 +739,9 @@ class Store:
         request = redaction.Request.of(session_id, message_ids, replacement)
         self._forget_all()
         try:
-            return await self._engine.run(partial(redaction.redact, request, now(), self._pack, self._name_of), "erase", long=True)
+            return await self._engine.run(
+                partial(redaction.redact, request, now(), self._pack, self._name_of), "erase", long=True
+            )
         finally:
             self._forget_all()
 
@@ -792,7 +799,9 @@ class Store:
         from perdure.stores.jobs import archive
 
         await aside(checked.restore, archived)
-        return await self._engine.run(partial(archive.restore, archived, self._origin, self._pack, self._name_of), "write", long=True)
+        return await self._engine.run(
+            partial(archive.restore, archived, self._origin, self._pack, self._name_of), "write", long=True
+        )
 
     async def check(self) -> Sequence[Problem]:
         from perdure.stores.jobs import checking

@@ -137,9 +137,7 @@ def _stored(block: Block, inner: Sequence[StoredBlock], name_of: Namer) -> Store
     value = b'%b,"covered":[%b]}' % (head, covered)
     inline = None if len(value) > CUT else b"%b%b%b" % (covered, b"," if covered else b"", _with_count(head, block))
     spans = (piece for piece in (*block.covered, *block.shown) if isinstance(piece, Span))
-    return StoredBlock(
-        value, _reach(spans, (known.reach for known in inner)), tuple(named), inline, name_of=name_of
-    )
+    return StoredBlock(value, _reach(spans, (known.reach for known in inner)), tuple(named), inline, name_of=name_of)
 
 
 def _with_count(head: bytes, block: Block) -> bytes:

@@ -60,7 +60,9 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
     rows = yield Select("session", ("sid", "id", "parent"), {"sid in": numbers})
     firsts: Mapping[int, tuple[int | None, bytes]] = {
         sid: (crc, body)
-        for sid, crc, body in (yield Select("head", ("sid", "crc", "body"), {"sid in": numbers, "version": 1}, lenient=True))
+        for sid, crc, body in (
+            yield Select("head", ("sid", "crc", "body"), {"sid in": numbers, "version": 1}, lenient=True)
+        )
     }
     found: Parents = {}
     for sid, session_id, parent in rows:

@@ -230,9 +230,7 @@ class _Candidates:
             }
 
 
-def _best(
-    db: apsw.Connection, candidates: _Candidates, query: Query, unit: float, sealing: Sealing
-) -> list[SearchHit]:
+def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: float, sealing: Sealing) -> list[SearchHit]:
     """The first of the ranked messages that are there and may be shown, their scores in that unit."""
     hits: list[SearchHit] = []
     owners: dict[int, Any] = {}

@@ -468,9 +468,7 @@ def _add_words(index: _IndexFile, db: apsw.Connection, rows: Sequence[Any]) -> N
     for log, group in groupby(rows, key=itemgetter(1)):
         (owner,) = first_row(db, _OWNER, (log,))
         places = _tokens(log, owner)
-        held = [
-            (rowid, index.words(index.message(body, log, pos, crc), owner)) for rowid, _, pos, crc, body in group
-        ]
+        held = [(rowid, index.words(index.message(body, log, pos, crc), owner)) for rowid, _, pos, crc, body in group]
         index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
         index.db.executemany(
             "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
@@ -550,7 +548,9 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
 def _erase_names(index: _IndexFile, erased: Erased) -> None:
     """Take out the ids of what has been erased. What has another text now has its id still."""
     reached = index.note("named")
-    gone = [(index.message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached]
+    gone = [
+        (index.message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached
+    ]
     numbers = [(number_of(message.id), rowid) for message, rowid in gone if message is not None]
     index.db.executemany("DELETE FROM named WHERE number = ? AND id = ?", numbers)
     index.take_note(named=min(reached, erased.newest), named_erasures=erased.after)

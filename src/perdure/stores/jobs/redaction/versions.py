@@ -42,9 +42,7 @@ def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) 
     return msgspec.json.encode(plain)
 
 
-def _replaced(
-    replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer
-) -> Values:
+def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer) -> Values:
     """Replace what a head says. Return the parts that it names then, or none if it says nothing of the kind."""
     before = msgspec.json.encode(plain)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
