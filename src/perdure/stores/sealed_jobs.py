@@ -111,6 +111,11 @@ class _Translation:
         columns, table = asked.columns, asked.table
         if table not in _BODIES or "body" not in columns:
             return rows
+        if columns[-2:] == ("crc", "body") and not asked.lenient:
+            try:
+                return self._sealing.opened_rows(table, rows)
+            except KeyUnavailable as error:
+                raise error.of_session(self._session_id) from None
         body_at, crc_at = columns.index("body"), columns.index("crc") if "crc" in columns else None
         name_at = columns.index("hash") if table in NAMED and "hash" in columns else None
         given = str(asked.where.get("hash", "")) if table in NAMED else ""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from perdure.codec import hash_of_bytes
-from perdure.errors import CorruptRecord, InvalidData
+from perdure.errors import CorruptRecord, InvalidData, KeyUnavailable
 from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import Problem
 from perdure.stores.engine import Count, Job, Select, Where
@@ -121,6 +121,8 @@ class _Survey:
             yield
         except CorruptRecord as error:
             self.note(error.session_id or session_id, error.position, error.reason, repair)
+        except KeyUnavailable as error:
+            self.note(error.session_id or session_id, where, f"it could not be checked: {error.what}", error.advice)
         except _DAMAGE as error:
             self.note(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", repair)
 

@@ -59,7 +59,7 @@ def read_short(load: Load, sealing: Sealing, db: apsw.Connection) -> Loaded | No
     for each, start, stop in gaps:
         rows = db.execute(_MESSAGES, (each, start, stop)).fetchall()
         if sealing.is_on:
-            rows = [(pos, *sealing.opened("msg", body, crc)[::-1]) for pos, crc, body in rows]
+            rows = sealing.opened_rows("msg", rows)
         fetched.append((each, start, loading.decoded(load.session_id, each, start, stop, rows)))
     return Loaded(number(erasures, None, "meta erasures"), head, values, fetched)
 
