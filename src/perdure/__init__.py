@@ -360,7 +360,7 @@ UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
 external_tool load_definitions mcp schema_of tool
-FileKeyRing FileStore MemoryStore PostgresStore SqliteStore shared store_of
+FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
 InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound

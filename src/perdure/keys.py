@@ -112,7 +112,7 @@ class FileKeyRing:
         if not isinstance(path, str | os.PathLike) or not str(path):
             raise InvalidData("$.path", "a key ring is a file; give its path")
         self.path = Path(path)
-        given = [master] if isinstance(master, bytes | str) else [*master]
+        given = [*master] if isinstance(master, list | tuple) else [master]
         self._masters = [_Master(secret) for each in given for secret in _secrets(each)]
         if not self._masters:
             raise ConfigurationError("A key ring needs a master key: `FileKeyRing(path, master=…)`.")

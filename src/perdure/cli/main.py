@@ -186,7 +186,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "forget": ("perdure forget order-7 --before 40",),
     "redact": ("perdure redact order-7 0192f0c1-22d4-7e61-8f00-5a1b2c3d4e5f",),
     "keys": (
-        "export PERDURE_MASTER_KEY=$(perdure keys master)",
+        "perdure keys master",
         "perdure keys new ring.json",
         "perdure keys list --keys ring.json",
         "perdure keys rotate --keys ring.json",
