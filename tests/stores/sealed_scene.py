@@ -42,8 +42,8 @@ async def opened(url: str, ring: FileKeyRing | None, *, live: int = 128) -> Asyn
         yield sessions
 
 
-async def say_everything(sessions: Sessions) -> None:
-    """Write the word wherever a session can have it."""
+async def say_everything(sessions: Sessions) -> tuple[str, str]:
+    """Write the word wherever a session can have it. Return the ids of a session, and of a fork that is being run."""
     mine = sessions.of(OWNER)
     agent = AgentDefinition("birds", system_prompt=f"You know the {WORD}. " * 30, tools=("look_up",))
     chat = await mine.open(f"{OWNER}-1", agent)
@@ -55,7 +55,7 @@ async def say_everything(sessions: Sessions) -> None:
     await sessions.execute(chat.id, UpdateTask(f"Find a {WORD}"))
     for _ in range(3):
         await chat.send(f"Again, the {WORD}!")
-    await chat.compact(strategy="truncate", keep_last=2)
+    await chat.compact(compact_strategy="truncate", keep_last=2)
     fork = await chat.fork(f"{OWNER}-2")
     await fork.send(f"And in a fork: {WORD}?")
     store: Any = sessions.store
@@ -71,6 +71,7 @@ async def say_everything(sessions: Sessions) -> None:
     )
     assert await store.sketch(claim, Sketch("run-1", "message-1", f"The {WORD} is", 0, 1, appended.seq))
     assert await store.search(WORD)
+    return chat.id, fork.id
 
 
 def told() -> list[bytes]:
@@ -97,4 +98,3 @@ def bytes_in_schema(where: Path) -> dict[str, bytes]:
         words = connection.execute(f'SELECT words::text FROM "{schema}".word').fetchall()
         found["words"] = repr(words).encode()
     return found
-

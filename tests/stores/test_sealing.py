@@ -11,6 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
+from msgspec.structs import replace
 from tests import postgres_server
 from tests.stores.sealed_scene import (
     MASTER,
@@ -31,6 +32,7 @@ from perdure import (
     ConfigurationError,
     CorruptRecord,
     FileKeyRing,
+    ForkSession,
     InjectMessage,
     KeyForgotten,
     KeyMissing,
@@ -38,6 +40,7 @@ from perdure import (
     Media,
     MemoryStore,
     Message,
+    SessionId,
     SessionRuntime,
     SqliteStore,
     WrongKey,
@@ -47,14 +50,23 @@ from perdure.archive.checking import fsck
 from perdure.archive.copying import copy
 from perdure.codec import hash_of_bytes
 from perdure.errors import InvalidData
-from perdure.protocols import Entry
+from perdure.protocols import Entry, Timer
 from perdure.stores.format.rows import hash_of
 from perdure.testing.outcomes import Outcome, note
 
 AGENT = AgentDefinition("birds", system_prompt=f"You know the {WORD}.")
 ROUNDS = 10_000 if os.environ.get("PERDURE_TORTURE") else 200
-# What is read when a row of a table was changed, and has to tell so.
-BODIES = ("msg", "head", "value", "batch", "inbox", "timer", "blob", "key")
+# The tables with sealed rows, and what tells these apart.
+BODIES = {
+    "msg": "log, pos",
+    "head": "sid, version",
+    "value": "hash",
+    "batch": "sid, last",
+    "inbox": "sid, seq",
+    "timer": "timer",
+    "blob": "hash",
+    "key": "sid, name",
+}
 
 
 @pytest.fixture
@@ -86,9 +98,9 @@ async def test_the_word_is_nowhere_on_disk(where: Path, kind: str) -> None:
     """
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
-        await say_everything(sessions)
+        _, fork = await say_everything(sessions)
         held = bytes_in(where) if kind == "sqlite" else bytes_in_schema(where)
-        assert [*await texts_of(sessions.store, f"{OWNER}-2")][-1] == f"It is a {WORD}."
+        assert [*await texts_of(sessions.store, fork)][-1] == f"It is a {WORD}."
     held |= {f"{name} once closed": body for name, body in bytes_in(where).items()}
     found = [(name, each) for name, body in held.items() for each in told() if each in body]
     assert found == []
@@ -174,9 +186,7 @@ async def test_a_key_that_is_not_there_is_a_typed_error(where: Path, kind: str) 
         await spoken(store)
         await store.note("a", [Entry("note", {"said": WORD})])
         await store.post("a", Entry("note", {"said": WORD}))
-        from perdure.protocols import Timer
-
-        await store.set_timer(Timer("a", "t", 4e9, Entry("note", {"said": WORD})))  # type: ignore[arg-type]
+        await store.set_timer(Timer(SessionId("a"), "t", 4e9, Entry("note", {"said": WORD})))
     for given, error in ((None, KeyMissing), (ring_in(other), KeyMissing), (wrong, WrongKey)):
         async with opened(urls(where)[kind], given) as sessions:
             await refusals(sessions.store, error)
@@ -253,32 +263,30 @@ async def test_a_sealed_store_is_copied_into_a_plain_one_and_back(where: Path) -
     """An archive knows nothing of keys: whoever can read a store can take everything out."""
     ring = ring_in(where)
     async with opened(urls(where)["sqlite"], ring) as sessions:
-        await say_everything(sessions)
-        claimed = f"{OWNER}-2"
-        await sessions.store.delete(claimed)
+        mine, claimed = await say_everything(sessions)
+    async with opened(urls(where)["sqlite"], ring) as sessions:
+        await sessions.store.delete(claimed)  # whose run is over, since its store was closed
         async with SqliteStore(where / "plain.db") as plain, SqliteStore(where / "again.db", keys=ring) as again:
             assert (await copy(sessions.store, plain)).differing == ()  # type: ignore[arg-type]  # it can
             assert (await copy(plain, again)).differing == ()
-            whole = [await store.dump(f"{OWNER}-1") for store in (sessions.store, plain, again)]  # type: ignore[attr-defined]
+            whole = [await store.dump(mine) for store in (sessions.store, plain, again)]  # type: ignore[attr-defined]
             assert whole[0] == whole[1] == whole[2]
             for store in (plain, again):
                 assert (await fsck(store)).is_sound
-                assert await store.attachments(f"{OWNER}-1", [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
+                assert await store.attachments(mine, [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
     assert WORD.encode() in (where / "plain.db").read_bytes()
     assert WORD.encode() not in (where / "again.db").read_bytes()
 
 
 async def test_a_fork_of_another_owners_session_can_be_read_and_goes_with_the_first(where: Path) -> None:
     """It shows the messages under the first owner's key; its own are under its own."""
-    from perdure import ForkSession
-
     ring = ring_in(where)
     photo = Message.user("look", Media("image/png", data=PHOTO))
     async with store_in(where, ring, cache=0) as store:
         await spoken(store, "a", "ada")
         session = await SessionRuntime(store).execute("a", InjectMessage(photo))
-        fork = await ForkSession(session_id="b", owner="bob").execute_on(session)
-        await store.create(fork)
+        fork = await ForkSession().execute_on(session)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob")))
         await SessionRuntime(store).execute("b", InjectMessage(Message.user("of bob")))
         assert await texts_of(store, "b") == [f"a {WORD}", "look", "of bob"]
         assert await store.attachments("b", [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
@@ -349,11 +357,10 @@ class Tamperer:
         self._db.set_busy_timeout(10_000)
         self._db.execute("PRAGMA synchronous = 0")
         self._random = random.Random(seed)
-        columns = {table: "digest" if table == "key" else "body" for table in BODIES}
         self._rows = [
-            (table, column, rowid)
-            for table, column in columns.items()
-            for (rowid,) in self._db.execute(f"SELECT rowid FROM {table} WHERE length({column}) > 0")
+            (table, "digest" if table == "key" else "body", key)
+            for table, columns in BODIES.items()
+            for key in self._db.execute(f"SELECT {columns} FROM {table}")
         ]
 
     def tables(self) -> set[str]:
@@ -364,8 +371,8 @@ class Tamperer:
         # Each table as often as any other, however many rows it has.
         table = self._random.choice(sorted(self.tables()))
         self._row = self._random.choice([row for row in self._rows if row[0] == table])
-        _, column, rowid = self._row
-        ((self._before,),) = self._db.execute(f"SELECT {column} FROM {table} WHERE rowid = ?", (rowid,))
+        _, column, key = self._row
+        ((self._before,),) = self._db.execute(f"SELECT {column} FROM {table} {self._where(table)}", key)
         raw = bytearray(self._before.encode() if isinstance(self._before, str) else self._before)
         at = self._random.randrange(len(raw))
         raw[at] ^= self._random.randrange(1, 128 if table == "key" else 256)
@@ -376,8 +383,11 @@ class Tamperer:
         self._write(self._before)
 
     def _write(self, value: Any) -> None:
-        table, column, rowid = self._row
-        self._db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, rowid))
+        table, column, key = self._row
+        self._db.execute(f"UPDATE {table} SET {column} = ? {self._where(table)}", (value, *key))
+
+    def _where(self, table: str) -> str:
+        return f"WHERE ({BODIES[table]}) = ({', '.join('?' for _ in BODIES[table].split(','))})"
 
 
 async def read_everything(store: Any, session_id: str, key: str) -> None:
@@ -399,29 +409,29 @@ async def test_every_changed_byte_is_noticed(where: Path) -> None:
     ring = ring_in(where)
     key = f"request about a {WORD}"
     async with opened(urls(where)["sqlite"], ring) as sessions:
-        await say_everything(sessions)
+        mine, fork = await say_everything(sessions)
     seed = random.randrange(2**32)
     silent: list[tuple[str, int]] = []
     tamperer = Tamperer(where / "sessions.db", seed)
     assert tamperer.tables() == {*BODIES}
     async with store_in(where, ring, cache=0) as store:
-        await store.delete(f"{OWNER}-2")
+        await store.delete(fork)
         tamperer = Tamperer(where / "sessions.db", seed)
-        await read_everything(store, f"{OWNER}-1", key)
+        await read_everything(store, mine, key)
         for _ in range(ROUNDS):
             place = tamperer.change()
             store._values.forget_all()
             store._definitions.forget_all()
             try:
-                await read_everything(store, f"{OWNER}-1", key)
+                await read_everything(store, mine, key)
                 silent.append(place)
             except CorruptRecord as damage:
-                assert damage.session_id in (f"{OWNER}-1", None), (seed, place)
+                assert damage.session_id in (mine, None), (seed, place)
                 assert damage.position, (seed, place)
             except KeyMissing:
                 assert place[0] in ("value", "blob", "key"), (seed, place)
             tamperer.put_back()
-        await read_everything(store, f"{OWNER}-1", key)
+        await read_everything(store, mine, key)
     note(Outcome(attack="byte of a sealed row changed", store="sealed sqlite", rounds=ROUNDS, failures=len(silent)))
     assert silent == [], seed
 

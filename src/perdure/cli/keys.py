@@ -24,7 +24,7 @@ _SHARED = "(sessions without an owner)"
 @click.argument("verb", type=click.Choice(_VERBS), default="list", metavar=f"[{'|'.join(_VERBS)}]")
 @click.argument("name", required=False, metavar="[FILE|OWNER]")
 @click.option("--no-owner", is_flag=True, help="Mean the key that sessions without an owner share.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before a key is destroyed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a key is destroyed.")
 def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes: bool, as_json: bool) -> None:
     """Make, list, rotate and forget the keys that a store is sealed with. Without a verb, list them.
 

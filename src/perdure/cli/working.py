@@ -168,6 +168,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
         *(("--tools", file) for file in given.tools),
         *(("--agent", file) for file in given.agent),
         ("--model", given.model),
+        ("--keys", given.keys),
         ("--lease", f"{settings['lease']:f}s"),
         ("--tries", settings["tries"]),
         ("--per-owner", settings["per_owner"]),

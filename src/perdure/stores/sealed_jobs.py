@@ -12,7 +12,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from perdure.errors import CorruptRecord, KeyUnavailable
+from perdure.errors import CorruptRecord, InvalidData, KeyUnavailable
 from perdure.protocols import Key
 from perdure.stores.engine import Delete, Insert, Job, Row, Select, Statement, T, Update, Where
 from perdure.stores.sealing import NAMED, WITH_CRC, Root, Sealing, StoredName, is_sealed, key_of, plain_name
@@ -140,7 +140,7 @@ class _Translation:
             return stored
         try:
             return self._sealing.file_name(stored)
-        except KeyUnavailable:  # it can be erased all the same
+        except (KeyUnavailable, InvalidData):  # it can be erased all the same
             return stored
 
     def _select_file(self, asked: Select) -> Job[list[Any]]:
