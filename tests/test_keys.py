@@ -1,4 +1,4 @@
-"""The key ring in a file: who has which key, and what becomes of it when processes race, masters change or it is lost."""
+"""The key ring in a file: who has which key, and what becomes of it when processes race or masters change."""
 
 from __future__ import annotations
 

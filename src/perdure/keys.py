@@ -310,7 +310,7 @@ def cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def _secrets(given: bytes | str) -> Iterator[bytes]:
+def _secrets(given: object) -> Iterator[bytes]:
     """Return the master keys that were given; of an environment variable, all that it holds."""
     if isinstance(given, bytes):
         yield _long_enough(given, "the master key")

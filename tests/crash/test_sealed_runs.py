@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from tests.stores.sealed_scene import MASTER, WORD, bytes_in, look_up
+from tests.waiting import until
 
-from perdure import FileKeyRing, KeyMissing, ToolCall, connect
+from perdure import Chat, FileKeyRing, KeyMissing, ToolCall, connect
 from perdure.testing import ScriptedDriver
 from perdure.workers import Worker
 
@@ -70,6 +71,10 @@ async def test_a_killed_run_is_recovered_with_the_keys_and_not_without(tmp_path:
     assert WORD.encode() not in b"".join(bytes_in(tmp_path).values())
 
 
+async def answered(chat: Chat) -> bool:
+    return len(await chat.history()) == 2
+
+
 async def test_a_worker_answers_what_was_queued(tmp_path: Path) -> None:
     """Its inbox, its record and its answer are sealed. A key that was forgotten keeps no other owner waiting."""
     ring = FileKeyRing(tmp_path / "keys.json", master=MASTER, create=True)
@@ -82,8 +87,7 @@ async def test_a_worker_answers_what_was_queued(tmp_path: Path) -> None:
         async with Worker(sessions) as worker:
             running = asyncio.create_task(worker.run())
             async with asyncio.timeout(20):
-                while len(await chat.history()) < 2:
-                    await asyncio.sleep(0.02)
+                await until(lambda: answered(chat))
             worker.stop()
             await running
         assert [message.text for message in await chat.history()] == [f"Which bird, bob? A {WORD}?", f"a {WORD}"]

@@ -120,6 +120,8 @@ def store_url(ctx: click.Context) -> Chosen:
 
 def ring_path(ctx: click.Context) -> str | None:
     """Where the key ring is, if one is named: by --keys, PERDURE_KEYS, or a config file."""
+    if _typed(ctx, "keys") is None and os.environ.get("PERDURE_KEYS") == "":
+        raise click.UsageError("PERDURE_KEYS is empty. Name a key ring, or unset it to write what nobody has sealed.")
     chosen = _chosen(ctx, "keys", "PERDURE_KEYS")
     return chosen.value if chosen else None
 

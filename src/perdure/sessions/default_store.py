@@ -57,7 +57,7 @@ def configured(name: str) -> Chosen | None:
         return None
     if name == "store":
         value = as_url(value, path.parent)
-    return Chosen(str(path.parent / value) if name == "agent" else value, str(path))
+    return Chosen(str(path.parent / value) if name in ("agent", "keys") else value, str(path))
 
 
 def read_config(path: Path) -> dict[str, str]:

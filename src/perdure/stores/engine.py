@@ -234,6 +234,8 @@ class Engine:
     """The type of a log's number."""
     packs: bool = True
     """Whether bodies of rows are made smaller before they are written."""
+    can_be_sealed: bool = False
+    """Whether it drives jobs so that bodies may be sealed."""
     sealing: Sealing = Sealing()
     """What bodies of rows are sealed with. An engine that has keys drives jobs as `sealed_jobs.translated` has them."""
 

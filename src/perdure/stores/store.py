@@ -15,6 +15,7 @@ from perdure.aio import aside
 from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
+    KeyMissing,
     KeyUnavailable,
     PerdureError,
     SessionNotFound,
@@ -83,6 +84,8 @@ class Store:
         self._sealing = engine.sealing = Sealing(keys)
         self._owners: LRU[tuple[str, int], str | None] = LRU(1024)
         """Whose the sessions are that are claimed, by session and epoch."""
+        self._unopened: KeyMissing | None = None
+        """Why the newest session cannot be opened, if the store was opened without keys and is sealed."""
         self._cache = SessionCache(cache)
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
@@ -99,7 +102,19 @@ class Store:
 
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()
+        if self._engine.can_be_sealed and not self._sealing.is_on:
+            try:
+                await self._engine.run(loading.newest_head, "glance")
+            except KeyMissing as error:
+                self._unopened = error
+            except StoreError:  # whoever uses it is told
+                self._unopened = None
         return self
+
+    def _require_keys(self) -> None:
+        """Raise KeyMissing if a new session would be the first in a sealed store that is not sealed."""
+        if self._unopened is not None:
+            raise KeyMissing(self._unopened.key_id, has_ring=False)
 
     async def __aexit__(self, *error: object) -> None:
         claims, self._claims = list(self._claims.values()), {}
@@ -143,6 +158,7 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.create(session, written, erasures, key)
+        self._require_keys()
         change = self._kept_as(session, written, key=key, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
@@ -167,6 +183,8 @@ class Store:
 
     async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
         checked.save_all(changes)
+        if any(change.session.version == 0 for change in changes):
+            self._require_keys()
         together = KeepAll([self._kept_together(change) for change in changes])
         kept: Sequence[CachedSession] = await self._engine.commit_all(together)
         return [
@@ -799,6 +817,7 @@ class Store:
         from perdure.stores.jobs import archive
 
         await aside(checked.restore, archived)
+        self._require_keys()
         return await self._engine.run(
             partial(archive.restore, archived, self._origin, self._pack, self._name_of), "write", long=True
         )

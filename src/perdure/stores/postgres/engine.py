@@ -61,6 +61,8 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 class PostgresEngine(IndexedEngine):
     """Keeps the tables in a schema of a database."""
 
+    can_be_sealed = True
+
     def __init__(self, dsn: str, schema: str, pool: int) -> None:
         self._dsn = dsn
         self._schema = schema

@@ -84,6 +84,8 @@ _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE 
 class SqliteEngine(IndexedEngine):
     """Keeps the tables in a SQLite file."""
 
+    can_be_sealed = True
+
     def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self._path = path
         self._timeout = lock_timeout

@@ -199,6 +199,8 @@ class SearchIndex:
             self._surely(lambda index: _erase(index, db, erased))
             self.close()
             _leave_no_trace(self.path)
+        except KeyMissing:  # whoever erases need not have the keys: the next who searches makes it anew
+            self._remove()
         except apsw.BusyError:
             raise StoreError(
                 "It is erased from the store. Its words are still in the search index, which another process holds: "
@@ -210,13 +212,16 @@ class SearchIndex:
         try:
             return job(self._opened())
         except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
-            self.close()
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+            self._remove()
         try:
             return job(self._opened())
         except apsw.Error as error:
             raise as_store_error(error) from None
+
+    def _remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
 
     def _opened(self) -> _IndexFile:
         if self._open is not None and not self._open.is_in_place():
