@@ -236,6 +236,11 @@ BARS = (
         "waits.postgres", "PostgreSQL: longest `send` while a message of another session is redacted", "", 20, unit="ms"
     ),
     # Forks, loads, compactions, searches, the command line.
+    # A store with keys, on SQLite. What is compared is the same store without.
+    Bar("encryption.save", "save of a turn, sealed", "the same, not sealed", 1.15),
+    Bar("encryption.save_processor", "processor time of a save of a turn, sealed", "the same, not sealed", 1.3, 1.15),
+    Bar("encryption.load", "processor time of a cold load of 100 messages, sealed", "the same, not sealed", 1.75),
+    Bar("encryption.bytes", "bytes on disk of a turn, sealed", "the same, not sealed", 1.25),
     Bar("fork.100k", "a fork at 100,000 messages", "the same at 12", 1.3),
     Bar("fork.bytes", "bytes on disk of a fork at 100,000 messages", "", 1024, unit="bytes"),
     Bar("fork.load", "load of 10,000 messages from the file", "one SELECT and a msgspec decoder", 1.5),

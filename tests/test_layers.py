@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "redaction", "redactors", "paging", "aio", "events", "sketching"},
+    {"codec", "protocols", "redaction", "redactors", "paging", "aio", "events", "sketching", "keys"},
     {"stores", "run_journal", "recorder", "records", "definition_files", "telemetry"},
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
@@ -29,6 +29,7 @@ NEIGHBOURS = {
     "redactors": {"redaction"},
     "paging": {"protocols"},
     "sketching": {"protocols"},
+    "keys": {"protocols"},
     "records": {"stores", "recorder"},
     "testing": {"workers"},  # the contract for dispatchers drives a worker
     "parallel": {"actions"},

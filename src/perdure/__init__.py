@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidData as InvalidData
     from perdure.errors import InvalidSessionFile as InvalidSessionFile
     from perdure.errors import InvalidSessionId as InvalidSessionId
+    from perdure.errors import KeyForgotten as KeyForgotten
+    from perdure.errors import KeyMissing as KeyMissing
+    from perdure.errors import KeyUnavailable as KeyUnavailable
     from perdure.errors import NotLoaded as NotLoaded
     from perdure.errors import OwnerBusy as OwnerBusy
     from perdure.errors import PendingCallsChanged as PendingCallsChanged
@@ -83,6 +86,8 @@ if TYPE_CHECKING:
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.errors import VersionForgotten as VersionForgotten
+    from perdure.errors import WrongKey as WrongKey
+    from perdure.keys import FileKeyRing as FileKeyRing
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
     from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
@@ -191,6 +196,7 @@ if TYPE_CHECKING:
     from perdure.protocols import ActionContext as ActionContext
     from perdure.protocols import Answer as Answer
     from perdure.protocols import Claim as Claim
+    from perdure.protocols import DataKey as DataKey
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
     from perdure.protocols import Entry as Entry
@@ -199,6 +205,7 @@ if TYPE_CHECKING:
     from perdure.protocols import Indexed as Indexed
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
+    from perdure.protocols import KeyRing as KeyRing
     from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import Memory as Memory
     from perdure.protocols import ModelReply as ModelReply
@@ -286,10 +293,12 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
+    "KeyForgotten KeyMissing KeyUnavailable "
     "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RateLimited RedactionFailed RequestRefused "
     "RetriesExhausted RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionHeld SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
-    "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
+    "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten WrongKey",
+    "keys": "FileKeyRing",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",
@@ -328,9 +337,9 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
-    "JournalEntry LoopBuilder Memory ModelReply ModelRequest Next Remembered Search SearchHit SessionController "
-    "SessionManager SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
+    "protocols": "Action ActionContext Answer Claim DataKey Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "JournalEntry KeyRing LoopBuilder Memory ModelReply ModelRequest Next Remembered Search SearchHit "
+    "SessionController SessionManager SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "redaction.redactors": "Redactor",
     "replay.comparison": "ReplayResult",

@@ -23,6 +23,10 @@ PerdureError
 │   ├── NotLoaded
 │   └── PendingCallsChanged
 ├── CorruptRecord
+├── KeyUnavailable
+│   ├── KeyMissing
+│   ├── WrongKey
+│   └── KeyForgotten
 ├── StoreError
 │   └── UnreadableFile
 ├── DriverError
@@ -405,6 +409,58 @@ class CorruptRecord(PerdureError):
         self.reason = reason
         of = f" of session {session_id!r}" if session_id else ""
         super().__init__(f"Stored record {position}{of} is damaged: {reason}. Nothing was changed.", advice)
+
+
+class KeyUnavailable(PerdureError):
+    """Something in the store is sealed, and its key is not at hand. It is not damaged, and nothing was changed.
+
+    `key_id` names the key. `session_id` names the session where that is known.
+    """
+
+    session_id: str | None = None
+
+    def __init__(self, key_id: str, what: str, advice: str) -> None:
+        self.key_id = key_id
+        self._what = what
+        super().__init__(what.format(of="", key=key_id), advice)
+
+    def of_session(self, session_id: str | None) -> KeyUnavailable:
+        """Name the session, unless one is named already. Return this error."""
+        if self.session_id is None and session_id is not None:
+            self.session_id = session_id
+            self.args = (f"{self._what.format(of=f' of session {session_id!r}', key=self.key_id)} {self.advice}",)
+        return self
+
+
+class KeyMissing(KeyUnavailable):
+    """The store was opened without keys, or with a key ring that has never had this key."""
+
+    def __init__(self, key_id: str, *, has_ring: bool = True) -> None:
+        if has_ring:
+            what = "A record{of} is sealed with key {key}, which this key ring does not have."
+            advice = "Open the store with the key ring that it was written with, or restore that file from a backup."
+        else:
+            what = "A record{of} is sealed with key {key}, and the store was opened without keys."
+            advice = "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`."
+        super().__init__(key_id, what, advice)
+
+
+class WrongKey(KeyUnavailable):
+    """The key ring has the data key, and none of the master keys that were given opens it."""
+
+    def __init__(self, key_id: str, master_id: str) -> None:
+        self.master_id = master_id
+        what = f"Key {{key}} is wrapped with master key {master_id}, which was not given. A record{{of}} needs it."
+        super().__init__(key_id, what, "Give that master key too: `FileKeyRing(path, master=[newest, older])`.")
+
+
+class KeyForgotten(KeyUnavailable):
+    """The data key was destroyed by `forget`: what is sealed with it is erased, in every copy and backup."""
+
+    def __init__(self, key_id: str, at: str) -> None:
+        self.at = at
+        what = f"A record{{of}} is sealed with key {{key}}, which was forgotten at {at}: what it says is erased."
+        super().__init__(key_id, what, "Erase the session with `erase()`, or `perdure erase`, to clear what is left.")
 
 
 class StoreError(PerdureError):

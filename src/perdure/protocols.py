@@ -24,7 +24,14 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, InvalidSessionFile, UnreadableFile
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidData,
+    InvalidSessionFile,
+    KeyUnavailable,
+    UnreadableFile,
+)
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -583,7 +590,7 @@ class Preview(msgspec.Struct, frozen=True):
     """How many messages the session shows."""
     usage: Usage | None = None
     """What all runs of the session have used so far. A session that has never run has used nothing."""
-    damage: CorruptRecord | None = None
+    damage: CorruptRecord | KeyUnavailable | None = None
     """Why a part could not be read."""
 
 
@@ -596,7 +603,7 @@ class Previews(Protocol):
         ...
 
 
-Damage = CorruptRecord | InvalidSessionFile | UnreadableFile
+Damage = CorruptRecord | InvalidSessionFile | UnreadableFile | KeyUnavailable
 """Why a session that is there could not be read."""
 
 
@@ -1895,3 +1902,59 @@ class Retains(Protocol):
     async def rehearse(self, batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]] = ()) -> Erased:
         """Return what `retire` and then `prune` would come to, all of it one after the other. Nothing is changed."""
         ...
+
+
+class DataKey(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """A key that rows are sealed with. Its id is stored with each of them; its secret is never shown."""
+
+    id: bytes
+    """Eight bytes, never used for another key."""
+    secret: bytes
+    """32 bytes, from which the keys that seal, name and index are derived."""
+
+    def __repr__(self) -> str:
+        return f"DataKey({self.id.hex()})"
+
+
+@runtime_checkable
+class KeyRing(Protocol):
+    """The keys that a store is sealed with, kept outside of it. Each owner has a data key of their own.
+
+    Sessions without an owner share one, whose owner is None. Its methods are called in any thread and at every read and
+    write: they answer from memory where they can. A key that was returned must already be safe on its disk.
+    """
+
+    def current(self, owner: str | None) -> DataKey:
+        """Return the key that is used for what an owner writes now. Make one if there is none."""
+        ...
+
+    def first(self, owner: str | None) -> DataKey | None:
+        """Return the oldest key of an owner, which names and words are derived from; None if there is none."""
+        ...
+
+    def find(self, key_id: bytes) -> DataKey:
+        """Return a key by its id. Raise KeyMissing, KeyForgotten or WrongKey if it cannot be used."""
+        ...
+
+    def owners(self) -> Sequence[str | None]:
+        """Return the owners who have a key."""
+        ...
+
+    def forget(self, owner: str | None) -> int:
+        """Destroy all keys of an owner. Return how many there were."""
+        ...
+
+
+@runtime_checkable
+class SealedStore(Protocol):
+    """A store that can have keys."""
+
+    @property
+    def keys(self) -> KeyRing | None:
+        """Return the ring that what it writes is sealed with; None if it has none."""
+        ...
+
+
+def keys_of(store: SessionStore) -> KeyRing | None:
+    """Return the keys that a store was opened with; None if it has none."""
+    return store.keys if isinstance(store, SealedStore) else None

@@ -105,9 +105,9 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
     met: list[Block] = []
     make = blocks._stored
 
-    def noted(block: Block, inner: Any) -> Any:
+    def noted(block: Block, inner: Any, *given: Any) -> Any:
         met.append(block)
-        return make(block, inner)
+        return make(block, inner, *given)
 
     monkeypatch.setattr(blocks, "_stored", noted)
     return met

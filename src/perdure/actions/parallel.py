@@ -27,6 +27,7 @@ from perdure.errors import (
     CorruptRecord,
     DriverError,
     InvalidData,
+    KeyUnavailable,
     PerdureError,
     SessionBusy,
     SessionLocked,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
-_STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord)
+_STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord, KeyUnavailable)
 
 
 class SendParallel:

@@ -14,6 +14,7 @@ from perdure.actions.waiting import StopWaiting
 from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
+    KeyUnavailable,
     PendingCallsChanged,
     PerdureError,
     SessionBusy,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from perdure.loop.tool_use import Decisions
 
 
-INFRASTRUCTURE = (StoreError, SessionBusy, SessionConflict, SessionLocked, CorruptRecord)
+INFRASTRUCTURE = (StoreError, SessionBusy, SessionConflict, SessionLocked, CorruptRecord, KeyUnavailable)
 """What is no fault of an agent: it ends the caller's run here, which can be resumed, and is not told to a model."""
 
 

@@ -15,6 +15,7 @@ from perdure.archive.moving import Progress
 from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
+    KeyUnavailable,
     PerdureError,
     SessionBusy,
     SessionNotFound,
@@ -302,6 +303,9 @@ def _problem(error: BaseException, session_id: str | None, where: str) -> Proble
         case CorruptRecord():
             repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE
             return Problem(error.session_id or session_id, error.position, error.reason, repair)
+        case KeyUnavailable():
+            what = f"it could not be checked: {error.what}"
+            return Problem(error.session_id or session_id, where, what, error.advice)
         case InvalidSessionFile():
             return Problem(session_id, error.path, error.reason, _DOCUMENT)
         case UnreadableFile():

@@ -58,6 +58,8 @@ EXIT_CODES: dict[str, int] = {
     "SessionNotActive": NOT_ALLOWED,
     "IllegalStatusChange": NOT_ALLOWED,
     "CorruptRecord": DAMAGED,
+    "KeyUnavailable": NOT_SET_UP,
+    "KeyForgotten": NOT_FOUND,
     "InvalidSessionFile": DAMAGED,
     "StoreError": STORE_FAILED,
     "DriverError": RUN_FAILED,

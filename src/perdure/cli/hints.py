@@ -32,7 +32,7 @@ def command(*words: object, begins: bool = False, tools: bool = False) -> str:
 
     ctx = click.get_current_context(silent=True)
     given = settings_of(ctx) if ctx is not None else Settings()
-    options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
+    options = [("--store", repeatable(given.store)), ("--owner", given.owner), ("--keys", given.keys)]
     if words[0] in _ASKING:
         named = given.tools or ((TOOLS_FILE,) if tools and not given.mcp else ())
         options += [("--model", given.model), *(("--tools", file) for file in named)]

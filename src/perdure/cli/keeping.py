@@ -142,10 +142,12 @@ def _import_from(ctx: click.Context, framework: str, source: str, as_json: bool)
 
 @store_command(json=True)
 @click.argument("urls", metavar="[SOURCE] TARGET", nargs=-1, required=True)
-def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
+@click.option("--unsealed", is_flag=True, help="Write the copy without encryption, whatever --keys says.")
+def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool, unsealed: bool) -> None:
     """Copy every session of the store SOURCE into the store TARGET, both URLs, and compare both sides.
 
-    Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated.
+    Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated. With --keys
+    both are opened with that key ring, so that the copy is sealed.
     """
     if owner_of(ctx):
         raise click.UsageError("A copy is of the whole store; leave --owner out, or export and import.")
@@ -154,7 +156,7 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
     if len(urls) == 2:
         settings_of(ctx).store = urls[0]
     with _told_of_interruption(_KEPT), _told_of_others(urls[-1]):
-        report = run(_copied(ctx, urls[-1]))
+        report = run(_copied(ctx, urls[-1], unsealed))
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
@@ -165,11 +167,11 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
         ctx.exit(DAMAGED)
 
 
-async def _copied(ctx: click.Context, target: str) -> CopyReport:
+async def _copied(ctx: click.Context, target: str, unsealed: bool) -> CopyReport:
     from contextlib import AsyncExitStack
 
     from perdure.archive import copying
-    from perdure.cli.setup import require_kind, require_store
+    from perdure.cli.setup import keys_in, require_kind, require_store
     from perdure.errors import ConfigurationError
     from perdure.protocols import ArchivingStore
     from perdure.sessions.default_store import as_url
@@ -179,11 +181,12 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
     if source_url == target_url:
         raise click.UsageError("That is the store itself. Name another to copy into.")
     require_store(ctx)
+    ring = keys_in(ctx)
     async with AsyncExitStack() as stack:
         stores: list[Any] = []
         for url in (source_url, target_url):
             require_kind(url)
-            store = store_of(url)
+            store = store_of(url, keys=None if unsealed and url == target_url else ring)
             if not isinstance(store, ArchivingStore):
                 raise ConfigurationError(f"A {type(store).__name__} cannot be copied from or into.")
             stores.append(await stack.enter_async_context(store))  # type: ignore[arg-type]  # ours all can
@@ -269,20 +272,25 @@ def _confirm(yes: bool, what: str) -> None:
 @store_command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
 @click.option("--of", "whose", metavar="OWNER", help="Erase all sessions of this owner, hidden ones too.")
+@click.option("--forget-key", is_flag=True, help="With --of and --keys: destroy the owner's data keys, too.")
 @_yes
-def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, yes: bool) -> None:
+def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forget_key: bool, yes: bool) -> None:
     """Erase each SESSION for good, with their sub-agents' sessions, or all that an owner has. Prints how many.
 
     What forks of a SESSION show stays. Runs of the owner that are under way are asked to stop first.
     """
     if bool(sessions) == bool(whose):
         raise click.UsageError("Name the sessions, or whose by --of.")
+    if forget_key and whose is None:
+        raise click.UsageError("--forget-key goes with --of: a key is an owner's, not a session's.")
     if whose is None:
         _erase_each(ctx, sessions, yes)
         return
     _confirm(yes, f"erase all that {whose!r} has")
-    receipt = on_sessions(ctx, lambda store: store.erase_owner(whose))
+    receipt = on_sessions(ctx, lambda store: store.erase_owner(whose, forget_key=forget_key))
     say(f"sessions erased: {len(receipt.erased)}")
+    if forget_key:
+        say(f"keys forgotten: {receipt.keys_forgotten}")
     if receipt.held:
         shown = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
         note(f"{counted(len(receipt.held), 'session')} under hold stay: {shown}")

@@ -43,6 +43,7 @@ from perdure.cli.terminal import (
     width,
     written,
 )
+from perdure.errors import KeyUnavailable
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.sessions.family_tree import killed_in
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
@@ -176,7 +177,7 @@ def _print_page(page: SessionInfoList[ListedSession], why: Mapping[str, str], as
     elif page:
         _print_sessions([_row(info, why.get(info.id)) for info in page], of_all and any(info.owner for info in page))
     for damage in page.damaged:
-        note(f"damaged: {damage}")
+        note(f"{'sealed' if isinstance(damage, KeyUnavailable) else 'damaged'}: {damage}")
 
 
 def _interrupted(why: str | None) -> dict[str, object]:

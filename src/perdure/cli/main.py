@@ -84,6 +84,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "purge": Place("keeping:purge", "Erase old sessions for good, by age, by status or by rules."),
         "forget": Place("keeping:forget", "Erase a session's older versions, and what only they show."),
         "redact": Place("keeping:redact", "Replace what messages say, for good and everywhere."),
+        "keys": Place("keys:keys", "Make, list, rotate and forget the keys that a store is sealed with."),
         "gc": Place("keeping:gc", "Erase what erased sessions have left behind."),
     },
 }
@@ -195,6 +196,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "forget": ("perdure forget order-7 --before 40",),
     "redact": ("perdure redact order-7 0192f0c1-22d4-7e61-8f00-5a1b2c3d4e5f",),
+    "keys": (
+        "perdure keys master",
+        "perdure keys new ring.json",
+        "perdure keys list --keys ring.json",
+        "perdure keys rotate --keys ring.json",
+        "perdure keys forget ada --keys ring.json",
+    ),
     "gc": ("perdure gc",),
 }
 

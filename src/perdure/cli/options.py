@@ -16,6 +16,7 @@ class Settings:
     def __init__(self) -> None:
         self.store: str | None = None
         self.owner: str | None = None
+        self.keys: str | None = None
         self.model: str | None = None
         self.agent: tuple[str, ...] = ()
         self.tools: tuple[str, ...] = ()
@@ -49,6 +50,9 @@ STORE_OPTIONS = (
         "[PERDURE_STORE, perdure.toml, or a file in your data directory]",
     ),
     _shared("--owner", metavar="NAME", help="See this owner's sessions only."),
+    _shared(
+        "--keys", metavar="FILE", help="Key ring that the store is sealed with; its master key is in the environment."
+    ),
     _shared("--debug", is_flag=True, help="Show the traceback of an error."),
 )
 """Which sessions a command works on, and how much it says when something goes wrong."""

@@ -18,6 +18,7 @@ from perdure.sessions.default_store import Chosen, as_url, configured, default_s
 
 if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
+    from perdure.keys import FileKeyRing
     from perdure.loop.drivers.pacing import Pace
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
@@ -86,7 +87,8 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    store = store_of(url, commit_in_loop=not serves)  # most have nothing else to do while the disk is waited for
+    # Most have nothing else to do while the disk is waited for.
+    store = store_of(url, commit_in_loop=not serves, keys=keys_in(ctx))
     redaction = _redaction(ctx)
     if redaction is not None:
         from perdure.stores.redacting import RedactingStore
@@ -157,6 +159,24 @@ def store_url(ctx: click.Context) -> Chosen:
     """Where sessions are kept: by --store, PERDURE_STORE, a config file, or in the user's data directory."""
     given = _typed(ctx, "store")
     return default_store() if given is None else Chosen(as_url(given), "--store")
+
+
+def ring_path(ctx: click.Context) -> str | None:
+    """Where the key ring is, if one is named: by --keys, PERDURE_KEYS, or a config file."""
+    if _typed(ctx, "keys") is None and os.environ.get("PERDURE_KEYS") == "":
+        raise click.UsageError("PERDURE_KEYS is empty. Name a key ring, or unset it to write what nobody has sealed.")
+    chosen = _chosen(ctx, "keys", "PERDURE_KEYS")
+    return chosen.value if chosen else None
+
+
+def keys_in(ctx: click.Context) -> FileKeyRing | None:
+    """Return the key ring that the options name; None if they name none."""
+    path = ring_path(ctx)
+    if path is None:
+        return None
+    from perdure.keys import ring_at
+
+    return ring_at(path)
 
 
 def owner_of(ctx: click.Context) -> str | None:

@@ -179,6 +179,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
         *(("--agent", file) for file in given.agent),
         ("--model", given.model),
         ("--telemetry", given.telemetry),
+        ("--keys", given.keys),
         ("--lease", f"{settings['lease']:f}s"),
         ("--tries", settings["tries"]),
         ("--per-owner", settings["per_owner"]),

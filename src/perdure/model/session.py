@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import force_setattr
 
-from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile, UnreadableFile
+from perdure.errors import (
+    CorruptRecord,
+    IllegalStatusChange,
+    InvalidData,
+    InvalidSessionFile,
+    KeyUnavailable,
+    UnreadableFile,
+)
 from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
@@ -280,7 +287,7 @@ class SessionInfoList(Sequence[I_co]):
         infos: Iterable[I_co] = (),
         *,
         next: str | None = None,
-        damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile] = (),
+        damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile | KeyUnavailable] = (),
     ) -> None:
         self._infos = tuple(infos)
         self.next = next

@@ -33,6 +33,8 @@ STATUS: dict[str, int] = {
     "InvalidData": 422,
     "PendingCallsChanged": 409,
     "CorruptRecord": 500,
+    "KeyUnavailable": 500,
+    "KeyForgotten": 410,
     "InvalidSessionFile": 500,
     "StoreError": 503,
     "DriverError": 502,

@@ -13,7 +13,7 @@ from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.retention import Retention, RetentionPolicy
-from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
+from perdure.protocols import Driver, KeyRing, SessionController, SessionStore, Terms, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
@@ -62,6 +62,7 @@ def connect(
     rate: Rate | None = None,
     keep: Retention | RetentionPolicy | None = None,
     redact: Iterable[Redactor | TextFunction] = (),
+    keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -78,6 +79,7 @@ def connect(
     sessions are kept: workers and `apply_retention()` erase what is over. Nothing is erased by connecting.
     `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`: every text is what they make
     of it before it is stored, told to those who listen, or sent to the model.
+    With `keys`, a `FileKeyRing` or a class of your own, what is written is sealed with a key for each owner.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -90,10 +92,10 @@ def connect(
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
-        known = ", ".join((*own, "keep", "redact", *LoopOptions.__annotations__))
+        known = ", ".join((*own, "keep", "redact", "keys", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
-    store, redaction = _redacted(store_of(url, cache=live), redact)
+    store, redaction = _redacted(store_of(url, cache=live, keys=keys), redact)
     loops = LoopFactory(events=bus, pace=_pace(rate, store), redact=redaction, **options)
     return Sessions(
         store,
@@ -150,6 +152,7 @@ def connect_blocking(
     rate: Rate | None = None,
     keep: Retention | RetentionPolicy | None = None,
     redact: Iterable[Redactor | TextFunction] = (),
+    keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -158,7 +161,7 @@ def connect_blocking(
     """
     from perdure.sessions.blocking import BlockingSessions
 
-    store = store_of(url, cache=live, commit_in_loop=True)
+    store = store_of(url, cache=live, commit_in_loop=True, keys=keys)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
     shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep, "redact": redact}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 
 VARIABLE = "PERDURE_STORE"
 PROJECT_FILE = "perdure.toml"
-KEYS = ("store", "owner", "model", "agent", "redact")
+KEYS = ("store", "owner", "model", "agent", "keys", "redact")
 # Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
 _NO_TOOLS = (
     "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
@@ -57,7 +57,7 @@ def configured(name: str) -> Chosen | None:
         return None
     if name == "store":
         value = as_url(value, path.parent)
-    return Chosen(str(path.parent / value) if name == "agent" else value, str(path))
+    return Chosen(str(path.parent / value) if name in ("agent", "keys") else value, str(path))
 
 
 def read_config(path: Path) -> dict[str, str]:

@@ -14,7 +14,16 @@ import msgspec
 
 from perdure.actions.children import spawned_by
 from perdure.actions.inbox import CANCEL
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionHeld, SessionNotFound
+from perdure.aio import aside
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidData,
+    KeyUnavailable,
+    SessionBusy,
+    SessionHeld,
+    SessionNotFound,
+)
 from perdure.model.checks import expect, expect_function, expect_method, expect_several, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
@@ -31,6 +40,7 @@ from perdure.protocols import (
     Journal,
     Retains,
     is_token_book,
+    keys_of,
 )
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
@@ -59,6 +69,8 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     at: datetime
     held: Mapping[SessionId, str] = {}
     """Those of the ones left that a legal hold is on, each with its tag."""
+    keys_forgotten: int = 0
+    """How many data keys were destroyed. None is while sessions are left."""
 
     @property
     def is_complete(self) -> bool:
@@ -239,7 +251,10 @@ class Keeping(Looking):
         Return the ids erased. Raise SessionBusy while one of them is being run, and SessionHeld if a legal hold is on
         one of them; then nothing is erased.
         """
-        key = (await self.info(session_id)).id
+        try:
+            key = (await self.info(session_id)).id
+        except KeyUnavailable:  # it is there, and can be erased by those who cannot open it
+            key = SessionId(session_id)
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
         self._close(erased)
         return erased
@@ -258,7 +273,9 @@ class Keeping(Looking):
         for session_id in erased:
             self.live.close(session_id)
 
-    async def erase_owner(self, owner: str | None = None, *, wait: float = 10.0) -> ErasureReceipt:
+    async def erase_owner(
+        self, owner: str | None = None, *, wait: float = 10.0, forget_key: bool = False
+    ) -> ErasureReceipt:
         """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
 
         The owner's access tokens go first, so that no service takes them any more. Raise CorruptRecord, and erase
@@ -267,7 +284,13 @@ class Keeping(Looking):
         Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
         the receipt: erase again once they have ended. So are sessions under a legal hold, which stay. On sessions of
         one owner, that owner is erased.
+
+        With `forget_key`, the owner's data keys are destroyed at the end: what is left of the owner in backups of a
+        store with keys cannot be opened any more, nor what forks of others show of the owner's sessions.
         """
+        ring = keys_of(self.store) if expect(forget_key, bool, "$.forget_key") else None
+        if forget_key and ring is None:
+            raise ConfigurationError("This store was opened without keys, so that there is none to forget.")
         expect_wait(wait, "$.wait")
         whose = self.owner if owner is None else owner
         check_owner(whose)
@@ -288,7 +311,8 @@ class Keeping(Looking):
                 break
         left = tuple(await self._all_of(whose))
         held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
-        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held)
+        forgotten = 0 if ring is None or left else await aside(ring.forget, whose)
+        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held, forgotten)
 
     async def _unheld(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
         """Return those of some sessions that no legal hold is on: a run in another would be stopped for nothing."""
@@ -303,7 +327,7 @@ class Keeping(Looking):
         for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
             async for page in pages(self.store.list, **filters):
                 found += [info.id for info in page]
-                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord)]
+                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord | KeyUnavailable)]
         return [SessionId(each) for each in found if each is not None]
 
     async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.model.checks import expect
-from perdure.protocols import Opened, SessionStore
+from perdure.protocols import KeyRing, Opened, SessionStore, keys_of
 from perdure.sessions.default_store import as_url, default_store, path_of
 from perdure.sessions.loop_thread import LoopThread, drop
 from perdure.stores import file_lock  # noqa: F401  # see the end of this file
@@ -46,12 +46,13 @@ _PATIENCE = 10.0
 """How many seconds a fork waits for verbs that are under way."""
 
 
-def shared(url: str | SessionStore | None = None) -> SharedStore:
+def shared(url: str | SessionStore | None = None, *, keys: KeyRing | None = None) -> SharedStore:
     """Return the store at a URL that all of this process shares; without one, the store that the command line uses.
 
     It is opened when it is first used. Its verbs can be awaited in any event loop, and `wait` is for code without one.
     Two URLs of the same file or directory give the same store, with the options of the one that was asked for first.
-    A store that nobody has opened can be given in place of a URL; a forked child cannot use that one.
+    A store that nobody has opened can be given in place of a URL; a forked child cannot use that one. `keys` are those
+    that it is sealed with.
     """
     if isinstance(url, SharedStore):
         return url
@@ -61,18 +62,18 @@ def shared(url: str | SessionStore | None = None) -> SharedStore:
     if isinstance(url, SessionStore):
         return _sharing(url, url)
     given = default_store().value if url is None else expect(url, str, "$.url")
-    made = store_of(given)  # which refuses what is no URL of a store
-    return _sharing(made, as_url(given, Path.cwd()))
+    made = store_of(given, keys=keys)  # which refuses what is no URL of a store
+    return _sharing(made, as_url(given, Path.cwd()), keys)
 
 
-def _sharing(store: SessionStore, source: str | SessionStore) -> SharedStore:
+def _sharing(store: SessionStore, source: str | SessionStore, keys: KeyRing | None = None) -> SharedStore:
     key: Any = _key_of(source) if isinstance(source, str) else source
     with _changing:
         found = _shared.get(key)
         if found is None:
             if isinstance(store, Opened) and store.is_open:
                 raise ConfigurationError(_ALREADY_OPEN)
-            found = _shared[key] = _kind_like(type(store))(source)
+            found = _shared[key] = _kind_like(type(store))(source, keys)
         return found
 
 
@@ -85,8 +86,9 @@ def _key_of(url: str) -> Hashable:
 class SharedStore(_Verbs):
     """A store with every verb of its kind, for any event loop or thread of this process. See `perdure.shared`."""
 
-    def __init__(self, source: str | SessionStore) -> None:
+    def __init__(self, source: str | SessionStore, keys: KeyRing | None = None) -> None:
         self._source = source
+        self._keys = keys
         self._changing = threading.Lock()
         self._home: _Home | None = None
         self._is_lost = False
@@ -96,6 +98,11 @@ class SharedStore(_Verbs):
     def is_open(self) -> bool:
         """Tell that nobody has to open it: whoever uses it first does."""
         return True
+
+    @property
+    def keys(self) -> KeyRing | None:
+        """Return the ring that what it writes is sealed with; None if it has none."""
+        return self._keys or (None if isinstance(self._source, str) else keys_of(self._source))
 
     async def __aenter__(self) -> Self:
         home = self._here
@@ -149,7 +156,7 @@ class SharedStore(_Verbs):
             if self._is_lost:
                 raise StoreError(_LOST)
             if self._home is None:
-                self._home = _Home(self._source)
+                self._home = _Home(self._source, self._keys)
             return self._home
 
     def _before_fork(self) -> None:
@@ -178,8 +185,9 @@ class SharedStore(_Verbs):
 class _Home:
     """A store, and the event loop in which it lives."""
 
-    def __init__(self, source: str | SessionStore) -> None:
-        self.store: Any = store_of(source, commit_in_loop=True)  # nobody else's event loop waits for the disk there
+    def __init__(self, source: str | SessionStore, keys: KeyRing | None) -> None:
+        # Nobody else's event loop waits for the disk there.
+        self.store: Any = store_of(source, commit_in_loop=True, keys=keys)
         self._exits = AsyncExitStack()
         self._is_open = self._was_open = False
         self._is_on_disk = isinstance(source, str) and path_of(source) is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from perdure.errors import CorruptRecord, SessionNotFound, UnreadableFile
+from perdure.errors import CorruptRecord, KeyUnavailable, SessionNotFound, UnreadableFile
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
 from perdure.paging import pages
@@ -96,7 +96,7 @@ async def spending_of(
     for done, info in enumerate(infos, 1):
         try:
             found = _runs_of(info, await _loops(sessions, info.id))
-        except (CorruptRecord, UnreadableFile):
+        except (CorruptRecord, KeyUnavailable, UnreadableFile):
             found = {}
             damaged.append(info.id)
         runs |= found

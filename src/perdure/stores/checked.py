@@ -29,6 +29,7 @@ from perdure.protocols import (
     Due,
     Entry,
     Key,
+    KeyRing,
     Sketch,
     StoredAt,
     Timer,
@@ -396,3 +397,9 @@ def _check_optional_count(value: int | None, path: str) -> None:
 def _check_optional_text(value: str | None, path: str) -> None:
     if value is not None:
         expect_text(value, path)
+
+
+def keys(given: object) -> KeyRing | None:
+    if given is None or isinstance(given, KeyRing):
+        return given
+    raise InvalidData("$.keys", "keys are a KeyRing: `FileKeyRing(path, master=…)`, or a class of your own")

@@ -16,6 +16,7 @@ from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
 from perdure.protocols import Problem, SearchHit
+from perdure.stores.sealing import Sealing
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -113,6 +114,8 @@ class Select(msgspec.Struct, frozen=True):
     limit: int | None = None
     again: bool = False
     """Look by another way than the first time, which found nothing: an index may be damaged."""
+    lenient: bool = False
+    """Leave bodies sealed whose key is not at hand: they are read as damaged, and keep nobody from the others."""
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -130,6 +133,8 @@ class Insert(msgspec.Struct, frozen=True):
     rows: Iterable[Row]
     or_set: tuple[str, ...] | None = None
     """Where a row of the same key is there already: None is an error, () leaves it, columns are set in it."""
+    whose: tuple[str, int | str] | None = None
+    """The column and the number that say whose rows they are, where their own columns do not: `("sid", 7)`."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -229,6 +234,10 @@ class Engine:
     """The type of a log's number."""
     packs: bool = True
     """Whether bodies of rows are made smaller before they are written."""
+    can_be_sealed: bool = False
+    """Whether it drives jobs so that bodies may be sealed."""
+    sealing: Sealing = Sealing()
+    """What bodies of rows are sealed with. An engine that has keys drives jobs as `sealed_jobs.translated` has them."""
 
     async def __aenter__(self) -> Self:
         raise NotImplementedError

@@ -56,6 +56,11 @@ class Query(NamedTuple):
     session_id: str | None
     limit: int
 
+    @property
+    def has_prefixes(self) -> bool:
+        """Tell whether it asks for the beginning of a word."""
+        return any(term.prefix for term in self.terms)
+
     @classmethod
     def of(cls, text: str, owner: str | None, session_id: str | None, limit: int) -> Query:
         if not isinstance(text, str) or not text.strip():
@@ -181,8 +186,10 @@ def everywhere(query: Query) -> Job[list[SearchHit]]:
         if owner is not None or sid not in infos:
             if any(child == sid for child, *_ in shown.get(key, ())):
                 owner = None  # it has forgotten some of it, and its own rows say what it has
+            if owner is not None and not is_gone(owner) and not _is_asked_for(owner, query):
+                continue
             lent = _lent(shown.get(key, ()), infos, heirs) if is_gone(owner) else ()
-            rows = yield Select("msg", ("pos", "crc", "body"), {"log": key}, order="pos")
+            rows = yield Select("msg", ("pos", "crc", "body"), {"log": key}, order="pos", lenient=True)
             ranking.add(attributed(owner, _read(key, rows), lent, query))
     return ranking.best()
 
@@ -206,7 +213,7 @@ def _lent(
 
 def _info_of(sid: int, session_id: str, version: int) -> Job[AgentSessionInfo | None]:
     """Return the header of a session; None if it is damaged."""
-    heads = yield Select("head", ("crc", "body"), {"sid": sid, "version": version})
+    heads = yield Select("head", ("crc", "body"), {"sid": sid, "version": version}, lenient=True)
     try:
         ((crc, body),) = heads
         return decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
@@ -261,6 +268,15 @@ class Ranking:
 def age(place: Place) -> tuple[str, int]:
     """Greater for newer messages: perdure's own ids are in the order of time."""
     return place.message.id if created_at(place.message.id) else "", place.position
+
+
+def best_of(hits: Iterable[SearchHit], limit: int) -> list[SearchHit]:
+    """Return the best of hits that were found apart from each other."""
+    return nlargest(limit, hits, key=_merit)
+
+
+def _merit(hit: SearchHit) -> tuple[float, str, int]:
+    return hit.score, hit.message_id if hit.created_at else "", hit.position
 
 
 def counts_of(message: Message, terms: Sequence[Term]) -> tuple[list[int], int]:

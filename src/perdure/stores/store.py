@@ -15,6 +15,8 @@ from perdure.aio import aside
 from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
+    KeyMissing,
+    KeyUnavailable,
     PerdureError,
     SessionNotFound,
     StoreError,
@@ -42,6 +44,7 @@ from perdure.protocols import (
     Forgotten,
     JournalEntry,
     Key,
+    KeyRing,
     MessagePlace,
     Preview,
     Problem,
@@ -64,22 +67,28 @@ from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, has_end, is_at_hand
-from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
+from perdure.stores.format.rows import LAST, Attachments, Batch, Namer, hash_of, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
+from perdure.stores.sealing import Sealing
 from perdure.stores.tapes import consolidate, with_end_read
 
 _LAST_WORD = 5.0
-_DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile)
+_DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile, KeyUnavailable)
 
 
 class Store:
     """Keeps sessions in an engine's tables."""
 
-    def __init__(self, engine: Engine, *, cache: int = 128) -> None:
+    def __init__(self, engine: Engine, *, cache: int = 128, keys: KeyRing | None = None) -> None:
         self._engine = engine
+        self._sealing = engine.sealing = Sealing(keys)
+        self._owners: LRU[tuple[str, int], str | None] = LRU(1024)
+        """Whose the sessions are that are claimed, by session and epoch."""
+        self._unopened: KeyMissing | None = None
+        """Why the newest session cannot be opened, if the store was opened without keys and is sealed."""
         self._cache = SessionCache(cache)
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
@@ -89,9 +98,26 @@ class Store:
         """The claims, by session and epoch, under which pieces of an answer may have been kept."""
         self._pack: Pack = packing.pack if engine.packs else bytes
 
+    @property
+    def keys(self) -> KeyRing | None:
+        """Return the ring that what it writes is sealed with; None if it has none."""
+        return self._sealing.ring
+
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()
+        if self._engine.can_be_sealed and not self._sealing.is_on:
+            try:
+                await self._engine.run(loading.newest_head, "glance")
+            except KeyMissing as error:
+                self._unopened = error
+            except StoreError:  # whoever uses it is told
+                self._unopened = None
         return self
+
+    def _require_keys(self) -> None:
+        """Raise KeyMissing if a new session would be the first in a sealed store that is not sealed."""
+        if self._unopened is not None:
+            raise KeyMissing(self._unopened.key_id, has_ring=False)
 
     async def __aexit__(self, *error: object) -> None:
         claims, self._claims = list(self._claims.values()), {}
@@ -135,6 +161,7 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.create(session, written, erasures, key)
+        self._require_keys()
         change = self._kept_as(session, written, key=key, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
@@ -159,6 +186,8 @@ class Store:
 
     async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
         checked.save_all(changes)
+        if any(change.session.version == 0 for change in changes):
+            self._require_keys()
         together = KeepAll([self._kept_together(change) for change in changes])
         kept: Sequence[CachedSession] = await self._engine.commit_all(together)
         return [
@@ -206,9 +235,33 @@ class Store:
             is_new=is_new,
             drops_sketches=bool(self._sketched) and claim is not None and self._has_sketches(claim),
             erasures=erasures,
+            name_of=self._name_of(session.info.owner),
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
             remember=self._remember,
         )
+
+    def _name_of(self, owner: str | None) -> Namer:
+        """Return what makes the names of an owner's values: by a key, if there are keys."""
+        if not self._sealing.is_on:
+            return hash_of
+        if owner is not None:
+            codec.check_text(owner, "$.info.owner")  # before a key is made for it
+        return self._sealing.root(owner).name_of
+
+    async def _owner_of(self, session_id: str) -> str | None:
+        """Return whose a session is. Without keys nobody needs to know."""
+        if not self._sealing.is_on:
+            return None
+        return await self._engine.run(partial(claiming.owner_by_id, SessionId(session_id)), "glance")
+
+    async def _owner_of_claim(self, claim: Claim) -> str | None:
+        """Return whose a session is that is claimed: it is looked up once for each claim."""
+        if not self._sealing.is_on:
+            return None
+        key = (claim.session_id, claim.epoch)
+        if key not in self._owners:
+            self._owners.keep(key, await self._owner_of(claim.session_id))
+        return self._owners.get(key)
 
     def _known(self, session: AgentSession) -> CachedSession | None:
         """Return what is at hand of a session, if it is of the version to be replaced: nothing has changed since."""
@@ -325,7 +378,7 @@ class Store:
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         page = Page(SessionQuery.of(filters))
-        return page.listed(await self._engine.page(page))
+        return page.listed(await self._engine.page(page), self._sealing)
 
     async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
         from perdure.stores.jobs.previewing import previews
@@ -333,7 +386,7 @@ class Store:
         keys = checked.session_ids(session_ids)
         try:
             return await self._engine.run(partial(previews, keys, self._values))
-        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
+        except (CorruptRecord, KeyUnavailable):  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
     async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
@@ -424,6 +477,7 @@ class Store:
             per_owner=per_owner,
             since=now().timestamp(),
         )
+        change.owner = await self._owner_of(session_id)
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
 
@@ -488,6 +542,7 @@ class Store:
             attachments=attachments,
             drops_sketches=drops,
         )
+        change.owner = await self._owner_of_claim(claim)
         appended: Appended = await self._engine.commit(change)
         return appended
 
@@ -705,7 +760,9 @@ class Store:
         request = redaction.Request.of(session_id, message_ids, replacement)
         self._forget_all()
         try:
-            return await self._engine.run(partial(redaction.redact, request, now(), self._pack), "erase", long=True)
+            return await self._engine.run(
+                partial(redaction.redact, request, now(), self._pack, self._name_of), "erase", long=True
+            )
         finally:
             self._forget_all()
 
@@ -806,7 +863,10 @@ class Store:
         from perdure.stores.jobs import archive
 
         await aside(checked.restore, archived)
-        return await self._engine.run(partial(archive.restore, archived, self._origin, self._pack), "write", long=True)
+        self._require_keys()
+        return await self._engine.run(
+            partial(archive.restore, archived, self._origin, self._pack, self._name_of), "write", long=True
+        )
 
     async def check(self) -> Sequence[Problem]:
         from perdure.stores.jobs import checking
@@ -824,7 +884,11 @@ class IndexedStore(Store):
     ) -> Sequence[SearchHit]:
         from perdure.stores.search import Query
 
-        return await self._engine.search(Query.of(text, owner, session_id, limit))
+        query = Query.of(text, owner, session_id, limit)
+        if self._sealing.is_on and query.has_prefixes:
+            # What stands for words in a sealed index has no beginning: every message is opened and looked at.
+            return await super().search(text, owner=owner, session_id=session_id, limit=limit)
+        return await self._engine.search(query)
 
     async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
         return await self._engine.named(message_id)

@@ -7,30 +7,46 @@ from collections.abc import Callable, Iterable
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect, expect_count
 from perdure.model.value import kind_of
-from perdure.protocols import SessionStore
+from perdure.protocols import KeyRing, SessionStore
 
 _FORMS = (
     "memory://, file://directory, sqlite:///file.db (sqlite:////absolute/file.db) or postgresql://user@host/database"
 )
 
 
-def store_of(url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool = False) -> SessionStore:
+def store_of(
+    url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool = False, keys: KeyRing | None = None
+) -> SessionStore:
     """Return the store that a URL names, not opened yet; a store is given back as it is.
 
-    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`.
+    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`. With `keys`, what is written is
+    sealed: a SQLite file and PostgreSQL can be.
     """
     expect_count(cache, "$.cache")
     expect(commit_in_loop, bool, "$.commit_in_loop")
     if isinstance(url, SessionStore):
+        if keys is not None:
+            kind = type(url).__name__
+            raise ConfigurationError(f"This store was made without these keys. Give them to it: `{kind}(…, keys=…)`.")
         return url
     if not isinstance(url, str):
         raise ConfigurationError(f"A store is named by a URL: {_FORMS}. This is {kind_of(url)}.")
     scheme, found, rest = url.partition("://")
-    if not found or scheme not in (*_OPENERS, "sqlite"):
+    if not found or scheme not in (*_OPENERS, "sqlite", "postgresql", "postgres"):
         raise ConfigurationError(f"{_without_password(url)!r} names no store. Use {_FORMS}.")
+    if keys is not None and scheme in _UNSEALED:
+        raise ConfigurationError(f"{_UNSEALED[scheme]} Keep sealed sessions in sqlite:///file.db or postgresql://….")
     if scheme == "sqlite":
-        return _sqlite(url, rest, cache, commit_in_loop)
+        return _sqlite(url, rest, cache, commit_in_loop, keys)
+    if scheme in ("postgres", "postgresql"):
+        return _postgres(url, rest, cache, keys)
     return _OPENERS[scheme](url, rest, cache)
+
+
+_UNSEALED = {
+    "file": "The files of a file:// store are for people to read, and cannot be sealed.",
+    "memory": "A memory:// store has nothing at rest that keys could seal.",
+}
 
 
 def _memory(url: str, rest: str, cache: int) -> SessionStore:
@@ -47,7 +63,7 @@ def _file(url: str, rest: str, cache: int) -> SessionStore:
     return FileStore(_path(url, rest))
 
 
-def _sqlite(url: str, rest: str, cache: int, commit_in_loop: bool) -> SessionStore:
+def _sqlite(url: str, rest: str, cache: int, commit_in_loop: bool, keys: KeyRing | None) -> SessionStore:
     from perdure.stores.sqlite import SqliteStore
 
     # As elsewhere, three slashes come before a path from here, and four before one from the root.
@@ -63,7 +79,7 @@ def _sqlite(url: str, rest: str, cache: int, commit_in_loop: bool) -> SessionSto
                 f"{' and '.join(_COMMITS_IN_LOOP)}; give others to SqliteStore itself. A ? in a path is written %3F."
             )
         commit_in_loop = _COMMITS_IN_LOOP[option]
-    return SqliteStore(_path(url, path), cache=cache, commit_in_loop=commit_in_loop)
+    return SqliteStore(_path(url, path), cache=cache, commit_in_loop=commit_in_loop, keys=keys)
 
 
 _COMMITS_IN_LOOP = {"commit_in_loop=on": True, "commit_in_loop=off": False}
@@ -89,7 +105,7 @@ def _path(url: str, rest: str) -> str:
     return path
 
 
-def _postgres(url: str, rest: str, cache: int) -> SessionStore:
+def _postgres(url: str, rest: str, cache: int, keys: KeyRing | None) -> SessionStore:
     try:
         from perdure.stores.postgres import PostgresStore
     except ImportError:
@@ -103,7 +119,9 @@ def _postgres(url: str, rest: str, cache: int) -> SessionStore:
     others = "&".join(each for each in options if not each.startswith("schema="))
     _check_known(each.partition("=")[0] for each in options if not each.startswith("schema="))
     dsn = f"{address}?{others}" if others else address
-    return PostgresStore(dsn, schema=schemas[0], cache=cache) if schemas else PostgresStore(dsn, cache=cache)
+    if not schemas:
+        return PostgresStore(dsn, cache=cache, keys=keys)
+    return PostgresStore(dsn, schema=schemas[0], cache=cache, keys=keys)
 
 
 def _check_known(names: Iterable[str]) -> None:
@@ -118,8 +136,6 @@ def _check_known(names: Iterable[str]) -> None:
 _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
     "memory": _memory,
     "file": _file,
-    "postgresql": _postgres,
-    "postgres": _postgres,
 }
 
 

@@ -13,6 +13,7 @@ from perdure.actions.children import pending_now
 from perdure.errors import (
     CorruptRecord,
     InvalidData,
+    KeyUnavailable,
     PendingCallsChanged,
     PerdureError,
     SessionNotFound,
@@ -120,11 +121,14 @@ async def _page(call: Call, after: str | None, notice: Notice | None, status: in
     if after is not None:
         filters["after"] = after
     found = await sessions.list(**filters)
-    asking, damaged = [], [each.session_id for each in found.damaged if isinstance(each, CorruptRecord)]
+    asking, damaged = (
+        [],
+        [each.session_id for each in found.damaged if isinstance(each, CorruptRecord | KeyUnavailable)],
+    )
     for info in found:
         try:
             asking += await _asking(sessions, info)
-        except (CorruptRecord, UnreadableFile):
+        except (CorruptRecord, KeyUnavailable, UnreadableFile):
             damaged.append(info.id)
     told = sorted({each for each in damaged if each is not None})
     return page(call, "approvals.html", status, asking=asking, following=found.next, notice=notice, damaged=told)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perdure.actions.waiting import is_waiting
-from perdure.errors import CorruptRecord, SessionNotFound, UnreadableFile
+from perdure.errors import CorruptRecord, KeyUnavailable, SessionNotFound, UnreadableFile
 from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.protocols import PARKED, is_queue
@@ -67,7 +67,12 @@ class Strip:
         if key not in self._waits:
             try:
                 self._waits[key] = is_waiting(await end_of_session(sessions, session_id, last=0))
-            except (CorruptRecord, UnreadableFile, SessionNotFound):  # its own page says so, and /approvals names it
+            except (
+                CorruptRecord,
+                KeyUnavailable,
+                UnreadableFile,
+                SessionNotFound,
+            ):  # its own page says so, and /approvals names it
                 return False
             while len(self._waits) > _REMEMBERED:
                 self._waits.popitem(last=False)

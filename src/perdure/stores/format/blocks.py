@@ -17,7 +17,7 @@ import msgspec
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.transcript import Block, LogRef, Piece, Span
-from perdure.stores.format.rows import Values, hash_of
+from perdure.stores.format.rows import Namer, Values, hash_of
 
 INLINE = 512
 """A block of a view that takes no more bytes than this stands in the view; a larger one is named there."""
@@ -34,7 +34,7 @@ Reach = Mapping[LogRef, Intervals]
 class StoredBlock:
     """A block whose messages all are in logs, as it is stored."""
 
-    __slots__ = ("_name", "inline", "named", "reach", "value")
+    __slots__ = ("_name", "inline", "name_of", "named", "reach", "value")
 
     def __init__(
         self,
@@ -43,7 +43,10 @@ class StoredBlock:
         named: tuple[StoredBlock, ...],
         inline: bytes | None = None,
         name: str | None = None,
+        name_of: Namer = hash_of,
     ) -> None:
+        self.name_of = None if name is not None else name_of
+        """What makes its name; None if it was read under one."""
         self.value = value
         self.reach = reach
         """The stretches of logs that it names, blocks within it too."""
@@ -56,7 +59,8 @@ class StoredBlock:
     @property
     def name(self) -> str:
         if self._name is None:
-            self._name = hash_of(self.value)
+            assert self.name_of is not None
+            self._name = self.name_of(self.value)
         return self._name
 
     @property
@@ -67,23 +71,32 @@ class StoredBlock:
         return all(ref.origin == origin for ref in self.reach)
 
 
-def stored(block: Block) -> StoredBlock:
-    """The stored form of a block. Not by recursion: blocks may nest without end."""
+def stored(block: Block, name_of: Namer | None = None) -> StoredBlock:
+    """The stored form of a block, its names as they are made now, or whichever they are.
+
+    Not by recursion: blocks may nest without end.
+    """
     made: dict[int, StoredBlock] = {}
     todo = [block]
     while todo:
-        known = made.get(id(todo[-1])) or remembered(todo[-1])
+        known = made.get(id(todo[-1])) or _named_so(todo[-1], name_of)
         if known is None:
             inner = [piece for piece in todo[-1].covered if isinstance(piece, Block)]
             missing = [piece for piece in inner if id(piece) not in made]
             if missing:
                 todo += missing
                 continue
-            known = _stored(todo[-1], [made[id(piece)] for piece in inner])
+            known = _stored(todo[-1], [made[id(piece)] for piece in inner], name_of or hash_of)
             _remember(todo[-1], known)
             _forget_inlined(inner)
         made[id(todo.pop())] = known
     return made[id(block)]
+
+
+def _named_so(block: Block, name_of: Namer | None) -> StoredBlock | None:
+    """Return what is known of a block, unless its name was made in another way: for another owner's key."""
+    known = remembered(block)
+    return None if known is not None and name_of is not None and known.name_of not in (None, name_of) else known
 
 
 def remembered(block: Block) -> StoredBlock | None:
@@ -107,7 +120,7 @@ def _forget_inlined(blocks: Iterable[Block]) -> None:
                 piece.__dict__.pop(_REMEMBERED, None)
 
 
-def _stored(block: Block, inner: Sequence[StoredBlock]) -> StoredBlock:
+def _stored(block: Block, inner: Sequence[StoredBlock], name_of: Namer) -> StoredBlock:
     blocks, items, named = iter(inner), list[bytes](), list[StoredBlock]()
     for piece in block.covered:
         if isinstance(piece, Span):
@@ -124,7 +137,7 @@ def _stored(block: Block, inner: Sequence[StoredBlock]) -> StoredBlock:
     value = b'%b,"covered":[%b]}' % (head, covered)
     inline = None if len(value) > CUT else b"%b%b%b" % (covered, b"," if covered else b"", _with_count(head, block))
     spans = (piece for piece in (*block.covered, *block.shown) if isinstance(piece, Span))
-    return StoredBlock(value, _reach(spans, (known.reach for known in inner)), tuple(named), inline)
+    return StoredBlock(value, _reach(spans, (known.reach for known in inner)), tuple(named), inline, name_of=name_of)
 
 
 def _with_count(head: bytes, block: Block) -> bytes:
@@ -180,12 +193,13 @@ def is_known_in(block: Block, origin: str) -> bool:
 class BlocksApart:
     """The blocks that the views of one head name, by name: collects them while the head is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Namer = hash_of) -> None:
+        self._name_of = name_of
         self._named: dict[str, StoredBlock] = {}
 
     def dump(self, block: Block) -> Any:
         """A block as it stands in a view."""
-        known = stored(block)
+        known = stored(block, self._name_of)
         if known.is_small:
             self._named |= {each.name: each for each in known.named}
             return msgspec.Raw(known.value)

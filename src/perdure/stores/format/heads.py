@@ -24,7 +24,7 @@ from perdure.stores.cache import LRU, CachedSession, StoredMetadata
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
 from perdure.stores.format.metadata import apart_in, parts_of, put_together, stored_metadata
 from perdure.stores.format.packing import unpack
-from perdure.stores.format.rows import Stretch, Values, check_row, hash_of
+from perdure.stores.format.rows import Namer, Stretch, Values, check_row, hash_of
 from perdure.stores.format.settled import Settled
 
 INLINE = 256
@@ -102,25 +102,30 @@ class _SpawnedHead(msgspec.Struct, frozen=True):
 
 
 def encode_head(
-    session: AgentSession, op: str, *, tells_of_new_run: bool = False, at_hand: CachedSession | None = None
+    session: AgentSession,
+    op: str,
+    *,
+    tells_of_new_run: bool = False,
+    at_hand: CachedSession | None = None,
+    name_of: Namer = hash_of,
 ) -> tuple[bytes, Values, StoredMetadata | None]:
     """Return the head of a settled session, the values it takes to read it, and the metadata in it.
 
     The version at hand has to be in the store: values of the metadata that are the same there are left out.
     """
-    blocks = BlocksApart()
+    blocks = BlocksApart(name_of)
     inline_run = INLINE_RUN if tells_of_new_run else INLINE
     values: Values = {}
     parts: dict[str, msgspec.Raw] = {}
     hashed: dict[str, str] = {}
     metadata = None
     if session.state.context.metadata:
-        metadata, values = stored_metadata(session.state.context.metadata, at_hand)
+        metadata, values = stored_metadata(session.state.context.metadata, at_hand, name_of)
         if metadata.apart:
             hashed = parts_of(metadata.apart)
     for name, raw in _parts_of(session, metadata, blocks):
         if len(raw) > (inline_run if name == "execution" else INLINE) and name != "transcript":
-            hashed[name] = key = hash_of(raw)
+            hashed[name] = key = name_of(raw)
             values[key] = raw
         else:
             parts[name] = msgspec.Raw(raw)
@@ -128,7 +133,7 @@ def encode_head(
     if named:
         hashed |= numbered(named)
         values |= blocks.values()
-    definition, raw = _definition_stored(session.definition)
+    definition, raw = _definition_stored(session.definition, name_of)
     values[definition] = raw
     format = _WITH_BLOCKS if named else codec.FORMAT
     if metadata is not None and metadata.apart:
@@ -166,16 +171,17 @@ def is_block(part: str) -> bool:
     return part.startswith(_BLOCK)
 
 
-_definitions: LRU[int, tuple[AgentDefinition, str, bytes]] = LRU(256)
+_definitions: LRU[tuple[int, Namer], tuple[AgentDefinition, str, bytes]] = LRU(256)
 
 
-def _definition_stored(definition: AgentDefinition) -> tuple[str, bytes]:
+def _definition_stored(definition: AgentDefinition, name_of: Namer) -> tuple[str, bytes]:
     """Return a definition's name and bytes, kept: sessions share definitions, and each of their saves names one."""
-    kept = _definitions.get(id(definition))
+    key = (id(definition), name_of)
+    kept = _definitions.get(key)
     if kept is None or kept[0] is not definition:
         raw = codec.encode(definition)
-        kept = (definition, hash_of(raw), raw)
-        _definitions.keep(id(definition), kept)
+        kept = (definition, name_of(raw), raw)
+        _definitions.keep(key, kept)
     return kept[1:]
 
 

@@ -11,30 +11,34 @@ from typing import Any
 from perdure import codec
 from perdure.model.value import EMPTY
 from perdure.stores.cache import CachedSession, StoredMetadata
-from perdure.stores.format.rows import Values, hash_of
+from perdure.stores.format.rows import Namer, Values, hash_of
 
 LARGE = 4096
 """How many bytes a value may take that stands among the others. A row of its own takes four pages to write."""
 _PART = "metadata "
 
 
-def stored_metadata(metadata: Mapping[str, Any], at_hand: CachedSession | None) -> tuple[StoredMetadata, Values]:
+def stored_metadata(
+    metadata: Mapping[str, Any], at_hand: CachedSession | None, name_of: Namer = hash_of
+) -> tuple[StoredMetadata, Values]:
     """Return metadata as it is stored, and the values that stand apart in it and are new.
 
     What is the same object in the version at hand is neither checked nor encoded again.
     """
     if at_hand is None or at_hand.metadata is None:
-        return taken_apart(metadata)
+        return taken_apart(metadata, name_of=name_of)
     before, stored = at_hand.session.state.context.metadata, at_hand.metadata
     if metadata is before:
         return stored, {}
     if not stored.apart:
-        return taken_apart(metadata)
+        return taken_apart(metadata, name_of=name_of)
     same = {key: name for key, name in stored.apart.items() if key in metadata and metadata[key] is before[key]}
-    return taken_apart(metadata, same)
+    return taken_apart(metadata, same, name_of)
 
 
-def taken_apart(metadata: Mapping[str, Any], known: Mapping[str, str] = EMPTY) -> tuple[StoredMetadata, Values]:
+def taken_apart(
+    metadata: Mapping[str, Any], known: Mapping[str, str] = EMPTY, name_of: Namer = hash_of
+) -> tuple[StoredMetadata, Values]:
     """Return metadata as it is stored, and its large values but for those that are known to stand apart."""
     among = _without(metadata, known) if known else metadata
     codec.check_json(among, "$.state.metadata")
@@ -42,7 +46,7 @@ def taken_apart(metadata: Mapping[str, Any], known: Mapping[str, str] = EMPTY) -
     if len(rest) > LARGE:
         bodies = {key: codec.encode(value) for key, value in among.items() if isinstance(value, str | Mapping | list)}
         if large := {key: body for key, body in bodies.items() if len(body) > LARGE}:
-            apart = {**known, **{key: hash_of(body) for key, body in large.items()}}
+            apart = {**known, **{key: name_of(body) for key, body in large.items()}}
             rest = codec.encode(_without(metadata, apart))
             return StoredMetadata(rest, apart), {apart[key]: body for key, body in large.items()}
     return StoredMetadata(rest, known), {}

@@ -16,7 +16,7 @@ from perdure.model.session import AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.stores.format.blocks import BlocksAtHand, names_in
 from perdure.stores.format.heads import INLINE, StoredHead, is_block, joined, numbered, prefix_length
-from perdure.stores.format.rows import Values, hash_of
+from perdure.stores.format.rows import Namer, Values, hash_of
 
 Rename = Callable[[int | str, int, int], int | str]
 """Given a stretch of a log, the log's other name."""
@@ -47,7 +47,8 @@ class OpenHead:
             return self._renamed(blocks)
 
     def _renamed(self, blocks: RenamedBlocks) -> tuple[bytes, Values]:
-        values = {hash_of(self._definition): self._definition}
+        name_of = blocks.name_value
+        values = {name_of(self._definition): self._definition}
         parts: dict[str, msgspec.Raw] = {}
         hashed: dict[str, str] = {}
         blocks.begin(self._values)
@@ -57,13 +58,15 @@ class OpenHead:
             if raw is None:
                 continue
             if len(raw) > INLINE and name != "transcript":
-                hashed[name] = hash_of(raw)
+                hashed[name] = name_of(raw)
                 values[hashed[name]] = raw
             else:
                 parts[name] = msgspec.Raw(raw)
         hashed |= numbered(blocks.name_of(key) for key in self._blocks)
         values |= blocks.new
         head = {name: item for name, item in self._plain.items() if name not in _BY_HASH}
+        if "definition" in head:
+            head["definition"] = name_of(self._definition)
         head |= {"op": "", **({"parts": parts} if parts else {}), **({"hashed": hashed} if hashed else {})}
         return codec.join(head), values
 
@@ -124,7 +127,9 @@ class RenamedBlocks:
     It is made once for all versions of a session: a block that many of them show is renamed once.
     """
 
-    def __init__(self, rename: Rename) -> None:
+    def __init__(self, rename: Rename, name_of: Namer = hash_of) -> None:
+        self.name_value = name_of
+        """What makes the names of values; all of them are named anew."""
         self.new: Values = {}
         """The values of the blocks that were renamed since `begin`."""
         self._rename = rename
@@ -176,6 +181,6 @@ class RenamedBlocks:
                 continue
             raw = msgspec.json.encode(self._piece(plain))
             self._fresh.append(todo[-1])
-            name = self._names[todo.pop()] = hash_of(raw)
+            name = self._names[todo.pop()] = self.name_value(raw)
             self.new[name] = raw
         return self._names[block]

@@ -197,6 +197,15 @@ def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) 
     return checksum(body, sid, seq, checksum(f"{run}/{kind}".encode()))
 
 
+Namer = Callable[[bytes], str]
+"""What makes a name for a value."""
+
+
+def is_keyed(name: str) -> bool:
+    """Tell whether a name was made with a key: then the value itself was sealed under it."""
+    return name.startswith("~")
+
+
 def hash_of(body: bytes) -> str:
     """A name for bytes: 128 bits, in 22 characters."""
     return urlsafe_b64encode(hashlib.blake2b(body, digest_size=16).digest())[:22].decode()

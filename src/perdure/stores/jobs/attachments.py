@@ -30,7 +30,7 @@ def write(attachments: Attachments, log: int | str, start: int) -> Job[None]:
     bodies = {each.hash: each for _, each in attachments if each.body is not None}
     if bodies:
         rows = [(each.hash, each.size, each.body) for each in bodies.values()]
-        yield Insert("blob", ("hash", "size", "body"), rows, or_set=())
+        yield Insert("blob", ("hash", "size", "body"), rows, or_set=(), whose=("log", log))
     noted_at = dict.fromkeys((each.hash, log, start + place) for place, each in attachments)
     yield Insert("attached", ("hash", "log", "pos"), [*noted_at], or_set=())
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from perdure.codec import hash_of_bytes
-from perdure.errors import CorruptRecord, InvalidData
+from perdure.errors import CorruptRecord, InvalidData, KeyUnavailable
 from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import Problem
 from perdure.stores.engine import Count, Job, Select, Where
@@ -30,6 +30,7 @@ from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log, update_columns
 from perdure.stores.jobs.sketching import piece_of
 from perdure.stores.jobs.values import gather_unmet, read_value
+from perdure.stores.sealing import plain_name
 from perdure.stores.tapes import without
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
@@ -120,6 +121,8 @@ class _Survey:
             yield
         except CorruptRecord as error:
             self.note(error.session_id or session_id, error.position, error.reason, repair)
+        except KeyUnavailable as error:
+            self.note(error.session_id or session_id, where, f"it could not be checked: {error.what}", error.advice)
         except _DAMAGE as error:
             self.note(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", repair)
 
@@ -242,7 +245,7 @@ def _check_attached(survey: _Survey, session_id: str | None, log: int | str) -> 
     """Check that it is noted which messages of a log show which images and files, and that these are there."""
     rows = yield Select("attached", ("pos", "hash"), {"log": log})
     survey.met["attached"] += len(rows)
-    noted = {(pos, key) for pos, key in rows if type(pos) is not int or pos >= 0}
+    noted = {(pos, plain_name(key)) for pos, key in rows if type(pos) is not int or pos >= 0}
     named = {(pos, key) for pos, hashes in (yield from named_in(log)) for key in hashes}
     for pos, key in sorted(named - noted):
         survey.note(
@@ -497,7 +500,7 @@ def _check_file(survey: _Survey, key: str, size: int) -> Job[None]:
     if not (yield Select("attached", ("log",), {"hash": key}, limit=1)):
         survey.note(None, f"file {key}", "it belongs to no message", _LEFT_OVER)
     for (body,) in (yield Select("blob", ("body",), {"hash": key})):
-        if type(body) is not bytes or hash_of_bytes(body) != key or len(body) != size:
+        if type(body) is not bytes or hash_of_bytes(body) != plain_name(key) or len(body) != size:
             survey.note(None, f"file {key}", "its hash or its size does not match", _BACKUP)
 
 

@@ -51,6 +51,18 @@ class Facts(msgspec.Struct, frozen=True):
         return self.inbox_end > self.taken
 
 
+def owner_of(sid: int) -> Job[str | None]:
+    """Return the owner of a session by its number."""
+    rows = yield Select("session", ("owner",), {"sid": sid})
+    return rows[0][0] if rows else None
+
+
+def owner_by_id(session_id: str) -> Job[str | None]:
+    """Return the owner of a session; None if it has none, or is not there."""
+    rows = yield Select("session", ("owner",), {"id": str(session_id)})
+    return rows[0][0] if rows else None
+
+
 def facts_of(session_id: str) -> Job[Facts]:
     rows = yield Select("session", COLUMNS_OF_FACTS, {"id": str(session_id)})
     erasures = yield from count_of_erasures()

@@ -112,7 +112,7 @@ def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None
         used = {key for (key,) in (yield Select("uses", ("hash",), {"hash in": some}))}
         if unused := [key for key in some if key not in used]:
             if tally is not None:
-                rows = yield Select("value", ("body",), {"hash in": unused})
+                rows = yield Select("value", ("body",), {"hash in": unused}, lenient=True)
                 tally.add(body for (body,) in rows)
             yield Delete("value", {"hash in": unused})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.errors import CorruptRecord, InvalidData
+from perdure.errors import CorruptRecord, InvalidData, KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
@@ -51,7 +51,7 @@ def _logs_shown(session_id: str, sid: int) -> Job[set[int | str]]:
         head = yield from oldest_head(session_id, sid)
         values = yield from gather(session_id, head)
         return {log for log, _, _ in stretches_of_view(head, values)}
-    except (CorruptRecord, InvalidData, LookupError, TypeError, ValueError):
+    except (CorruptRecord, KeyUnavailable, InvalidData, LookupError, TypeError, ValueError):
         return set()  # which only makes it slower; a check tells of the damage
 
 
@@ -60,7 +60,9 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
     rows = yield Select("session", ("sid", "id", "parent"), {"sid in": numbers})
     firsts: Mapping[int, tuple[int | None, bytes]] = {
         sid: (crc, body)
-        for sid, crc, body in (yield Select("head", ("sid", "crc", "body"), {"sid in": numbers, "version": 1}))
+        for sid, crc, body in (
+            yield Select("head", ("sid", "crc", "body"), {"sid in": numbers, "version": 1}, lenient=True)
+        )
     }
     found: Parents = {}
     for sid, session_id, parent in rows:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from perdure.errors import CorruptRecord
+from perdure.errors import CorruptRecord, KeyUnavailable
 from perdure.model.transcript import LogRef
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Job, Select, Where
@@ -60,7 +60,7 @@ def inherited(parent_id: str, named: Stretches, known: CachedSession | None, ori
             shown = frozenset(each for each in shown if each[0] not in own) if len(own) > 1 else shown
         if shown is None:
             shown = yield from began_with(parent_id, sid, line)
-    except CorruptRecord:
+    except (CorruptRecord, KeyUnavailable):
         return Inherited()  # a fork of a damaged session notes all by itself
     # If it begins before the end of what the other one began with, it would inherit what it does not show.
     return Inherited(sid, shown) if shown and not uncovered(shown, named) else Inherited()

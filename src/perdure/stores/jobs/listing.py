@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId, KeyUnavailable
 from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus, check_owner, tag_rows
@@ -17,6 +17,7 @@ from perdure.protocols import SHORTEST_SUFFIX, SessionQuery
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
 from perdure.stores.format.rows import ListPlace, Order, page_start
+from perdure.stores.sealing import Sealing, is_sealed
 
 _BEHIND_ALL = "~"
 """Greater than any character that an id can have, in the order of ASCII."""
@@ -80,20 +81,25 @@ class Page:
         chosen = [row for row in rows if (sids is None or row[1] in sids) and self._is_behind_start(row)]
         page = []
         for row in chosen[: self.most]:
-            heads = yield Select("head", ("crc", "body"), {"sid": row[1], "version": row[3]})
+            heads = yield Select("head", ("crc", "body"), {"sid": row[1], "version": row[3]}, lenient=True)
             page.append(HeaderRow(*row, *(heads[0] if heads else (None, None))))
         return page
 
     def _is_behind_start(self, row: Sequence[Any]) -> bool:
         return self.start is None or (row[0], row[1]) < self.start
 
-    def listed(self, rows: Sequence[HeaderRow]) -> SessionInfoList:
+    def listed(self, rows: Sequence[HeaderRow], sealing: Sealing) -> SessionInfoList:
         """Return the list that the rows of a page are."""
         infos: list[AgentSessionInfo] = []
-        damaged: list[CorruptRecord] = []
+        damaged: list[CorruptRecord | KeyUnavailable] = []
         for row in rows[: self.query.limit]:
             try:
+                if is_sealed(row.body):
+                    body, crc = sealing.opened("head", row.body, row.crc)
+                    row = row._replace(crc=crc, body=body)
                 infos.append(_info_of(self.query, row))
+            except KeyUnavailable as error:
+                damaged.append(error.of_session(row.id))
             except CorruptRecord as error:
                 damaged.append(error)
         last = ListPlace(*rows[self.query.limit - 1][:2]) if len(rows) > self.query.limit else None

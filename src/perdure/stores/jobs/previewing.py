@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.errors import CorruptRecord
+from perdure.errors import CorruptRecord, KeyUnavailable
 from perdure.model.message import Message
 from perdure.model.session import forked_from
 from perdure.model.usage import Usage
@@ -73,7 +73,7 @@ def previews(
     for session_id in session_ids:
         try:
             standing = yield from _standing(session_id)
-        except CorruptRecord as damage:
+        except (CorruptRecord, KeyUnavailable) as damage:
             if is_strict:
                 raise
             found[session_id] = Preview(damage=damage)
@@ -108,23 +108,26 @@ class View(msgspec.Struct, frozen=True):
 
     count: int | None
     last_words: str | None
-    damage: CorruptRecord | None = None
+    damage: CorruptRecord | KeyUnavailable | None = None
 
 
 def caught(job: Job[Any], is_strict: bool) -> Job[Any]:
     """Drive a job, and return the damage that it raises, unless that is to be raised."""
     try:
         return (yield from job)
-    except CorruptRecord as damage:
+    except (CorruptRecord, KeyUnavailable) as damage:
         if is_strict:
             raise
         return damage
 
 
-def previewed(session: Standing, title: str | CorruptRecord | None, view: View | CorruptRecord) -> Preview:
+_Unread = CorruptRecord | KeyUnavailable
+
+
+def previewed(session: Standing, title: str | _Unread | None, view: View | _Unread) -> Preview:
     """Return a preview of what its two jobs came to."""
-    seen = View(None, None, view) if isinstance(view, CorruptRecord) else view
-    words, damage = (None, title) if isinstance(title, CorruptRecord) else (title, seen.damage)
+    seen = View(None, None, view) if isinstance(view, _Unread) else view
+    words, damage = (None, title) if isinstance(title, _Unread) else (title, seen.damage)
     return Preview(words, seen.last_words, seen.count, session.usage, damage)
 
 
@@ -177,7 +180,7 @@ def view_of(session: Standing, cached: Mapping[str, bytes], is_strict: bool) -> 
     shown = yield from _shown(session.id, session.head, cached)
     count = sum(stop - start for _, start, stop in shown)
     last = yield from caught(_last_words(session.id, shown), is_strict)
-    return View(count, None, last) if isinstance(last, CorruptRecord) else View(count, last)
+    return View(count, None, last) if isinstance(last, _Unread) else View(count, last)
 
 
 def _last_words(session_id: str, shown: Sequence[Stretch]) -> Job[str | None]:

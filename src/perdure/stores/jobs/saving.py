@@ -29,11 +29,13 @@ from perdure.stores.format.rows import (
     LAST,
     Attachments,
     Batch,
+    Namer,
     Stretch,
     Values,
     another_session,
     batch_checksum,
     checksum,
+    hash_of,
     key_checksum,
     log_checksum,
     minute_of,
@@ -56,7 +58,16 @@ from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
+NameOf = Callable[[str | None], Namer]
+"""What makes the names of an owner's values."""
 _NONE: frozenset[Any] = frozenset()
+
+
+def plainly(owner: str | None) -> Namer:
+    """Name values by their hashes, whoever owns them."""
+    return hash_of
+
+
 _FEW = 3
 """A save of so many messages is packed, as most of it is its head."""
 
@@ -77,6 +88,8 @@ class Change:
     """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
 
     gate: Literal["", "share"] = ""
+    owner: str | None = None
+    """Whose session it is. In a store without keys nobody looks that up."""
     attachments: Attachments = ()
     """The images and files that its messages name by hash."""
 
@@ -148,8 +161,11 @@ class Keep(Change):
         parent: CachedSession | None = None,
         remember: Callable[[Keep, CachedSession], CachedSession] | None = None,
         drops_sketches: bool = False,
+        name_of: Namer = hash_of,
     ) -> None:
         super().__init__(session.id, origin)
+        self.owner = session.info.owner
+        self._name_of = name_of
         self.drops_sketches = drops_sketches
         self.session = session
         self.is_new = is_new
@@ -214,7 +230,9 @@ class Keep(Change):
         settled = self._placement.settle(own, place.msg_end)
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
         note_settled(kept.state.transcript, self.origin)
-        body, values, metadata = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run, at_hand=known)
+        body, values, metadata = encode_head(
+            kept, self.op, tells_of_new_run=self._tells_of_new_run, at_hand=known, name_of=self._name_of
+        )
         is_fork = self.is_new and kept.info.parent_id is not None
         state = kept.state
         is_mostly_head = is_fork or state.metadata or len(self.messages) <= _FEW
@@ -687,7 +705,7 @@ def row_of_head(sid: int, version: int, body: bytes) -> Row:
 
 def write_values(sid: int, packed: Values) -> Job[None]:
     if packed:
-        yield Insert("value", ("hash", "body"), list(packed.items()), or_set=())
+        yield Insert("value", ("hash", "body"), list(packed.items()), or_set=(), whose=("sid", sid))
         yield Insert("uses", ("hash", "sid"), [(key, sid) for key in packed], or_set=())
 
 

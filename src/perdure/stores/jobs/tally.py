@@ -28,7 +28,7 @@ class Tally:
         """Count the messages of a stretch that is about to be erased, some at a time."""
         while True:
             where = {"log": log, "pos >=": start, "pos <": stop}
-            rows = yield Select("msg", ("pos", "body"), where, order="pos", limit=_AT_ONCE)
+            rows = yield Select("msg", ("pos", "body"), where, order="pos", limit=_AT_ONCE, lenient=True)
             self.messages += len(rows)
             self.add(body for _, body in rows)
             if len(rows) < _AT_ONCE:

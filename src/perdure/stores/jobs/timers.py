@@ -81,7 +81,7 @@ def timers(session_id: SessionId | None, limit: int, after: int) -> Job[list[Tim
 
 def due(at: float, limit: int) -> Job[list[Timer]]:
     """Return the timers that are to ring by a time, the earliest first. A damaged one does not keep others waiting."""
-    rows = yield Select("timer", COLUMNS, {"due <=": at}, order="due timer", limit=limit)
+    rows = yield Select("timer", COLUMNS, {"due <=": at}, order="due timer", limit=limit, lenient=True)
     ids = yield from _ids_of(rows)
     return [timer for row in rows if row[1] in ids and (timer := sound_timer(ids[row[1]], row)) is not None]
 
@@ -124,8 +124,9 @@ def ring(
     if again is None:
         yield Delete("timer", {"timer": timer.id, "sid": place.sid})
     else:
-        crc, _ = sealed(place.sid, replace(stored, due=again))
-        yield Update("timer", {"due": again, "crc": crc}, {"timer": timer.id, "sid": place.sid})
+        crc, body = sealed(place.sid, replace(stored, due=again))
+        values = {"due": again, "crc": crc, "body": body}
+        yield Update("timer", values, {"timer": timer.id, "sid": place.sid})
     return None if is_full else True
 
 

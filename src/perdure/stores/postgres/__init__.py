@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect_count
 from perdure.model.ids import SessionId
+from perdure.protocols import KeyRing
 
 try:
     import psycopg_pool as psycopg_pool
@@ -28,16 +29,25 @@ class PostgresStore(IndexedStore):
 
     `schema` keeps tenants apart within a database, and is created if there is none. `pool` is the most connections
     that are held; `cache` is how many sessions are kept at hand, each checked against the database at every load.
+    With `keys`, what is written is sealed: see docs/encryption.md.
     """
 
     _engine: PostgresEngine
 
-    def __init__(self, dsn: str, *, schema: str = "perdure", pool: int = 8, cache: int = 128) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = "perdure",
+        pool: int = 8,
+        cache: int = 128,
+        keys: KeyRing | None = None,
+    ) -> None:
         if not isinstance(dsn, str) or not dsn.strip():
             raise InvalidData("$.dsn", "a PostgresStore needs the address of a database, as postgresql://host/name")
         self._schema = check_schema(schema)
         engine = PostgresEngine(dsn, schema, expect_count(pool, "$.pool", least=1))
-        super().__init__(engine, cache=expect_count(cache, "$.cache"))
+        super().__init__(engine, cache=expect_count(cache, "$.cache"), keys=checked.keys(keys))
 
     @property
     def is_open(self) -> bool:

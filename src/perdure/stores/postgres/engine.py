@@ -16,7 +16,7 @@ from perdure.stores.format.rows import Batch, Values
 from perdure.stores.jobs import rates, record, sketching, waiting
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
-from perdure.stores.jobs.saving import Keep, Place
+from perdure.stores.jobs.saving import Append, Keep, Place
 from perdure.stores.jobs.values import unpacked_value
 from perdure.stores.postgres import notes, quick, sketches
 from perdure.stores.postgres import waiting as waits
@@ -28,6 +28,8 @@ from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
 from perdure.stores.postgres.statistics import Statistics
 from perdure.stores.postgres.writer import Writer
+from perdure.stores.sealed_jobs import Owner
+from perdure.stores.sealing import Sealing
 from perdure.stores.search import Query
 from perdure.stores.tapes import TapeCache
 
@@ -59,6 +61,8 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 class PostgresEngine(IndexedEngine):
     """Keeps the tables in a schema of a database."""
 
+    can_be_sealed = True
+
     def __init__(self, dsn: str, schema: str, pool: int) -> None:
         self._dsn = dsn
         self._schema = schema
@@ -76,7 +80,7 @@ class PostgresEngine(IndexedEngine):
         except BaseException:
             await link.close()
             raise
-        self._open = _Open(link)
+        self._open = _Open(link, self.sealing)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,10 +113,10 @@ class PostgresEngine(IndexedEngine):
             return await way  # type: ignore[no-any-return]  # what the job would return
 
         def queries() -> Queries[T]:
-            return queries_of(job(), at)
+            return queries_of(job(), at, self.sealing)
 
         is_read = kind in ("glance", "read")
-        if is_read and not long:
+        if is_read and not long and (not self.sealing.is_on or quick.reads_no_bodies(job)):
             with suppress(quick.Odd):
                 return await quick.answered(link, job)  # type: ignore[no-any-return]  # what the job would return
         if kind == "write" and long:  # as an import writes a session
@@ -128,6 +132,8 @@ class PostgresEngine(IndexedEngine):
     def _short_way(self, job: Any, given: tuple[Any, ...]) -> Awaitable[Any] | None:
         """Return the way by one statement, or a few, to what a job does; None if it has to be driven."""
         link = self.opened.link
+        if self.sealing.is_on and job in (record.post, record.note, sketching.keep):
+            return None
         if job is record.post and not given[1].attachments:
             return self.opened.inbox.post(*given)
         if job is record.note:
@@ -145,10 +151,25 @@ class PostgresEngine(IndexedEngine):
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
+        if self.sealing.is_on and isinstance(change, Keep | Append) and change.attachments:
+            return await self._commit_by_job(change)
         made = await opened.writer.make(change)  # type: ignore[arg-type]  # there are no others
         if isinstance(change, Keep) and change.is_new:
             opened.statistics.note()
         return made
+
+    async def _commit_by_job(self, change: Keep | Append) -> Any:
+        """Make a change statement by statement: what its files are called depends on what is there."""
+        at = given_time()
+
+        async def finished() -> Any:
+            return change.finish(
+                await self.opened.link.transact(
+                    lambda: queries_of(change.job(), at, self.sealing, Owner(change.owner)), snapshot=False
+                )
+            )
+
+        return await finish_despite_cancel(finished())
 
     async def fetch(self, load: Fetch[T]) -> T | None:
         assert isinstance(load, Load)
@@ -156,7 +177,7 @@ class PostgresEngine(IndexedEngine):
             return await self._fetch(load)
         except CorruptRecord:
             opened, at = self.opened, given_time()
-            return await opened.link.transact(lambda: queries_of(load.job(), at), snapshot=True)
+            return await opened.link.transact(lambda: queries_of(load.job(), at, self.sealing), snapshot=True)
 
     async def _fetch(self, load: Load) -> Any:
         opened = self.opened
@@ -165,7 +186,7 @@ class PostgresEngine(IndexedEngine):
             seen = await opened.looks.at(load.session_id)
             if seen is None or seen == (load.known.session.version, load.known.erasures):
                 return None if seen is None else Loaded(seen.erasures)
-        found: Loaded | None = await opened.link.read(lambda connection: _load(connection, load))
+        found: Loaded | None = await opened.link.read(lambda connection: _load(connection, load, self.sealing))
         if found is not None and found.place is not None and load.version is None:
             opened.writer.note(load.session_id, found.place)
         return found
@@ -184,32 +205,32 @@ class PostgresEngine(IndexedEngine):
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.postgres.faults import faults
 
-        return await self.opened.link.transact_in_thread(faults, snapshot=True)
+        return await self.opened.link.transact_in_thread(partial(faults, self.sealing), snapshot=True)
 
     async def search(self, query: Query) -> Sequence[SearchHit]:
         from perdure.stores.postgres.search import search
 
-        return await search(self.opened.link, query)
+        return await search(self.opened.link, query, self.sealing)
 
     async def named(self, message_id: str) -> Sequence[tuple[int, int]]:
         from perdure.stores.postgres.search import named
 
-        return await named(self.opened.link, message_id)
+        return await named(self.opened.link, message_id, self.sealing)
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         from perdure.stores.postgres.search import index
 
-        return await index(self.opened.link, anew=anew, progress=progress)
+        return await index(self.opened.link, self.sealing, anew=anew, progress=progress)
 
 
 class _Open:
     """An open engine: its connections, and the tasks that write and listen."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, sealing: Sealing) -> None:
         self.link = link
         self.looks = Looks(link)
         self.inbox = Inbox(link)
-        self.writer = Writer(link, self.inbox)
+        self.writer = Writer(link, self.inbox, sealing)
         self.listener = Listener(link)
         self.statistics = Statistics(link)
 
@@ -225,7 +246,7 @@ class _Open:
             await self.link.close()
 
 
-async def _load(connection: Connection, load: Load) -> Loaded | None:
+async def _load(connection: Connection, load: Load, sealing: Sealing) -> Loaded | None:
     """Read a session by one statement, and by a few more what that has not fetched along."""
     session_id = load.session_id
     asked = {"id": session_id, "version": load.version, "cold": load.known is None and load.last is None}
@@ -236,8 +257,12 @@ async def _load(connection: Connection, load: Load) -> Loaded | None:
     if not is_there(session_id, load.version, newest, last, version is not None):
         return None
     place = Place(*numbers)
+    if sealing.is_on:
+        body, crc = sealing.opened("head", body, crc)
+        opened = [sealing.opened("msg", *each) for each in zip(said or (), sums or (), strict=True)]
+        said, sums = [body for body, _ in opened], [crc for _, crc in opened]
     head = StoredHead(unpacked_head(body, crc, session_id, place.sid, version), session_id, version)
-    values = await _values(connection, session_id, head, dict(zip(hashes or (), bodies or (), strict=True)))
+    values = await _values(connection, session_id, head, dict(zip(hashes or (), bodies or (), strict=True)), sealing)
     along = _stretches(session_id, zip(logs or (), places or (), sums or (), said or (), strict=True))
     tapes = load.tapes
     if along:  # what is at hand is added to only once all is read
@@ -246,18 +271,22 @@ async def _load(connection: Connection, load: Load) -> Loaded | None:
             tapes.put(*stretch)
     for log, start, stop in tapes.missing(head.wanted(values, load.last)):
         job = read_messages(session_id, log, start, stop)
-        along.append((log, start, await ask(connection, queries_of(job, None))))
+        along.append((log, start, await ask(connection, queries_of(job, None, sealing))))
     return Loaded(erasures, head, values, along, place)
 
 
-async def _values(connection: Connection, session_id: str, head: StoredHead, known: dict[str, bytes]) -> Values:
+async def _values(
+    connection: Connection, session_id: str, head: StoredHead, known: dict[str, bytes], sealing: Sealing
+) -> Values:
     """Return the values that a head names: what was fetched along with it, and if that is not all, the rest."""
     values: Values = {}
     while wanted := [key for key in head.hashes(values) if key not in values]:
         missing = [key for key in wanted if key not in known]
         if missing:
             known |= dict(await fetched(connection, _VALUES, (missing,)))
-        values |= {key: unpacked_value(session_id, key, known.get(key)) for key in wanted}
+        for key in wanted:
+            body, _ = sealing.opened("value", known.get(key), name=key)
+            values[key] = unpacked_value(session_id, key, body)
     return values
 
 

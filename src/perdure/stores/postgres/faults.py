@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from perdure.errors import CorruptRecord
+from perdure.errors import CorruptRecord, KeyUnavailable
 from perdure.protocols import Problem
 from perdure.stores.engine import Job
 from perdure.stores.format.heads import StoredHead, unpacked_head
@@ -12,6 +13,7 @@ from perdure.stores.format.rows import Values
 from perdure.stores.jobs.values import read_value
 from perdure.stores.postgres.link import Queries
 from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of, restored
+from perdure.stores.sealing import Sealing
 from perdure.stores.tapes import TapeCache
 
 _COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
@@ -51,9 +53,9 @@ _WAITING = """
 _HEADS = "SELECT version, crc, body, hashes, wanted FROM head WHERE sid = %s ORDER BY version"
 
 
-def faults() -> Queries[list[Problem]]:
+def faults(sealing: Sealing) -> Queries[list[Problem]]:
     found: list[Problem] = []
-    for look in (_sequences, _seals, _claims, _waiting, _tags, _backdated, _words, _fetched_along):
+    for look in (_sequences, _seals, _claims, _waiting, _tags, _backdated, _words, partial(_fetched_along, sealing)):
         found += yield from look()
     return found
 
@@ -118,7 +120,7 @@ def _words() -> Queries[list[Problem]]:
     return found
 
 
-def _fetched_along() -> Queries[list[Problem]]:
+def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
     """Compare what a head's columns say again of its body, for one statement to fetch it along."""
     found = []
     what = "it does not name the values and the messages that the version is made of"
@@ -126,10 +128,11 @@ def _fetched_along() -> Queries[list[Problem]]:
         values: Values = {}
         for version, crc, body, hashes, wanted in (yield _HEADS, (sid,)):
             try:
+                body, crc = sealing.opened("head", body, crc)
                 head = StoredHead(unpacked_head(body, crc, session_id, sid, version), session_id, version)
-                named = yield from queries_of(_gathered(session_id, head, values), None)
+                named = yield from queries_of(_gathered(session_id, head, values), None, sealing)
                 is_right = {*hashes} == named.keys() and (wanted is None or _is_wanted(head, named, wanted))
-            except CorruptRecord:
+            except (CorruptRecord, KeyUnavailable):
                 continue  # a damaged head is reported by those who read the session
             if not is_right:
                 found.append(Problem(session_id, f"what is fetched along with version {version}", what, _COPY))

@@ -19,7 +19,8 @@ from perdure.stores.format.rows import Stretch, batch_checksum, checksum
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take, borrowed_by
 from perdure.stores.postgres.parcel import Parcel
-from perdure.stores.postgres.rows import given_time, plain
+from perdure.stores.postgres.rows import PLAIN, given_time, plain
+from perdure.stores.sealing import Sealing
 
 _MOST_WANTED = 16
 _MOST_AT_ONCE = 256
@@ -60,8 +61,9 @@ class Answer(msgspec.Struct, frozen=True):
 class Order:
     """A change that somebody waits for. What it writes depends on where its session stands."""
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Change, sealing: Sealing = PLAIN) -> None:
         self.change = change
+        self._sealing = sealing
         self.session_id = str(change.session_id)
         self.at = given_time()
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -141,7 +143,8 @@ class Order:
         assert isinstance(change, Keep | Append)
         log, start = self._start()
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
-        said = parcel.messages(log, start, change.messages)
+        seal = self._seal_messages if self._sealing.is_on else None
+        said = parcel.messages(log, start, change.messages, seal)
         self._put_files(parcel, n, log, start)
         recorded = self._of_batch(parcel, n, log, start)
         parcel.put("ops", {**self._common(parcel, n, change), **columns, **said, **recorded})
@@ -176,28 +179,50 @@ class Order:
         draft, sid = self.draft, self.place.sid
         self._need_parts(parcel, draft, change)
         for key, value in draft.new_values.items():
+            if self._sealing.is_on:
+                value = self._sealing.seal("value", change.owner, value, name=key)
             start, size = parcel.bytes_at(value), len(value)
             parcel.put("values", {"n": n, "sid": sid, "hash": key, "start": start, "size": size})
         for log, start, stop in self.refs:
             stretch = {"log": log, "start": start, "stop": stop, "since": change.since}
             parcel.put("refs", {"n": n, "sid": sid, **stretch})
         info = draft.session.info
+        head_crc, head = self._sealed("head", checksum(draft.head, sid, change.version), draft.head)
+        key_name, key_digest = self._key(change)
         return {
             "status": info.status.value,
             "agent": plain(info.agent_name),
             "updated": change.at.timestamp(),
             "created": info.created_at.timestamp(),
-            "head_crc": checksum(draft.head, sid, change.version),
-            "head_from": parcel.bytes_at(draft.head),
-            "head_size": len(draft.head),
+            "head_crc": head_crc,
+            "head_from": parcel.bytes_at(head),
+            "head_size": len(head),
             "hashes": [*draft.hashes],
             "wanted": wanted_of(draft.session),
             "tags": None if draft.tags is None else [plain(tag) for tag in draft.tags],
             "erasures": self._known.erasures if self._known else None,
-            "key_name": plain(change.key.name) if change.key else None,
-            "key_digest": plain(change.key.digest) if change.key else None,
+            "key_name": key_name,
+            "key_digest": key_digest,
             **(self._of_create(draft, change) if change.is_new else _of_save(change)),
         }
+
+    def _sealed(self, table: str, crc: int, body: bytes) -> tuple[int, bytes]:
+        """Return the checksum and the body of a row as they stand in the table."""
+        if not self._sealing.is_on:
+            return crc, body
+        return self._sealing.sealed_row(table, self.change.owner, crc, body)
+
+    def _seal_messages(self, sums: Sequence[int], bodies: Sequence[bytes]) -> tuple[Sequence[int], Sequence[bytes]]:
+        rows = self._sealing.sealed_rows("msg", self.change.owner, zip(sums, bodies, strict=True))
+        return [crc for crc, _ in rows], [body for _, body in rows]
+
+    def _key(self, change: Keep) -> tuple[str | None, str | None]:
+        """Return the name and the digest of an idempotency key as they stand in the table."""
+        if change.key is None:
+            return None, None
+        if self._sealing.is_on:
+            return self._sealing.sealed_key(change.owner, change.key, None)[:2]
+        return plain(change.key.name), plain(change.key.digest)
 
     def _need_parts(self, parcel: Parcel, draft: Draft, change: Keep) -> None:
         parcel.need("head")
@@ -242,10 +267,11 @@ class Order:
             run = {"n": n, "sid": place.sid, "loop": plain(loop), "first_seq": first + begin, "last_seq": first + end}
             stretch = {"log": log, "first_pos": start, "end_pos": start + len(change.messages)}
             parcel.put("runs", {**run, **stretch})
+        crc, body = self._sealed("batch", batch_checksum(place.sid, place.evt_end + batch.count, batch), batch.body)
         return {
-            "batch_crc": batch_checksum(place.sid, place.evt_end + batch.count, batch),
-            "batch_from": parcel.bytes_at(batch.body),
-            "batch_size": len(batch.body),
+            "batch_crc": crc,
+            "batch_from": parcel.bytes_at(body),
+            "batch_size": len(body),
             "batch_run": None if batch.run is None else plain(batch.run),
         }
 

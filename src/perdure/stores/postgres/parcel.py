@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, count
 from pathlib import Path
@@ -17,6 +17,10 @@ from perdure.stores.postgres.rows import GATE
 
 _TEXT = Path(__file__).with_name("write.sql").read_text()
 PARTS = frozenset(re.findall(r"^-- if (\w+)$", _TEXT, re.MULTILINE))
+
+
+Seal = Callable[[Sequence[int], Sequence[bytes]], tuple[Sequence[int], Sequence[bytes]]]
+"""What makes of checksums and bodies those that stand in the table."""
 
 
 class Parcel:
@@ -42,10 +46,13 @@ class Parcel:
         self._size += len(body)
         return self._size - len(body) + 1
 
-    def messages(self, log: int, start: int, bodies: Sequence[bytes]) -> dict[str, Any]:
+    def messages(self, log: int, start: int, bodies: Sequence[bytes], seal: Seal | None = None) -> dict[str, Any]:
         """Add messages that follow each other in a log. Return the columns that tell of them."""
         if not bodies:
             return {}
+        sums: Sequence[int] = [*map(crc32, bodies, count(seed_of(log) + start))]
+        if seal is not None:
+            sums, bodies = seal(sums, bodies)
         self.need("messages")
         sizes, first = [*map(len, bodies)], self._size + 1
         self._pieces += bodies
@@ -53,7 +60,7 @@ class Parcel:
         return {
             "said_in": log,
             "said_from": start,
-            "said_sums": [*map(crc32, bodies, count(seed_of(log) + start))],
+            "said_sums": [*sums],
             "said_starts": [*accumulate(sizes[:-1], initial=first)],
             "said_sizes": sizes,
         }

@@ -6,7 +6,7 @@ by one statement for each table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import CorruptRecord
@@ -14,6 +14,7 @@ from perdure.protocols import Preview
 from perdure.stores.engine import Job, Select, Statement
 from perdure.stores.jobs.previewing import COLUMNS_OF_ROW, Standing, caught, previewed, title_of, view_of
 from perdure.stores.postgres.link import Link
+from perdure.stores.sealing import is_sealed
 
 _HEADS = f"""
     SELECT {", ".join(f"session.{name}" for name in COLUMNS_OF_ROW)}, newest.crc, newest.body,
@@ -40,7 +41,9 @@ async def read(
     """Return what the job of the same name would return."""
     standing: dict[str, Standing] = {}
     damaged: dict[str, CorruptRecord] = {}
-    for row in await link.rows(_HEADS, ([*session_ids],)):
+    rows = await link.rows(_HEADS, ([*session_ids],))
+    _require_unsealed(row[at] for row in rows for at in (6, 9))
+    for row in rows:
         try:
             standing[row[0]] = Standing.of(row[:5], row[5:7], row[8:10] if row[7] else None)
         except CorruptRecord as damage:
@@ -71,6 +74,12 @@ async def _side_by_side(link: Link, jobs: Sequence[Job[Any]]) -> list[Any]:
     return results
 
 
+def _require_unsealed(bodies: Iterable[Any]) -> None:
+    """Raise CorruptRecord if one is sealed: then the job has a look, which opens it or says what its key lacks."""
+    if any(map(is_sealed, bodies)):
+        raise CorruptRecord(None, "of several sessions", "it is sealed")
+
+
 def _select(statement: Statement) -> Select:
     assert isinstance(statement, Select), "they only read"
     return statement
@@ -83,9 +92,12 @@ async def _answers(link: Link, asked: Mapping[int, Select]) -> dict[int, Any]:
     if values:
         hashes = {key for keys in values.values() for key in keys}
         bodies = dict(await link.rows(_VALUES, ([*hashes],)))
+        _require_unsealed(bodies.values())
         answers |= {number: [(key, bodies[key]) for key in keys if key in bodies] for number, keys in values.items()}
     numbers = [*ranges]
     bounds = [[where[key] for where in ranges.values()] for key in ("log", "pos >=", "pos <")]
-    for place, *row in await link.rows(_MESSAGES, tuple(bounds)) if ranges else ():
+    found = await link.rows(_MESSAGES, tuple(bounds)) if ranges else []
+    _require_unsealed(row[-1] for row in found)
+    for place, *row in found:
         answers[numbers[place - 1]].append(tuple(row))
     return answers

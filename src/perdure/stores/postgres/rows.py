@@ -35,8 +35,11 @@ from perdure.stores.format import packing
 from perdure.stores.format.blocks import names_in
 from perdure.stores.format.heads import Head, is_block
 from perdure.stores.postgres.link import Queries
+from perdure.stores.sealed_jobs import Owner, translated
+from perdure.stores.sealing import Sealing
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 
+PLAIN = Sealing()
 GATE = 0x70657264
 """The advisory lock that erasures take for themselves, and shares those who are about to use a value or a log."""
 OWNERS = 0x7065726F
@@ -133,8 +136,21 @@ def _is_text(table: str, column: str) -> bool:
 SQL = Translator(_Postgres())
 
 
-Heads = dict[tuple[int, int], Head]
-"""The heads that a job has written, by session and version."""
+class Heads:
+    """The heads that a job has written, by session and version."""
+
+    def __init__(self, sealing: Sealing) -> None:
+        self.written: dict[tuple[int, int], Head] = {}
+        self._sealing = sealing
+
+    def add(self, sid: int, version: int, body: bytes) -> None:
+        opened, _ = self._sealing.opened("head", body)
+        self.written[sid, version] = codec.decode(Head, packing.unpack(opened))
+
+    def names_in(self, name: str, body: bytes) -> list[str]:
+        """Return the values that the value of a block names."""
+        opened, _ = self._sealing.opened("value", body, name=name)
+        return names_in(codec.decode_plain(packing.unpack(opened)))
 
 
 class Locked(NamedTuple):
@@ -158,9 +174,13 @@ class Locked(NamedTuple):
                 self.sids.update(sid for (sid,) in rows)
 
 
-def queries_of(job: Job[T], at: float | None) -> Queries[T]:
-    """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one."""
-    heads: Heads = {}
+def queries_of(job: Job[T], at: float | None, sealing: Sealing = PLAIN, owner: Owner | None = None) -> Queries[T]:
+    """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one.
+
+    With `owner`, all that it writes is theirs.
+    """
+    job = translated(job, sealing, owner)
+    heads = Heads(sealing)
     locked = Locked(set(), set())
     try:
         statement = next(job)
@@ -172,7 +192,7 @@ def queries_of(job: Job[T], at: float | None) -> Queries[T]:
         result = done.value
     finally:
         job.close()
-    if heads:
+    if heads.written:
         yield from _name_values(heads)
     return result  # type: ignore[no-any-return]  # what a generator returns has no type here
 
@@ -180,13 +200,13 @@ def queries_of(job: Job[T], at: float | None) -> Queries[T]:
 def _name_values(heads: Heads) -> Queries[None]:
     """Note which values heads name, themselves and by blocks, once all of these are there."""
     inner: dict[str, list[str]] = {}
-    for (sid, version), head in heads.items():
+    for (sid, version), head in heads.written.items():
         found = dict.fromkeys([head.definition, *head.hashed.values()])
         todo = [key for part, key in head.hashed.items() if is_block(part)]
         while todo:
             if unread := [key for key in todo if key not in inner]:
                 rows = yield "SELECT hash, body FROM value WHERE hash = ANY (%s)", (unread,)
-                inner |= {key: names_in(codec.decode_plain(packing.unpack(body))) for key, body in rows}
+                inner |= {key: heads.names_in(key, body) for key, body in rows}
             todo = [name for key in todo for name in inner.get(key, ()) if name not in found]
             found |= dict.fromkeys(todo)
         yield "UPDATE head SET hashes = %s WHERE sid = %s AND version = %s", ([*found], sid, version)
@@ -292,7 +312,8 @@ def _insert_some(asked: Insert, heads: Heads) -> Queries[list[Any]]:
         yield text, [*bound]
     if table == "head":
         sid, version, body = (columns.index(name) for name in ("sid", "version", "body"))
-        heads |= {(row[sid], row[version]): _head_in(row[body]) for row in rows}
+        for row in rows:
+            heads.add(row[sid], row[version], row[body])
     if table == "session" and answer and rows[-1][columns.index("claim")] is not None:
         yield _CLAIM, ([answer[-1][0]],)
     return answer
@@ -306,10 +327,6 @@ def _completed(asked: Insert) -> Insert:
     if table in ("session", "inbox"):
         return Insert(table, (*columns, "op"), [(*row, "") for row in rows], or_set)
     return asked
-
-
-def _head_in(body: bytes) -> Head:
-    return codec.decode(Head, packing.unpack(body))
 
 
 class _Stretches:
@@ -343,7 +360,7 @@ def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]
     if table in _SEALED and values.keys() == {"crc"}:
         return [(1,)]  # the database makes the seal
     if table == "head" and "body" in values:
-        heads[where["sid"], where["version"]] = _head_in(values["body"])
+        heads.add(where["sid"], where["version"], values["body"])
     if table == "msg" and "body" in values:
         text, bound = SQL.delete(Delete("msg", where))
         gone = yield text.replace("DELETE FROM msg", "DELETE FROM word", 1) + " RETURNING log, pos", bound

@@ -6,11 +6,12 @@ and ranks what has the words, by its own `ts_rank_cd`, and only the best are rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure import codec
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, KeyMissing, KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionStatus
@@ -18,7 +19,8 @@ from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs.finding import MOST_PLACES, number_of
 from perdure.stores.postgres.link import Link, Queries
-from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
+from perdure.stores.postgres.rows import LOG_IS_SOUND, PLAIN, plain, restored
+from perdure.stores.sealing import Root, Sealing
 from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, show, text_of, words_of
 
 # Other statements look up rows by keys, come what may; these are planned for what they ask for.
@@ -29,6 +31,7 @@ _PLANNED = """
     ) AS wanted (name, value)
 """
 _SPARE = 20
+Terms = tuple[Term, ...]
 _MOST_LOGS = 1_000
 # Each word weighs the same, wherever it stands. 1: a long text counts for less, by the logarithm of its length.
 _RANK = "ts_rank_cd('{1, 1, 1, 1}', word.words, %(words)s::tsquery, 1)"
@@ -56,6 +59,18 @@ _LOGS_OF_OWNER = """
             AND NOT EXISTS (SELECT 1 FROM ref AS kept WHERE kept.child = log.sid AND kept.log = log.log)
     ) LIMIT %(most)s
 """
+_OWNERS_OF_LOGS = f"""
+    SELECT DISTINCT session.owner FROM ({_LOGS}) AS shown JOIN log ON log.log = shown.log
+    JOIN session ON session.sid = log.sid
+"""
+_OWNER = """
+    SELECT coalesce(
+        (SELECT session.owner FROM log JOIN session ON session.sid = log.sid WHERE log.log = %(log)s),
+        (SELECT session.owner FROM ref JOIN session ON session.sid = ref.child
+            WHERE ref.log = %(log)s AND session.owner IS NOT NULL ORDER BY session.sid LIMIT 1))
+"""
+_OLDEST = "SELECT size FROM word ORDER BY number LIMIT 1"
+_NEWEST = "SELECT size FROM word ORDER BY number DESC LIMIT 1"
 _READ = f"""
     SELECT msg.log, msg.pos, msg.crc, msg.body,
         EXISTS (SELECT 1 FROM ref WHERE ref.child = log.sid AND ref.log = log.log),
@@ -118,18 +133,32 @@ _INSERT = """
 """
 
 
-async def search(link: Link, query: Query) -> list[SearchHit]:
+async def search(link: Link, query: Query, sealing: Sealing) -> list[SearchHit]:
     if not query.terms:
         return []
-    await index(link)
-    return await link.transact(lambda: _find(query), snapshot=True)
+    await _require_form(link, sealing)
+    await index(link, sealing)
+    return await link.transact(lambda: _find(query, sealing), snapshot=True)
 
 
-async def named(link: Link, message_id: str) -> list[tuple[int, int]]:
+async def _require_form(link: Link, sealing: Sealing) -> None:
+    """Have an index of words in a store without keys, and of what stands for words in one with keys.
+
+    What was indexed before there were keys says what the messages say, and has the lowest numbers: it is made anew.
+    """
+    row = await link.row(_OLDEST if sealing.is_on else _NEWEST)
+    is_blind = row is not None and row[0] < 0
+    if is_blind and not sealing.is_on:
+        raise KeyMissing("of the search index", has_ring=False)
+    if row is not None and sealing.is_on and not is_blind:
+        await link.transact_in_thread(_forget_all)
+
+
+async def named(link: Link, message_id: str, sealing: Sealing) -> list[tuple[int, int]]:
     """Return the logs and positions at which messages of an id may stand, the newest first."""
     if await link.row("SELECT 1 FROM word WHERE named IS NULL LIMIT 1") is not None:
         await link.transact_in_thread(_renew_nameless)
-    await index(link)
+    await index(link, sealing)
     return await link.rows(_NAMED, (number_of(message_id), MOST_PLACES))
 
 
@@ -139,22 +168,38 @@ def _renew_nameless() -> Queries[None]:
     yield _NAMELESS, ()
 
 
-def _find(query: Query) -> Queries[list[SearchHit]]:
+def _find(query: Query, sealing: Sealing) -> Queries[list[SearchHit]]:
     """Return the best hits. Some may turn out not to be shown to who asks: then all are gone through."""
     yield _PLANNED, ()
-    statement, parameters = yield from _ranking(query)
+    asked = (yield from _blind_terms(query, sealing)) if sealing.is_on else [query.terms]
+    if not asked:
+        return []
+    statement, parameters = yield from _ranking(query, asked)
     hits: list[SearchHit] = []
     passed = 0
     for most in (query.limit + _SPARE, MOST_RANKED):
         ranked = yield statement, {**parameters, "passed": passed, "most": most}
         for start in range(0, len(ranked), query.limit):
-            hits += yield from _looked_at(ranked[start : start + query.limit], query)
+            hits += yield from _looked_at(ranked[start : start + query.limit], query, sealing)
             if len(hits) >= query.limit:
                 return hits[: query.limit]
         if len(ranked) < most:
             break
         passed += len(ranked)
     return hits
+
+
+def _blind_terms(query: Query, sealing: Sealing) -> Queries[list[Terms]]:
+    """Return what stands for the terms with each owner whose messages are asked about: any of these may be found."""
+    owners: set[str | None] = {query.owner}
+    if query.session_id is not None:
+        rows = yield _OWNERS_OF_LOGS, (query.session_id, query.session_id)
+        owners = {None if owner is None else restored(owner) for (owner,) in rows}
+    elif query.owner is None:
+        assert sealing.ring is not None
+        owners = {*sealing.ring.owners()}
+    roots = [root for owner in owners if (root := sealing.known_root(owner)) is not None]
+    return [tuple(Term(tuple(root.words(term.words))) for term in query.terms) for root in roots]
 
 
 class _Filter(NamedTuple):
@@ -183,10 +228,15 @@ def _in_logs(rows: list[Any]) -> _Filter:
     return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
 
 
-def _ranking(query: Query) -> Queries[tuple[str, dict[str, Any]]]:
+def _ranking(query: Query, asked: Sequence[Terms] = ()) -> Queries[tuple[str, dict[str, Any]]]:
     """Return the statement that ranks the newest messages with all the words, and its parameters."""
     filter = yield from _filter(query)
-    parameters: dict[str, Any] = {"words": all_words(query.terms), "phrases": all_phrases(query.terms), **filter.values}
+    asked = asked or [query.terms]
+    parameters: dict[str, Any] = {
+        "words": _any_of(map(all_words, asked)),
+        "phrases": _any_of(map(all_phrases, asked)),
+        **filter.values,
+    }
     together = "AND (NOT word.whole OR word.words @@ %(phrases)s::tsquery)"
     statement = f"""
         SELECT log, pos, score FROM (
@@ -201,7 +251,7 @@ def _ranking(query: Query) -> Queries[tuple[str, dict[str, Any]]]:
     return statement, parameters
 
 
-def _looked_at(ranked: list[Any], query: Query) -> Queries[list[SearchHit]]:
+def _looked_at(ranked: list[Any], query: Query, sealing: Sealing) -> Queries[list[SearchHit]]:
     """Return the hits among the ranked messages, the best first."""
     scores = {(log, pos): score for log, pos, score in ranked}
     rows = yield _READ, ([log for log, _ in scores], [pos for _, pos in scores])
@@ -212,7 +262,7 @@ def _looked_at(ranked: list[Any], query: Query) -> Queries[list[SearchHit]]:
         lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
     found: list[tuple[float, Place]] = []
     for log, pos, crc, body, is_in_part, *info in rows:
-        message = decoded(log, pos, crc, body)
+        message = decoded(log, pos, crc, body, sealing)
         if message is not None:
             whose = _info(*info) if info[0] is not None and not is_in_part else None
             places = attributed(whose, [(pos, message)], lent.get(log, ()), query)
@@ -227,14 +277,16 @@ def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentS
     return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
 
 
-async def index(link: Link, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+async def index(
+    link: Link, sealing: Sealing, *, anew: bool = False, progress: Callable[[int, int], None] | None = None
+) -> int:
     """Index everything that was committed before, or all of it `anew`. Return how many messages that were."""
     if anew:
         await link.transact_in_thread(_forget_all)
     lacking = 0 if progress is None else await _lacking(link)
     done = 0
     while await link.row("SELECT 1 FROM unindexed LIMIT 1") is not None:
-        done += await link.transact_in_thread(_index_some)
+        done += await link.transact_in_thread(partial(_index_some, sealing))
         if progress is not None:
             progress(done, max(done, lacking))
     return done
@@ -252,32 +304,54 @@ def _forget_all() -> Queries[None]:
         yield statement, ()
 
 
-def _index_some() -> Queries[int]:
+def _index_some(sealing: Sealing) -> Queries[int]:
     """Index some of what is not indexed yet. Return how many messages; one who waited may find it done."""
     yield _ONE_AT_A_TIME, (_LOCK,)
     indexed: dict[tuple[int, int], tuple[int, int, bool, str]] = {}
     for log, start, stop in (yield _UNINDEXED, ()):
+        root = (yield from _root_of(log, sealing)) if sealing.is_on else None
         for pos, crc, body in (yield _MESSAGES, (log, start, stop)):
-            message = decoded(log, pos, crc, body)
+            message = decoded(log, pos, crc, body, sealing)
             if message is not None:
-                indexed[log, pos] = (number_of(message.id), *vector_of(message))
+                indexed[log, pos] = (number_of(message.id), *vector_of(message, root))
     if indexed:
         columns = zip(*((*key, *vector) for key, vector in indexed.items()), strict=True)
         yield _INSERT, tuple(list(column) for column in columns)
     return len(indexed)
 
 
-def decoded(log: int, pos: int, crc: int, body: bytes) -> Message | None:
-    """Return a message, or None if it is damaged: then others are found all the same."""
+def _root_of(log: int, sealing: Sealing) -> Queries[Root]:
+    """Return what the words of a log's owner are derived from."""
+    ((owner,),) = yield _OWNER, {"log": log}
+    return sealing.root(None if owner is None else restored(owner))
+
+
+def decoded(log: int, pos: int, crc: int, body: bytes, sealing: Sealing = PLAIN) -> Message | None:
+    """Return a message, or None if it is damaged or its key is gone: then others are found all the same.
+
+    Raise KeyMissing for a sealed one if there are no keys at all.
+    """
+    try:
+        body, crc = sealing.opened("msg", body, crc)
+    except KeyUnavailable:
+        if not sealing.is_on:
+            raise
+        return None
     try:
         return codec.decode_message(body) if checksum(body, log, pos) == crc else None
     except InvalidData:
         return None
 
 
-def vector_of(message: Message) -> tuple[int, bool, str]:
-    """Return how many words a message has, whether its vector has all of their places, and the vector as text."""
+def vector_of(message: Message, root: Root | None = None) -> tuple[int, bool, str]:
+    """Return how many words a message has, whether its vector has all of their places, and the vector as text.
+
+    With keys the vector has what stands for the words, and the number is below 0 to tell so.
+    """
     words = words_of(text_of(message))
+    size = len(words)
+    if root is not None:
+        words, size = root.words(words), -1 - size
     places: dict[str, list[int]] = {}
     room, whole = _MOST_BYTES, len(words) <= _LAST_PLACE
     for place, word in enumerate((each[:_LONGEST_WORD] for each in words), 1):
@@ -293,7 +367,7 @@ def vector_of(message: Message) -> tuple[int, bool, str]:
             found.append(min(place, _LAST_PLACE))
         else:
             whole = False
-    return len(words), whole, " ".join(f"{_quoted(word)}:{','.join(map(str, at))}" for word, at in places.items())
+    return size, whole, " ".join(f"{_quoted(word)}:{','.join(map(str, at))}" for word, at in places.items())
 
 
 def lexemes(term: Term) -> list[str]:
@@ -310,11 +384,16 @@ def _quoted(word: str) -> str:
     return "'" + word.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def all_words(terms: tuple[Term, ...]) -> str:
+def _any_of(queries: Iterable[str]) -> str:
+    found = [*queries]
+    return found[0] if len(found) == 1 else " | ".join(f"({each})" for each in found)
+
+
+def all_words(terms: Terms) -> str:
     """Return a tsquery for the messages that have all words of all terms."""
     return " & ".join(dict.fromkeys(each for term in terms for each in lexemes(term)))
 
 
-def all_phrases(terms: tuple[Term, ...]) -> str:
+def all_phrases(terms: Terms) -> str:
     """Return a tsquery for those among them, as far as their vectors are whole, whose phrases stand together."""
     return " & ".join(f"({' <-> '.join(lexemes(term))})" for term in terms)

@@ -36,6 +36,7 @@ from perdure.stores.postgres.link import Connection, Line, Link, as_store_error,
 from perdure.stores.postgres.orders import Answer, Order
 from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import plain, queries_of
+from perdure.stores.sealing import Sealing
 
 MOST_PER_BATCH = 32
 _MOST_TRIES = 40
@@ -79,8 +80,9 @@ class _Lane:
 class Writer:
     """Carries out changes. Each is told what came of it, though its caller may be gone."""
 
-    def __init__(self, link: Link, inbox: Inbox) -> None:
+    def __init__(self, link: Link, inbox: Inbox, sealing: Sealing) -> None:
         self._link = link
+        self._sealing = sealing
         self._inbox = inbox
         self._waiting: list[Order] = []
         self._lanes = [_Lane(line) for line in link.writing]
@@ -95,7 +97,7 @@ class Writer:
     async def make(self, change: Change) -> Any:
         """Return what comes of a change, or raise the error that refused it."""
         self._link.check()
-        order = Order(change)
+        order = Order(change, self._sealing)
         self._waiting.append(order)
         self._start()
         return await order.done
@@ -366,7 +368,8 @@ class Writer:
         """
         try:
             async with connection.transaction():
-                order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
+                noting = queries_of(_must_be_noted(order), order.at, self._sealing)
+                order.refs = await ask(connection, noting)
                 answers = await self._execute(connection, [order], waits=True)
         except (SessionNotFound, ErasedMeanwhile, InvalidData, OwnerBusy) as error:
             self._fail([order], error)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from perdure.errors import InvalidData
 from perdure.model.checks import expect, expect_count, expect_wait
+from perdure.protocols import KeyRing
+from perdure.stores import checked
 from perdure.stores.file_lock import LOCK_TIMEOUT
 from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.stores.store import IndexedStore
@@ -19,6 +21,7 @@ class SqliteStore(IndexedStore):
     `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
     With `commit_in_loop` a save is committed in the event loop's own thread if nobody else is writing. That takes less
     time, and the loop waits for the disk meanwhile: right for a script or a command, not for a server.
+    With `keys`, what is written is sealed: see docs/encryption.md.
     """
 
     _engine: SqliteEngine
@@ -30,6 +33,7 @@ class SqliteStore(IndexedStore):
         cache: int = 128,
         lock_timeout: float = LOCK_TIMEOUT,
         commit_in_loop: bool = False,
+        keys: KeyRing | None = None,
     ) -> None:
         if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
@@ -38,7 +42,7 @@ class SqliteStore(IndexedStore):
             expect_wait(lock_timeout, "$.lock_timeout"),
             commit_in_loop=expect(commit_in_loop, bool, "$.commit_in_loop"),
         )
-        super().__init__(engine, cache=expect_count(cache, "$.cache"))
+        super().__init__(engine, cache=expect_count(cache, "$.cache"), keys=checked.keys(keys))
 
     @property
     def is_open(self) -> bool:

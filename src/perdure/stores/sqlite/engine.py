@@ -57,6 +57,8 @@ from perdure.stores.jobs.saving import (
     rows_of_messages,
     rows_of_runs,
 )
+from perdure.stores.sealed_jobs import Owner, translated
+from perdure.stores.sealing import Sealing
 from perdure.stores.sql import Adapter, Again, Dialect, Steps, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
@@ -81,6 +83,8 @@ _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE 
 
 class SqliteEngine(IndexedEngine):
     """Keeps the tables in a SQLite file."""
+
+    can_be_sealed = True
 
     def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self._path = path
@@ -108,7 +112,7 @@ class SqliteEngine(IndexedEngine):
         if self._open is not None:
             raise StoreError("This store is open already.")
         path = await asyncio.to_thread(prepare, self._path, self._timeout)
-        self._open = OpenFile(path, self._timeout, commit_in_loop=self._commits_in_loop)
+        self._open = OpenFile(path, self._timeout, self.sealing, commit_in_loop=self._commits_in_loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,23 +125,23 @@ class SqliteEngine(IndexedEngine):
         if kind == "erase":
             return await self._erase(job, at)
         if kind == "write":
-            deferred = self.opened.deferred
-            return await self.opened.writer.run(partial(_drive, job, at, deferred=deferred))  # type: ignore[no-any-return]
-        driven = partial(_drive, job, at)
+            driven = partial(_drive, job, at, self.sealing, deferred=self.opened.deferred)
+            return await self.opened.writer.run(driven)  # type: ignore[no-any-return]
+        driven = partial(_drive, job, at, self.sealing)
         if kind == "glance":
             return self.opened.look(driven)
         return await self.opened.readers.run(driven, long=long)  # type: ignore[no-any-return]
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
-        job = partial(_commit, change, now().timestamp(), opened.deferred)
+        job = partial(_commit, change, now().timestamp(), self.sealing, opened.deferred)
         is_brief = isinstance(change, _MAY_BE_BRIEF) and len(change.messages) <= _BRIEF and not change.attachments
         return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def commit_all(self, change: Change) -> Any:
         assert isinstance(change, KeepAll)
         opened = self.opened
-        job = partial(_commit_all, change, now().timestamp(), opened.deferred)
+        job = partial(_commit_all, change, now().timestamp(), self.sealing, opened.deferred)
         said, has_files = (
             sum(len(keep.messages) for keep in change.keeps),
             any(keep.attachments for keep in change.keeps),
@@ -162,7 +166,7 @@ class SqliteEngine(IndexedEngine):
             seen = self.opened.peek(_PEEK, (str(load.session_id),))
             if seen == (load.known.session.version, load.known.erasures):
                 return Loaded(load.known.erasures)
-        found = self.opened.glimpse(load) if isinstance(load, Load) and load.version is None else None
+        found = self.opened.glimpse(load, self.sealing) if isinstance(load, Load) and load.version is None else None
         return await self.run(load.job) if found is None else found
 
     async def page(self, page: Request[Any]) -> Any:
@@ -176,7 +180,8 @@ class SqliteEngine(IndexedEngine):
 
         opened = self.opened
         left, opened.left = opened.left, frozenset()
-        erasure = Erasure(opened.path, indexed=search_path(opened.path).exists(), left=left)
+        indexed = search_path(opened.path).exists()
+        erasure = Erasure(opened.path, indexed=indexed, left=left, sealing=self.sealing)
         # A caller that is cancelled waits for the step under way: a thread is using the erasure's connection.
         try:
             await finish_despite_cancel(opened.readers.run(erasure.move_ahead, alone=True, long=True))
@@ -234,8 +239,9 @@ class SqliteEngine(IndexedEngine):
 class OpenFile:
     """An open file: its threads, and its connection for looking at a row or two in passing."""
 
-    def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
+    def __init__(self, path: Path, lock_timeout: float, sealing: Sealing, *, commit_in_loop: bool = False) -> None:
         self.path = path
+        self._sealing = sealing
         self._pid = os.getpid()
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
@@ -266,7 +272,7 @@ class OpenFile:
         if self._searching is None:
             from perdure.stores.sqlite.search import SearchThread
 
-            self._searching = SearchThread(self.path)
+            self._searching = SearchThread(self.path, self._sealing)
         return self._searching
 
     def look(self, job: Callable[[apsw.Connection], T]) -> T:
@@ -277,13 +283,13 @@ class OpenFile:
         """Return the first row of one statement, or None."""
         return self._surely(_first_row, sql, bindings)
 
-    def glimpse(self, load: Load) -> Loaded | None:
+    def glimpse(self, load: Load, sealing: Sealing) -> Loaded | None:
         """Read a session with a short view at once; None if a thread has to read it, or something is wrong with it."""
         start = time.monotonic()
         if not self._patience.is_there(start):
             return None
         try:
-            return self.look(partial(read_short, load))
+            return self.look(partial(read_short, load, sealing))
         except (PerdureError, TypeError):  # what it is, the job finds out
             return None
         finally:
@@ -402,35 +408,49 @@ TRANSLATOR = Translator(SqliteDialect())
 _OF_DAMAGED = Translator(_DamagedTexts())
 
 
-def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection, deferred: DeferredRows | None = None) -> T:
-    return drive(job(), Rows(db, at, deferred).answer)
+def _drive(
+    job: Callable[[], Job[T]],
+    at: float,
+    sealing: Sealing,
+    db: apsw.Connection,
+    deferred: DeferredRows | None = None,
+) -> T:
+    return drive(translated(job(), sealing), Rows(db, at, deferred).answer)
 
 
-def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection) -> Any:
+def _commit(change: Any, at: float, sealing: Sealing, deferred: DeferredRows, db: apsw.Connection) -> Any:
     """Make a change. How its session stands is read by one statement: where many save at once, that counts."""
+
+    def driven(job: Job[Any]) -> Any:
+        if sealing.is_on:
+            job = translated(job, sealing, Owner(change.owner))
+        return drive(job, Rows(db, at, deferred).answer)
+
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
-        return _drive(change.job, at, db, deferred)
+        return driven(change.job())
     *columns, recent, claim, expires, erasures = row
     facts = Facts(*columns, claim, claim is not None and expires > at, erasures, recent)  # type: ignore[call-arg]
     if isinstance(change, Keep) and not change.is_new:
         change.refuse(facts)
         draft = change.draft_of(facts)
         if change.is_plain(draft):
-            _keep_plainly(change, draft, facts, _Written(db, deferred))
+            _keep_plainly(change, draft, facts, _Written(db, deferred, sealing, change.owner))
             return change.made(draft, facts)
-        return drive(change.kept_as(draft, facts), Rows(db, at, deferred).answer)
+        return driven(change.kept_as(draft, facts))
     if isinstance(change, Append) and change.is_plain:
         change.refuse(facts)
         place = place_of(facts)
-        _append_plainly(change, place, facts, at, _Written(db, deferred))
+        _append_plainly(change, place, facts, at, _Written(db, deferred, sealing, change.owner))
         return change.made(place, (place.log, place.msg_end), facts)
-    return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+    return driven(change.made_to(facts))
 
 
-def _commit_all(together: KeepAll, at: float, deferred: DeferredRows, db: apsw.Connection) -> list[Any]:
+def _commit_all(
+    together: KeepAll, at: float, sealing: Sealing, deferred: DeferredRows, db: apsw.Connection
+) -> list[Any]:
     """Make several changes. If one is refused, the writer takes back those before it."""
-    return [_commit(keep, at, deferred, db) for keep in together.keeps]
+    return [_commit(keep, at, sealing, deferred, db) for keep in together.keeps]
 
 
 _MESSAGES = "INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)"
@@ -445,8 +465,8 @@ def _keep_plainly(keep: Keep, draft: Draft, facts: Facts, rows: _Written) -> Non
     rows.change_session(place.sid, keep.columns(draft, facts, keep.known_listing))
     if batch is not None:
         rows.add_batch(place, batch, len(keep.messages))
-    rows.add(_MESSAGES, rows_of_messages(place.log, place.msg_end, keep.messages))
-    rows.add(_HEADS, [row_of_head(place.sid, keep.version, draft.head)])
+    rows.add("msg", _MESSAGES, rows_of_messages(place.log, place.msg_end, keep.messages))
+    rows.add("head", _HEADS, [row_of_head(place.sid, keep.version, draft.head)])
 
 
 def _append_plainly(append: Append, place: Place, facts: Facts, at: float, rows: _Written) -> None:
@@ -457,19 +477,23 @@ def _append_plainly(append: Append, place: Place, facts: Facts, at: float, rows:
     rows.change_session(place.sid, columns)
     rows.add_batch(place, append.batch, len(append.messages))
     if append.messages:
-        rows.add(_MESSAGES, rows_of_messages(place.log, place.msg_end, append.messages))
+        rows.add("msg", _MESSAGES, rows_of_messages(place.log, place.msg_end, append.messages))
 
 
 class _Written:
     """Writes rows by statements that are written out, to a connection inside a transaction."""
 
-    __slots__ = ("_db", "_deferred")
+    __slots__ = ("_db", "_deferred", "_owner", "_sealing")
 
-    def __init__(self, db: apsw.Connection, deferred: DeferredRows) -> None:
+    def __init__(self, db: apsw.Connection, deferred: DeferredRows, sealing: Sealing, owner: str | None) -> None:
         self._db = db
         self._deferred = deferred
+        self._sealing = sealing
+        self._owner = owner
 
-    def add(self, text: str, rows: Iterable[Row]) -> None:
+    def add(self, table: str, text: str, rows: Iterable[Row]) -> None:
+        if self._sealing.is_on:
+            rows = self._sealing.sealed_rows(table, self._owner, rows)
         if not self._deferred.take(text, rows):
             self._db.executemany(text, rows)
 
@@ -481,7 +505,7 @@ class _Written:
         last, stretch = place.evt_end + batch.count, (place.log, place.msg_end, place.msg_end + messages)
         (row,) = rows_of_runs(place.sid, last, batch, stretch)
         number: Any = self._db.execute(_RUN, row).fetchone()
-        self.add(_BATCHES, [row_of_batch(place.sid, last, batch, number[0])])
+        self.add("batch", _BATCHES, [row_of_batch(place.sid, last, batch, number[0])])
 
 
 @cache

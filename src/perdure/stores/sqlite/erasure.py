@@ -11,6 +11,8 @@ import apsw
 
 from perdure.stores.engine import Delete, Job, Lock, Select, Statement, T, Update, Where, drive
 from perdure.stores.format.rows import checksum
+from perdure.stores.sealed_jobs import translated
+from perdure.stores.sealing import Sealing
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.engine import TRANSLATOR, Rows
 from perdure.stores.sqlite.schema import exclusively, first_row, meta
@@ -23,6 +25,7 @@ from perdure.stores.sqlite.worker import require_in_place
 # in pages that no erasure touches. All others are appended to, and their rows move in erasures only.
 _NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch", "timer", "token"})
 _MOMENT_MS = 5
+_PLAIN = Sealing()
 
 
 class Erasure:
@@ -32,7 +35,10 @@ class Erasure:
     pages with remains. `carry_out`, `freeze` and `overwrite` are short, and done in the writer's thread alone.
     """
 
-    def __init__(self, path: Path, *, indexed: bool, left: Collection[int] | None = ()) -> None:
+    def __init__(
+        self, path: Path, *, indexed: bool, left: Collection[int] | None = (), sealing: Sealing = _PLAIN
+    ) -> None:
+        self._sealing = sealing
         self._path = path
         self._indexed = indexed
         self._left = left
@@ -63,7 +69,7 @@ class Erasure:
         noting = _NotingRows(db, at)
         with exclusively(db):
             self._before = int(meta(db, "erasures"))
-            done = drive(job(), noting.answer if self._indexed else noting.answer_unindexed)
+            done = drive(translated(job(), self._sealing), noting.answer if self._indexed else noting.answer_unindexed)
             (newest,) = first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")
             after = int(meta(db, "erasures"))
         self.touched = None

@@ -15,6 +15,7 @@ from perdure.stores.jobs import loading
 from perdure.stores.jobs.claiming import number
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.values import unpacked_value
+from perdure.stores.sealing import Sealing
 
 FEW = 64
 """How many messages are read at most. Fifty of 650 bytes take 0.1 ms."""
@@ -38,7 +39,7 @@ _MESSAGES = (
 )
 
 
-def read_short(load: Load, db: apsw.Connection) -> Loaded | None:
+def read_short(load: Load, sealing: Sealing, db: apsw.Connection) -> Loaded | None:
     """Return a session as it is now. None, or any error of reading, means that the job has to look into it."""
     row = db.execute(_HEAD, (str(load.session_id),)).fetchone()
     if row is None:
@@ -46,8 +47,9 @@ def read_short(load: Load, db: apsw.Connection) -> Loaded | None:
     sid, version, crc, erasures, found, last, body = row
     if (found, last) != (load.session_id, version) or type(body) is not bytes:
         return None
+    body, crc = sealing.opened("head", body, crc)
     head = StoredHead(unpacked_head(body, crc, load.session_id, sid, version), load.session_id, version)
-    values = _values(load, head, db)
+    values = _values(load, head, sealing, db)
     if values is None:
         return None
     gaps = load.missing(head, values)
@@ -56,11 +58,13 @@ def read_short(load: Load, db: apsw.Connection) -> Loaded | None:
     fetched = []
     for each, start, stop in gaps:
         rows = db.execute(_MESSAGES, (each, start, stop)).fetchall()
+        if sealing.is_on:
+            rows = sealing.opened_rows("msg", rows)
         fetched.append((each, start, loading.decoded(load.session_id, each, start, stop, rows)))
     return Loaded(number(erasures, None, "meta erasures"), head, values, fetched)
 
 
-def _values(load: Load, head: StoredHead, db: apsw.Connection) -> Values | None:
+def _values(load: Load, head: StoredHead, sealing: Sealing, db: apsw.Connection) -> Values | None:
     """Return the values that a version names; None if one is large."""
     gathering = Gathering(head)
     for key in gathering:
@@ -69,7 +73,7 @@ def _values(load: Load, head: StoredHead, db: apsw.Connection) -> Values | None:
             row = db.execute(_VALUE, (key,)).fetchone()
             if row is None:
                 return None
-            value = unpacked_value(load.session_id, key, row[0])
+            value = unpacked_value(load.session_id, key, sealing.opened("value", row[0], name=key)[0])
         gathering.put(key, value)
     return gathering.values
 

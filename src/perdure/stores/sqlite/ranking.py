@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import apsw
 
 from perdure import codec
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, KeyUnavailable
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs.saving import is_log_sound
+from perdure.stores.sealing import Sealing
 from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, weight
 from perdure.stores.sqlite.schema import first_row, rows_of
 
@@ -86,8 +87,15 @@ class Scorer:
         return round(total, _DIGITS)
 
 
-def find(index: apsw.Connection, scorer: Scorer, db: apsw.Connection, query: Query) -> list[SearchHit]:
-    """The best of the messages that have all terms.
+def find(
+    index: apsw.Connection,
+    scorer: Scorer,
+    db: apsw.Connection,
+    query: Query,
+    asked: Sequence[Term],
+    sealing: Sealing,
+) -> list[SearchHit]:
+    """The best of the messages that have all terms, which the index has as `asked`.
 
     A word that is nearly everywhere says nothing of where it stands, so only the rarer ones are weighed, if there are
     any; and as these leave few enough to be ranked, a message that is looked at shows whether it has the others too.
@@ -95,7 +103,7 @@ def find(index: apsw.Connection, scorer: Scorer, db: apsw.Connection, query: Que
     filters = _filters(db, query)
     if filters is None:
         return []
-    terms = [_phrase(term) for term in query.terms]
+    terms = [_phrase(term) for term in asked]
     is_lone = len(terms) == 1 and not filters
     spread = [_Spread(0)] if is_lone else [_spread(index, each) for each in terms]
     plan = _Plan.of(terms, spread)
@@ -109,7 +117,7 @@ def find(index: apsw.Connection, scorer: Scorer, db: apsw.Connection, query: Que
     del found[MOST_RANKED:]
     found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
     candidates = _Candidates(index, found, _match(terms, filters), is_sure=len(plan.asked) == len(terms))
-    return _best(db, candidates, query, unit)
+    return _best(db, candidates, query, unit, sealing)
 
 
 def _match(terms: Iterable[str], filters: Sequence[str]) -> str:
@@ -222,17 +230,20 @@ class _Candidates:
             }
 
 
-def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: float) -> list[SearchHit]:
+def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: float, sealing: Sealing) -> list[SearchHit]:
     """The first of the ranked messages that are there and may be shown, their scores in that unit."""
     hits: list[SearchHit] = []
     owners: dict[int, Any] = {}
     for value, rowid in candidates:
         row = first_row(db, "SELECT log, pos, crc, body FROM msg WHERE rowid = ?", (rowid,))
         session_id = None if row is None else _attributed(db, owners, row[0], row[1], query)
-        if session_id is None or checksum(row[3], *row[:2]) != row[2]:
+        if session_id is None:
             continue
-        with suppress(InvalidData):
-            hit = show(Place(session_id, codec.decode_message(row[3]), row[1]), query.terms, value * unit)
+        with suppress(InvalidData, KeyUnavailable):
+            body, crc = sealing.opened("msg", row[3], row[2])
+            if checksum(body, *row[:2]) != crc:
+                continue
+            hit = show(Place(session_id, codec.decode_message(body), row[1]), query.terms, value * unit)
             if hit is None:
                 candidates.missed()
             else:

@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 
 from perdure import codec
-from perdure.errors import InvalidData, StoreError
+from perdure.errors import InvalidData, KeyMissing, KeyUnavailable, StoreError
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.folder import sync_directory
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs.finding import MOST_PLACES, number_of
-from perdure.stores.search import Query, text_of, words_of
+from perdure.stores.sealing import Sealing, is_sealed
+from perdure.stores.search import Query, Term, best_of, text_of, words_of
 from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
 from perdure.stores.sqlite.scrub import PAGES_AT_ONCE, overwrite, remains
@@ -93,9 +94,9 @@ class Erased(NamedTuple):
 class SearchThread:
     """A thread that searches, started when it is first needed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sealing: Sealing) -> None:
         self._path = path
-        self._index = SearchIndex(path)
+        self._index = SearchIndex(path, sealing)
         self._starting = threading.Lock()
         self._worker: Worker | None = None
 
@@ -160,8 +161,9 @@ class SearchThread:
 class SearchIndex:
     """The index, for the use of one thread. Every method is given a reading connection to the store."""
 
-    def __init__(self, main: Path) -> None:
+    def __init__(self, main: Path, sealing: Sealing) -> None:
         self.path = search_path(main)
+        self._sealing = sealing
         self._open: _IndexFile | None = None
 
     def close(self) -> None:
@@ -200,6 +202,8 @@ class SearchIndex:
             _leave_no_trace(self.path)
             # A power cut could bring back the journal of the last transaction, with the words that were erased in it.
             sync_directory(self.path.parent)
+        except KeyMissing:  # whoever erases need not have the keys: the next who searches makes it anew
+            self._remove()
         except apsw.BusyError:
             raise StoreError(
                 "It is erased from the store. Its words are still in the search index, which another process holds: "
@@ -211,19 +215,22 @@ class SearchIndex:
         try:
             return job(self._opened())
         except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
-            self.close()
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+            self._remove()
         try:
             return job(self._opened())
         except apsw.Error as error:
             raise as_store_error(error) from None
 
+    def _remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+
     def _opened(self) -> _IndexFile:
         if self._open is not None and not self._open.is_in_place():
             self.close()
         if self._open is None:
-            self._open = _IndexFile(self.path)
+            self._open = _IndexFile(self.path, self._sealing)
         return self._open
 
 
@@ -234,14 +241,16 @@ class _Gone(Exception):
 class _IndexFile:
     """The open file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sealing: Sealing) -> None:
         self.path = path
+        self.sealing = sealing
         self.db = _connected(path)
         try:
             found = os.stat(path, follow_symlinks=False)
             self._identity = (found.st_dev, found.st_ino)
             _prepare(self.db, path)
             self.db.execute(_NAMES)
+            self._require_form()
             self.scorer = Scorer(self.db)
             self.behind_since: float | None = None
             self.reached: dict[_Part, int] = {}
@@ -249,6 +258,38 @@ class _IndexFile:
         except BaseException:
             self.db.close()
             raise
+
+    def _require_form(self) -> None:
+        """Have an index of words in a store without keys, and of what stands for words in one with keys.
+
+        One that was made before there were keys says what the messages say: it is made anew.
+        """
+        is_blind = bool(self.note("blind"))
+        if is_blind and not self.sealing.is_on:
+            raise KeyMissing("of the search index", has_ring=False)
+        if self.sealing.is_on and not is_blind:
+            if self.note("cursor"):
+                raise _Gone
+            self.take_note(blind=1)
+
+    def message(self, body: bytes, *row: int) -> Message | None:
+        """Return a message; None if its row is damaged or its key is gone, which a load reports."""
+        if is_sealed(body):
+            try:
+                body, crc = self.sealing.opened("msg", body)
+            except KeyUnavailable:
+                if not self.sealing.is_on:
+                    raise
+                return None
+            row = (*row[:2], -1 if crc is None else crc) if row else ()
+        return _message(body, *row)
+
+    def words(self, message: Message | None, owner: str | None) -> str:
+        """Return the words of a message, folded; with keys, what stands for them."""
+        if message is None:
+            return ""
+        words = words_of(text_of(message))
+        return " ".join(self.sealing.root(owner).words(words) if self.sealing.is_on else words)
 
     def is_overdue(self) -> bool:
         """Whether an erasure from the store has been waited for long enough; its process may have been killed."""
@@ -423,7 +464,7 @@ def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
 
 
 def _add_names(index: _IndexFile, rows: Sequence[Any]) -> None:
-    held = ((rowid, _message(body, log, pos, crc)) for rowid, log, pos, crc, body in rows)
+    held = ((rowid, index.message(body, log, pos, crc)) for rowid, log, pos, crc, body in rows)
     names = [(number_of(message.id), rowid) for rowid, message in held if message is not None]
     index.db.executemany(_NAME, sorted(names))
 
@@ -435,7 +476,7 @@ def _add_words(index: _IndexFile, db: apsw.Connection, rows: Sequence[Any]) -> N
     for log, group in groupby(rows, key=itemgetter(1)):
         (owner,) = first_row(db, _OWNER, (log,))
         places = _tokens(log, owner)
-        held = [(rowid, _words(_message(body, log, pos, crc))) for rowid, _, pos, crc, body in group]
+        held = [(rowid, index.words(index.message(body, log, pos, crc), owner)) for rowid, _, pos, crc, body in group]
         index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
         index.db.executemany(
             "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
@@ -453,11 +494,6 @@ def _message(body: bytes, *row: int) -> Message | None:
         return None
 
 
-def _words(message: Message | None) -> str:
-    """Return the words of a message, folded."""
-    return "" if message is None else " ".join(words_of(text_of(message)))
-
-
 def _tokens(log: int, owner: str | None) -> str:
     """Words that stand for a message's log and its owner, so that a search can be narrowed to them."""
     return f"l{log}" if owner is None else f"l{log} {owner_token(owner)}"
@@ -466,8 +502,23 @@ def _tokens(log: int, owner: str | None) -> str:
 def _search(index: _IndexFile, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
     with _snapshot(index.db), _snapshot(db):
         if surely or _reached(index, db, WORDS, index.reached.get(WORDS)) is not None:
-            return find(index.db, index.scorer, db, query)
+            return _find(index, db, query)
     return None
+
+
+def _find(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
+    """Return the best hits. With keys, words stand for other tokens with each owner, so that each is asked about."""
+    sealing = index.sealing
+    if not sealing.is_on:
+        return find(index.db, index.scorer, db, query, query.terms, sealing)
+    owners = [(query.owner,)] if query.owner is not None else rows_of(index.db, "SELECT DISTINCT owner FROM place", ())
+    hits: list[SearchHit] = []
+    for (owner,) in owners:
+        root = sealing.known_root(owner)
+        if root is not None:
+            terms = tuple(Term(tuple(root.words(term.words))) for term in query.terms)
+            hits += find(index.db, index.scorer, db, query, terms, sealing)
+    return best_of(hits, query.limit)
 
 
 def _named(index: _IndexFile, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
@@ -492,9 +543,11 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
             return
         cursor = index.note("cursor")
         changed = [each for each in erased.changed if each.rowid <= cursor]
-        for each in changed:
-            _exchange(index, each)
-        remove_signposts(index.db, (_words(_message(each.old)) for each in changed))
+        if any(is_sealed(each.old) and index.message(each.old) is None for each in changed):
+            index.clear(uid, erasures)  # which words it had can be told no more
+            return
+        gone = [_exchange(index, each) for each in changed]
+        remove_signposts(index.db, gone)
         index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
         if index.note("named_erasures") == erased.before:
             _erase_names(index, erased)
@@ -503,26 +556,31 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
 def _erase_names(index: _IndexFile, erased: Erased) -> None:
     """Take out the ids of what has been erased. What has another text now has its id still."""
     reached = index.note("named")
-    gone = [(_message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached]
+    gone = [
+        (index.message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached
+    ]
     numbers = [(number_of(message.id), rowid) for message, rowid in gone if message is not None]
     index.db.executemany("DELETE FROM named WHERE number = ? AND id = ?", numbers)
     index.take_note(named=min(reached, erased.newest), named_erasures=erased.after)
 
 
-def _exchange(index: _IndexFile, changed: Changed) -> None:
+def _exchange(index: _IndexFile, changed: Changed) -> str:
+    """Take out the words of a message, or exchange them. Return those that it had."""
     row = first_row(index.db, "SELECT log, owner FROM place WHERE id = ?", (changed.rowid,))
     if row is None or row[0] != changed.log:
         raise _Gone
-    tokens = _tokens(*row)
+    tokens, owner = _tokens(*row), row[1]
+    had = index.words(index.message(changed.old), owner)
     index.db.execute(
         "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)",
-        (changed.rowid, _words(_message(changed.old)), tokens),
+        (changed.rowid, had, tokens),
     )
     if changed.new is None:
         index.db.execute("DELETE FROM place WHERE id = ?", (changed.rowid,))
     else:
-        words = _words(_message(changed.new))
+        words = index.words(index.message(changed.new), owner)
         index.db.execute("INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, words, tokens))
+    return had
 
 
 def _leave_no_trace(path: Path) -> None:

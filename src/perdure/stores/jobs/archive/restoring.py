@@ -15,7 +15,7 @@ from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
 from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
-from perdure.stores.format.rows import LAST, Stretch, Values, prepare_batch, prepare_entries
+from perdure.stores.format.rows import LAST, Namer, Stretch, Values, prepare_batch, prepare_entries
 from perdure.stores.jobs import attachments, saving
 from perdure.stores.jobs.archive.archived import (
     LENT,
@@ -33,7 +33,7 @@ from perdure.stores.jobs.archive.archived import (
 from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
-from perdure.stores.jobs.saving import Pack
+from perdure.stores.jobs.saving import NameOf, Pack, plainly
 from perdure.stores.tapes import merged
 
 MOVED = Holder("a run that was interrupted before its session was moved here")
@@ -45,7 +45,7 @@ Logs = Mapping[str, int | str]
 """The keys of logs, by branch."""
 
 
-def restore(archived: ArchivedSession, origin: str, pack: Pack) -> Job[bool]:
+def restore(archived: ArchivedSession, origin: str, pack: Pack, name_of: NameOf = plainly) -> Job[bool]:
     """Write a session; return False if it is there already. SessionConflict if another of its id is."""
     stretches = check(archived)
     # The sessions it is about to show are locked too, so that no deletion comes between.
@@ -57,7 +57,7 @@ def restore(archived: ArchivedSession, origin: str, pack: Pack) -> Job[bool]:
         require_same(archived, (yield from dump(archived.session_id, origin, bool(archived.lent))))
         return False
     yield from require_absent(archived.session_id)
-    yield from _write(plan, pack)
+    yield from _write(plan, pack, name_of)
     return True
 
 
@@ -124,10 +124,10 @@ class RestorePlan:
             found += pieces
         return found
 
-    def heads(self, logs: Logs) -> Iterator[tuple[bytes, Values]]:
+    def heads(self, logs: Logs, name_of: Namer) -> Iterator[tuple[bytes, Values]]:
         """Return the versions over the logs of the store, each with the values that it is the first to name."""
         keys = {**self._links, **{own_name(self.archived.session_id, branch): logs[branch] for branch in self.own}}
-        blocks = RenamedBlocks(lambda name, start, stop: keys[str(name)])
+        blocks = RenamedBlocks(lambda name, start, stop: keys[str(name)], name_of)
         for version, raw in enumerate(self.archived.heads, self.first_version):
             stored = StoredHead(raw, self.archived.session_id, version)
             yield OpenHead(raw, stored, self.archived.values).renamed(blocks)
@@ -141,7 +141,7 @@ def _log_of(owner: str, branch: str, created: float) -> Job[int | str | None]:
     return None
 
 
-def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
+def _write(plan: RestorePlan, pack: Pack, name_of: NameOf) -> Job[None]:
     archived = plan.archived
     info = decode_info(archived.heads[-1], archived.session_id, newest_version(archived))
     sid, main = yield from saving.new_session(_session_row(plan, info))
@@ -153,7 +153,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
         named = {at: hashes for at, body in messages.items() if (hashes := codec.hashes_in(body))}
         yield from _attach(archived, logs[branch], named)
     yield from saving.write_tags(sid, tag_rows(info))
-    yield from _write_heads(sid, plan, logs, pack)
+    yield from _write_heads(sid, plan, logs, pack, name_of(info.owner))
     yield from saving.write_refs(sid, plan.shown_of_others())
     kept = plan.kept_of_own(logs)
     yield from saving.write_refs(sid, kept, plan.first_version)
@@ -207,9 +207,9 @@ def _posted(archived: ArchivedSession) -> Iterator[tuple[int, Entry]]:
     return enumerate(archived.inbox, 1)
 
 
-def _write_heads(sid: int, plan: RestorePlan, logs: Logs, pack: Pack) -> Job[None]:
+def _write_heads(sid: int, plan: RestorePlan, logs: Logs, pack: Pack, name_of: Namer) -> Job[None]:
     written: set[str] = set()
-    for version, (raw, values) in enumerate(plan.heads(logs), plan.first_version):
+    for version, (raw, values) in enumerate(plan.heads(logs, name_of), plan.first_version):
         yield from saving.write_head(sid, version, pack(raw))
         yield from saving.write_values(sid, {key: pack(values[key]) for key in values if key not in written})
         written |= values.keys()

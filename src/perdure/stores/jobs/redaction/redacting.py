@@ -18,10 +18,12 @@ from perdure.stores.jobs.redaction.findings import Findings
 from perdure.stores.jobs.redaction.held import Held
 from perdure.stores.jobs.redaction.replacing import Replacing, replace_messages
 from perdure.stores.jobs.redaction.request import Request
-from perdure.stores.jobs.saving import Pack
+from perdure.stores.jobs.saving import NameOf, Pack, plainly
 
 
-def redact(request: Request, at: datetime, pack: Pack, *, is_begun: bool = False) -> Job[int]:
+def redact(
+    request: Request, at: datetime, pack: Pack, name_of: NameOf = plainly, *, is_begun: bool = False
+) -> Job[int]:
     """Replace the content of messages. Return how many were not replaced before.
 
     Everything is read before the lock is asked for, since others wait for whoever holds it. If one of the sessions has
@@ -30,7 +32,7 @@ def redact(request: Request, at: datetime, pack: Pack, *, is_begun: bool = False
     gone: set[str] = set()
     while True:
         try:
-            plan = yield from _planned(request, at, pack)
+            plan = yield from _planned(request, at, pack, name_of)
         except SessionNotFound as error:
             if error.session_id in (request.session_id, *gone):
                 raise
@@ -60,7 +62,7 @@ class _Plan(NamedTuple):
     sessions: list[Replacing]
 
 
-def _planned(request: Request, at: datetime, pack: Pack) -> Job[_Plan]:
+def _planned(request: Request, at: datetime, pack: Pack, name_of: NameOf) -> Job[_Plan]:
     traces, held = Traces(request.ids), Held()
     replacement = Replacement(request.replacement, traces)
     found = Findings(request, traces, replacement)
@@ -76,7 +78,7 @@ def _planned(request: Request, at: datetime, pack: Pack) -> Job[_Plan]:
             traces.find_runs(entries)
     told = Entry(MARK, {"at": at.isoformat().replace("+00:00", "Z"), "message_ids": list(request.ids)})
     for session_id in sessions:
-        replacing = Replacing(session_id, found.facts[session_id], replacement, held, pack)
+        replacing = Replacing(session_id, found.facts[session_id], replacement, held, pack, name_of)
         yield from replacing.find(told, at)
         plan.sessions.append(replacing)
     return plan

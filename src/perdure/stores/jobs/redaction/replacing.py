@@ -25,24 +25,37 @@ from perdure.stores.format.rows import (
     prepare_entries,
 )
 from perdure.stores.jobs import attachments, timers
-from perdure.stores.jobs.claiming import Facts
+from perdure.stores.jobs.claiming import Facts, owner_of
 from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_by_batch, read_inbox
 from perdure.stores.jobs.redaction.held import Held, Row
 from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
-from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_tags, write_values
+from perdure.stores.jobs.saving import (
+    NameOf,
+    Pack,
+    place_of,
+    update_columns,
+    write_batch,
+    write_head,
+    write_tags,
+    write_values,
+)
+from perdure.stores.sealing import plain_name
 
 
 class Replacing:
     """Replaces all that one session tells of messages."""
 
-    def __init__(self, session_id: str, facts: Facts, replacement: Replacement, held: Held, pack: Pack) -> None:
+    def __init__(
+        self, session_id: str, facts: Facts, replacement: Replacement, held: Held, pack: Pack, name_of: NameOf
+    ) -> None:
         self._session_id = session_id
         self._facts = facts
         self._place = place_of(facts)
         self._replacement = replacement
         self._held = held
         self._pack = pack
+        self._name_of = name_of
         self._changes: list[Statement] = []
         self._detached: list[tuple[str, int | str, int]] = []
         """The files that items of its inbox do not show any more, and the places of these items."""
@@ -102,9 +115,10 @@ class Replacing:
         named: set[str] = set()
         blocks: set[str] = set()
         newest, is_changed = b"", False
+        name_of = self._name_of((yield from owner_of(self._place.sid)))
         for head in in_turns((yield from self._held.heads(self._session_id))):
             version = yield from self._held.version(self._session_id, head, blocks)
-            changed = changed_version(self._replacement, version)
+            changed = changed_version(self._replacement, version, name_of)
             if changed is not None:
                 is_changed = True
                 self._replace_version(changed, version.parts)
@@ -143,9 +157,9 @@ class Replacing:
             crc = entry_checksum(sid, seq, entry.run, entry.kind, body)
             self._changes.append(Update("inbox", {"crc": crc, "body": body}, {"sid": sid, "seq": seq}))
             kept = codec.hashes_in_post(entry.body)
-            self._detached += [
-                (key, self._place.log, -seq) for key in codec.hashes_in_post(posted[place].body) if key not in kept
-            ]
+            for (key,) in (yield Select("attached", ("hash",), {"log": self._place.log, "pos": -seq})):
+                if plain_name(key) not in kept:
+                    self._detached.append((key, self._place.log, -seq))
 
 
 def _plain(entries: Sequence[JournalEntry]) -> list[Entry]:

@@ -13,7 +13,7 @@ from perdure.model.indexed import indexed_in
 from perdure.redaction.replacement import Replacement
 from perdure.stores.format.heads import FORMAT, INLINE
 from perdure.stores.format.metadata import apart_in, parts_of, put_together, taken_apart
-from perdure.stores.format.rows import Values, hash_of, operation_id
+from perdure.stores.format.rows import Namer, Values, hash_of, operation_id
 
 
 class Version(NamedTuple):
@@ -25,10 +25,10 @@ class Version(NamedTuple):
     names_blocks: bool = False
 
 
-def changed_version(replacement: Replacement, version: Version) -> Version | None:
+def changed_version(replacement: Replacement, version: Version, name_of: Namer = hash_of) -> Version | None:
     """Return a version with all replaced that its head tells of the messages; None if it tells nothing."""
     plain = codec.decode_plain(version.raw)
-    parts = _replaced(replacement, plain, version.parts)
+    parts = _replaced(replacement, plain, version.parts, name_of)
     return Version(version.number, msgspec.json.encode(plain), parts) if parts else None
 
 
@@ -42,7 +42,7 @@ def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) 
     return msgspec.json.encode(plain)
 
 
-def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer) -> Values:
     """Replace what a head says. Return the parts that it names then, or none if it says nothing of the kind."""
     before = msgspec.json.encode(plain)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
@@ -50,7 +50,8 @@ def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[s
             holder[field] = replacement.scrubbed(holder[field])
     plain.setdefault("parts", {})
     plain.setdefault("hashed", {})
-    new = {**_replaced_metadata(replacement, plain, values), **_replaced_run(replacement, plain, values)}
+    new = _replaced_metadata(replacement, plain, values, name_of)
+    new |= _replaced_run(replacement, plain, values, name_of)
     for name in ("parts", "hashed"):
         if not plain[name]:
             del plain[name]
@@ -61,7 +62,9 @@ def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[s
     return {key: every[key] for key in named if key in every}  # blocks are not among them
 
 
-def _replaced_metadata(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+def _replaced_metadata(
+    replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer
+) -> Values:
     """Replace what the metadata of a head says. Return the values that it names then."""
     hashed, apart = plain["hashed"], apart_in(plain["hashed"])
     metadata = put_together(_part(plain, "metadata", values) or {}, apart, values)
@@ -70,21 +73,23 @@ def _replaced_metadata(replacement: Replacement, plain: dict[str, Any], values: 
         return {}
     for part in parts_of(apart):
         del hashed[part]
-    found, new = taken_apart(changed)
+    found, new = taken_apart(changed, name_of=name_of)
     hashed |= parts_of(found.apart)
     if found.apart:
         plain["format"] = FORMAT
     if "indexed" in plain["info"]:
         plain["info"]["indexed"] = indexed_in(changed, plain["info"]["indexed"])
-    return {**new, **_put(plain, "metadata", found.rest)}
+    return {**new, **_put(plain, "metadata", found.rest, name_of)}
 
 
-def _replaced_run(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+def _replaced_run(
+    replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer
+) -> Values:
     """Replace what the last run of a head says. Return the value that it is named by then, if it is."""
     run = _part(plain, "execution", values)
     if run is None or (changed := replacement.execution(run)) == run:
         return {}
-    return _put(plain, "execution", msgspec.json.encode(changed))
+    return _put(plain, "execution", msgspec.json.encode(changed), name_of)
 
 
 def _part(plain: Mapping[str, Any], name: str, values: Mapping[str, bytes]) -> Any:
@@ -92,7 +97,7 @@ def _part(plain: Mapping[str, Any], name: str, values: Mapping[str, bytes]) -> A
     return codec.decode_plain(values[hashed[name]]) if name in hashed else plain["parts"].get(name)
 
 
-def _put(plain: Mapping[str, Any], name: str, raw: bytes) -> Values:
+def _put(plain: Mapping[str, Any], name: str, raw: bytes, name_of: Namer) -> Values:
     """Put a part into a head in place of what is there: by its hash if it is large. Return it then."""
     parts, hashed = plain["parts"], plain["hashed"]
     parts.pop(name, None)
@@ -100,5 +105,5 @@ def _put(plain: Mapping[str, Any], name: str, raw: bytes) -> Values:
     if len(raw) <= INLINE:
         parts[name] = codec.decode_plain(raw)
         return {}
-    hashed[name] = hash_of(raw)
+    hashed[name] = name_of(raw)
     return {hashed[name]: raw}

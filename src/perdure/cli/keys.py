@@ -1,0 +1,108 @@
+"""Commands about the keys that a store is sealed with. No secret is ever an argument of a command."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from perdure.cli.errors import NOT_FOUND, Failure
+from perdure.cli.options import settings_of, store_command
+from perdure.cli.setup import keys_in, ring_path
+from perdure.cli.terminal import is_terminal, note, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from perdure.keys import FileKeyRing
+
+_VERBS = ("master", "new", "list", "renew", "rotate", "forget")
+_COLUMNS = ("ID", "OWNER", "MADE", "MASTER")
+_SHARED = "(sessions without an owner)"
+
+
+@store_command(json=True, owner=False)
+@click.argument("verb", type=click.Choice(_VERBS), default="list", metavar=f"[{'|'.join(_VERBS)}]")
+@click.argument("name", required=False, metavar="[FILE|OWNER]")
+@click.option("--no-owner", is_flag=True, help="Mean the key that sessions without an owner share.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a key is destroyed.")
+def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes: bool, as_json: bool) -> None:
+    """Make, list, rotate and forget the keys that a store is sealed with. Without a verb, list them.
+
+    `master` prints a new master key, for the environment variable PERDURE_MASTER_KEY or the file that
+    PERDURE_MASTER_KEY_FILE names. `new FILE` makes a key ring. `renew OWNER` gives an owner a new data key for what is
+    written from now on. `rotate` wraps all data keys with the newest master key: put it first, and the older ones
+    behind it with commas between. `forget OWNER` destroys the owner's keys, which erases all that they have sealed,
+    in backups too.
+    """
+    if verb in ("renew", "forget") and (name is None) != no_owner:
+        raise click.UsageError(f"Name the owner: perdure keys {verb} OWNER, or add --no-owner.")
+    if verb in ("master", "list", "rotate") and (name is not None or no_owner):
+        raise click.UsageError(f"perdure keys {verb} takes no name.")
+    if verb == "master":
+        from perdure.keys import new_master
+
+        say(new_master())
+        if is_terminal():
+            note("Keep it in a safe place, away from the store: without it nothing that is sealed can be opened.")
+    elif verb == "new":
+        _make(ctx, name)
+    elif verb == "list":
+        _show(_ring(ctx), as_json)
+    elif verb == "renew":
+        say(_ring(ctx).renew(name).id.hex())
+    elif verb == "rotate":
+        say(f"keys wrapped with the newest master key: {_ring(ctx).rotate()}")
+    else:
+        _forget(_ring(ctx), name, yes)
+
+
+def _ring(ctx: click.Context) -> FileKeyRing:
+    found = keys_in(ctx)
+    if found is None:
+        raise click.UsageError("Name the key ring: --keys FILE, or PERDURE_KEYS.", ctx)
+    return found
+
+
+def _make(ctx: click.Context, name: str | None) -> None:
+    from pathlib import Path
+
+    from perdure.keys import ring_at
+
+    path = name or ring_path(ctx)
+    if path is None:
+        raise click.UsageError("Name the file to make: perdure keys new FILE.", ctx)
+    if Path(path).exists():
+        raise click.UsageError(f"{path} is there already.")
+    ring_at(path, create=True)
+    settings_of(ctx).keys = path
+    say(path)
+    note("Back this file up apart from the store. Whoever has both, and the master key, can open what is sealed.")
+
+
+def _show(ring: FileKeyRing, as_json: bool) -> None:
+    found, forgotten = ring.keys(), ring.forgotten()
+    if as_json:
+        for key in found:
+            print_json({"id": key.id, "owner": key.owner, "made": key.made, "master": key.master})
+        for key_id, at in forgotten:
+            print_json({"id": key_id, "forgotten": at})
+        return
+    rows = [(key.id, _SHARED if key.owner is None else key.owner, key.made, key.master) for key in found]
+    rows += [(key_id, "", f"forgotten {at}", "") for key_id, at in forgotten]
+    if rows:
+        print_table(_COLUMNS, rows, spare=("MASTER",), flexible=("OWNER",))
+    elif is_terminal():
+        note("There are no keys yet. The first is made when the first session is written.")
+
+
+def _forget(ring: FileKeyRing, owner: str | None, yes: bool) -> None:
+    whose = _SHARED if owner is None else repr(owner)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"This would destroy the keys of {whose} for good. Add --yes if you mean it.")
+        click.confirm(f"Destroy the keys of {whose} for good? What they have sealed is erased by that.", abort=True)
+    count = ring.forget(owner)
+    if not count:
+        raise Failure(f"{whose} has no key in this ring.", NOT_FOUND)
+    say(f"keys forgotten: {count}")
+    note("A backup of the key ring still has them: destroy those too.")

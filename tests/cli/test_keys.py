@@ -1,0 +1,114 @@
+"""The keys of a sealed store from the command line: made, listed, rotated, forgotten; and every command with --keys."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.keys import new_master
+
+WORD = "zebrafinch"
+
+
+@pytest.fixture
+def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command, with a key ring and a store that one session of each of two owners is in."""
+    monkeypatch.setenv("PERDURE_STORE", "sqlite:///kept.db")
+    monkeypatch.setenv("PERDURE_MASTER_KEY", new_master())
+    assert perdure("keys", "new", "ring.json").out == "ring.json\n"
+    for owner in ("ada", "bob"):
+        perdure("send", "--new", f"a {WORD} for {owner}", "--owner", owner, "--keys", "ring.json")
+    return perdure
+
+
+def test_a_ring_is_made_once_and_for_its_owner_only(said: Callable[..., Any]) -> None:
+    """It is not made again over keys that are needed, and nobody else may read it."""
+    assert stat.S_IMODE(Path("ring.json").stat().st_mode) == 0o600
+    again = said("keys", "new", "ring.json", code=2)
+    assert "is there already" in again.err
+    assert len(said("keys", "list", "--keys", "ring.json").lines) == 2
+
+
+def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable[..., Any]) -> None:
+    """`ls` goes on without them; `show` says what to do, and never shows an empty session."""
+    assert WORD.encode() not in Path("kept.db").read_bytes()
+    assert said("ls", "--keys", "ring.json").out.count(WORD) >= 2
+    bare = said("ls")
+    assert bare.out == ""
+    assert bare.err.count("sealed: ") == 2
+    refused = said("show", "@", code=9)
+    assert "--keys FILE" in refused.err
+    assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
+    assert "could not be checked" in said("fsck", code=6).out
+
+
+def test_the_ring_may_be_named_in_the_environment(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_KEYS", "ring.json")
+    assert said("search", WORD).out.count(WORD) >= 2
+    monkeypatch.setenv("PERDURE_KEYS", "typo.json")
+    assert "perdure keys new typo.json" in said("ls", code=9).err
+
+
+def test_rotation_needs_both_masters_once(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the newest is enough. No secret is ever an argument."""
+    import os
+
+    old, new = os.environ["PERDURE_MASTER_KEY"], said("keys", "master").out.strip()
+    monkeypatch.setenv("PERDURE_MASTER_KEY", new)
+    assert "which was not given" in said("show", "@", "--keys", "ring.json", code=9).err
+    monkeypatch.setenv("PERDURE_MASTER_KEY", f"{new},{old}")
+    assert said("keys", "rotate", "--keys", "ring.json").out.endswith(": 2\n")
+    monkeypatch.setenv("PERDURE_MASTER_KEY", new)
+    assert WORD in said("show", "@", "--keys", "ring.json").out
+
+
+def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
+    """Only with --yes where nobody can be asked. What is left of the owner can be erased."""
+    assert "--yes" in said("keys", "forget", "ada", "--keys", "ring.json", code=2).err
+    assert said("keys", "forget", "ada", "--keys", "ring.json", "--yes").out == "keys forgotten: 1\n"
+    assert "has no key" in said("keys", "forget", "ada", "--keys", "ring.json", "--yes", code=3).err
+    listed = said("ls", "--keys", "ring.json")
+    assert "forgotten" in listed.err
+    assert "for bob" in listed.out
+    (gone,) = [each for each in said("keys", "--keys", "ring.json", "--json").json_lines if "forgotten" in each]
+    assert gone["id"] in listed.err
+    assert said("erase", "--of", "ada", "--yes", "--keys", "ring.json").out == "sessions erased: 1\n"
+    assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
+
+
+def test_erasing_an_owner_can_forget_the_key(said: Callable[..., Any]) -> None:
+    done = said("erase", "--of", "bob", "--forget-key", "--yes", "--keys", "ring.json")
+    assert done.out == "sessions erased: 1\nkeys forgotten: 1\n"
+    assert "without keys" in said("erase", "--of", "ada", "--forget-key", "--yes", code=9).err
+    assert "--of" in said("erase", "@", "--forget-key", "--yes", code=2).err
+
+
+def test_a_copy_is_sealed_unless_asked_otherwise(said: Callable[..., Any]) -> None:
+    said("copy", "sqlite:///sealed.db", "--keys", "ring.json")
+    said("copy", "sqlite:///plain.db", "--keys", "ring.json", "--unsealed")
+    assert WORD.encode() not in Path("sealed.db").read_bytes()
+    assert WORD.encode() in Path("plain.db").read_bytes()
+    refused = said("copy", "file://files", "--keys", "ring.json", code=9)
+    assert "cannot be sealed" in refused.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("renew",), ("forget",), ("forget", "ada", "--no-owner"), ("list", "ada"), ("rotate", "x"), ("new",), ("list",)],
+)
+def test_what_is_typed_wrong_is_refused(said: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    """Nothing is changed, and the line says what to type."""
+    before = Path("ring.json").read_bytes()
+    assert said("keys", *arguments, code=2).err
+    assert Path("ring.json").read_bytes() == before
+
+
+def test_a_key_is_renewed(said: Callable[..., Any]) -> None:
+    """For an owner, or for the sessions that have none."""
+    for whose in (["ada"], ["--no-owner"]):
+        (made,) = said("keys", "renew", *whose, "--keys", "ring.json").lines
+        assert made in said("keys", "list", "--keys", "ring.json").out
