@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from msgspec.structs import replace
 
@@ -58,7 +59,7 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
+from perdure.stores.engine import Count, Engine, IndexedEngine, Job, Kind, T, cannot_be_copied
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, has_end, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
@@ -67,6 +68,9 @@ from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
 from perdure.stores.tapes import consolidate, with_end_read
+
+if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
 
 _LAST_WORD = 5.0
 _DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile)
@@ -767,6 +771,45 @@ class Store:
 
         return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
 
+    @property
+    def origin(self) -> str:
+        """The store's own id, which no other has; StoreError if it is not open."""
+        return self._origin
+
+    @property
+    def kind(self) -> str:
+        """The kind of engine that a backup has to be of to be restored here."""
+        return self._engine.kind
+
+    def require_copyable(self) -> None:
+        """Raise ConfigurationError if the store cannot be backed up."""
+        if not self._engine.kind:
+            raise cannot_be_copied(self._engine)
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        """Put one state of everything into a deposit, while others read and write."""
+        return await self._engine.copy_out(deposit)
+
+    def landing(self) -> Landing:
+        """Return the place of this store, which is not open, as one that a copy can be taken in at."""
+        return self._engine.landing()
+
+    def at(self, engine: Engine) -> Self:
+        """Return a store like this one, not open, on another engine."""
+        other = copy.copy(self)
+        other._engine = engine
+        other._cache, other._definitions, other._values = SessionCache(0), LRU(256), LRU(256)
+        other._claims, other._sketched = {}, set()
+        return other
+
+    async def lapse_claims(self) -> int:
+        """Have all claims lapse, for a store whose runners are gone; return how many there were."""
+        return await self._engine.run(claiming.lapse_all, "write")
+
+    async def count(self, table: str) -> int:
+        """Return how many rows a table has."""
+        return await self._engine.run(partial(_count, table))
+
 
 class IndexedStore(Store):
     """A store whose engine searches by an index."""
@@ -786,6 +829,11 @@ class IndexedStore(Store):
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
         checked.index(anew, progress)
         return await self._engine.index(anew=anew, progress=progress)
+
+
+def _count(table: str) -> Job[int]:
+    ((count,),) = yield Count(table, {})
+    return int(count)
 
 
 def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Attachments]:

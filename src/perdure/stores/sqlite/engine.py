@@ -66,6 +66,7 @@ from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, sear
 from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
     from perdure.stores.search import Query
     from perdure.stores.sqlite.erasure import Erasure
     from perdure.stores.sqlite.search import SearchThread
@@ -228,6 +229,20 @@ class SqliteEngine(IndexedEngine):
 
         found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
+
+    kind = "sqlite"
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        from perdure.stores.sqlite.copying import copy_out
+
+        job = partial(copy_out, self.opened.path, self._timeout, deposit)
+        made: Outline = await self.opened.readers.run(job, alone=True, long=True)
+        return made
+
+    def landing(self) -> Landing:
+        from perdure.stores.sqlite.copying import SqliteLanding
+
+        return SqliteLanding(self._path, self._timeout, lambda path: SqliteEngine(path, self._timeout))
 
 
 class OpenFile:
