@@ -8,7 +8,7 @@ from hashlib import sha256
 from perdure.archive.backups.catalog import Catalog, entries_in
 from perdure.archive.backups.manifest import Backup
 from perdure.archive.backups.packs import PackWriter
-from perdure.archive.backups.target import Target
+from perdure.archive.backups.target import Target, as_store_error
 from perdure.errors import BackupDamaged
 from perdure.stores.copies import Outline
 
@@ -75,16 +75,18 @@ class Packing:
             self._tell(self.size, max(self._expected, self.size))
 
     def _add(self, key: bytes, chunk: bytes) -> None:
-        if self._writer is None:
-            self._writer = next(self._writers)
-        self._written.add(key)
-        self._writer.add(key, chunk)
+        with as_store_error(self._target.path):  # here, or it would be taken for an error of the store
+            if self._writer is None:
+                self._writer = next(self._writers)
+            self._written.add(key)
+            self._writer.add(key, chunk)
         if self._writer.is_full:
             self._close()
 
     def _close(self) -> None:
         if self._writer is not None:
-            self.added += self._writer.finish()
+            with as_store_error(self._target.path):
+                self.added += self._writer.finish()
             self._target.packs.add(self._writer.places)
             self._writer = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -103,11 +103,14 @@ async def _restored(store: Store, packs: Packs, backup: Backup, verify: bool, te
     try:
         await landing.begin()
         await landing.take_in(backup.outline, _parts(packs, backup, tell))
-        problems: Sequence[Problem] = ()
+        problems = [
+            Problem(None, each, "its checksum did not match when the backup was made", _RESTORE)
+            for each in backup.facts.get("unsound", ())
+        ]
         async with store.at(landing.engine) as landed:
             lapsed = await landed.lapse_claims()
             if verify:
-                problems = [*await _miscounted(landed, backup), *(await fsck(landed)).problems]
+                problems += [*await _miscounted(landed, backup), *(await fsck(landed)).problems]
         await landing.publish()
     finally:
         await landing.end()

@@ -42,7 +42,7 @@ class Target:
         if not (self.path / _MARK).is_file():
             raise BackupNotFound(self.path)
         try:
-            with _as_store_error(self.path):
+            with as_store_error(self.path):
                 self.packs.open()
                 yield
         finally:
@@ -51,7 +51,7 @@ class Target:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """The same for one who adds to it, alone. The directory is made if it is not there."""
-        with _as_store_error(self.path):
+        with as_store_error(self.path):
             self._make()
             lock = FileLock(self.path / _LOCK)
             try:
@@ -237,7 +237,8 @@ def _newest(backups: Sequence[Backup]) -> Collection[Backup]:
 
 
 @contextmanager
-def _as_store_error(path: Path) -> Iterator[None]:
+def as_store_error(path: Path) -> Iterator[None]:
+    """Say in perdure's words what the system says of a directory of backups."""
     try:
         yield
     except OSError as error:
