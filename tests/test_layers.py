@@ -18,7 +18,7 @@ LEVELS = (
     {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching"},
     {"stores", "run_journal", "recorder", "records", "definition_files"},
     {"loop", "runtime"},
-    {"actions", "parallel", "archive", "copying", "fsck"},
+    {"actions", "parallel", "archive", "backups", "copying", "fsck"},
     {"sessions"},
     {"workflow", "adapters", "workers", "server", "testing", "cli", "__init__", "__main__"},
 )
@@ -31,6 +31,7 @@ NEIGHBOURS = {
     "records": {"stores", "recorder"},
     "testing": {"workers"},  # the contract for dispatchers drives a worker
     "parallel": {"actions"},
+    "backups": {"archive"},
     "copying": {"archive"},
     "fsck": {"archive"},
     "cli": {

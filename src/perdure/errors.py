@@ -389,7 +389,7 @@ class BackupNotFound(PerdureError):
     def __init__(self, target: str | PathLike[str], asked: str | None = None) -> None:
         self.target = str(target)
         self.asked = asked
-        what = f"There is no backup {asked!r} in {self.target}." if asked else f"There is no backup in {self.target}."
+        what = f"There is no backup {asked} in {self.target}." if asked else f"There is no backup in {self.target}."
         super().__init__(what, f"List those that are there: `perdure backup --list {self.target}`.")
 
 

@@ -57,6 +57,8 @@ EXIT_CODES: dict[str, int] = {
     "IllegalStatusChange": NOT_ALLOWED,
     "CorruptRecord": DAMAGED,
     "InvalidSessionFile": DAMAGED,
+    "BackupNotFound": NOT_FOUND,
+    "StoreNotEmpty": CONFLICT,
     "StoreError": STORE_FAILED,
     "DriverError": RUN_FAILED,
     "ToolError": RUN_FAILED,

@@ -302,7 +302,7 @@ class Engine:
 
 def cannot_be_copied(engine: Engine) -> ConfigurationError:
     kind = type(engine).__name__.removesuffix("Engine")
-    return ConfigurationError(f"A {kind}Store cannot be backed up or restored.", "Export its sessions instead.")
+    return ConfigurationError(f"A {kind}Store cannot be backed up or restored. Export its sessions instead.")
 
 
 class IndexedEngine(Engine):

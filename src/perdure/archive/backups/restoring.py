@@ -96,8 +96,8 @@ async def restore(
 async def _restored(store: Store, packs: Packs, backup: Backup, verify: bool, tell: Tell) -> RestoreReport:
     if backup.engine != store.kind:
         raise ConfigurationError(
-            f"Backup {backup.id} is of a {backup.engine} store, and this is a {store.kind} store.",
-            "Restore it into a store of its kind, then `perdure copy` it.",
+            f"Backup {backup.id} is of a {backup.engine} store, and this is a {store.kind} store. "
+            "Restore it into a store of its own kind, then copy that."
         )
     landing = store.landing()
     try:

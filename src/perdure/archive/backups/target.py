@@ -135,7 +135,7 @@ class Target:
             damaged = [each for each in known if isinstance(each, BackupDamaged)]
             if damaged:
                 raise damaged[-1]
-            raise BackupNotFound(self.path, None if at is None else f"before {at.isoformat()}")
+            raise BackupNotFound(self.path, None if at is None else f"from before {at.isoformat(timespec='seconds')}")
         if len({each.store for each in backups}) > 1:
             stores = ", ".join(sorted({f"{each.id} ({each.engine} {each.store[:8]})" for each in _newest(backups)}))
             raise InvalidData("$.at", f"{self.path} has backups of several stores; name one by its id: {stores}")

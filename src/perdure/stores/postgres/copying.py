@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END = b"\xff\xff"
 _LENGTH = struct.Struct(">i")
-_ONE_IN = 64
 _MOST = 8 * CHUNK
 _LOCK = 0x70657273
 _COUNTED = ("session", "head", "msg", "blob")
@@ -133,12 +132,17 @@ def _copy_table(deposit: Deposit, connection: psycopg.Connection[Any], table: _T
                 continue
             count += 1
             chunk += row
-            if len(chunk) >= _MOST or crc32(row[2 : _end_of_key(row, table.keys)]) % _ONE_IN == 0:
+            if len(chunk) >= _MOST or _ends_chunk(row, table.keys):
                 deposit.put(table.name, bytes(chunk))
                 chunk.clear()
     if chunk or not count:
         deposit.put(table.name, bytes(chunk))
     return count
+
+
+def _ends_chunk(row: bytes, keys: int) -> bool:
+    """Tell whether a chunk ends behind a row: by its key, and the likelier the longer it is."""
+    return crc32(row[2 : _end_of_key(row, keys)]) * CHUNK < len(row) << 32
 
 
 def _end_of_key(row: bytes, fields: int) -> int:
@@ -233,6 +237,8 @@ class PostgresLanding:
             for part in parts:
                 self._fill(connection, part)
             self._number(connection, outline.facts["numbers"])
+        for (name,) in connection.execute(_TABLES).fetchall():
+            connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(name)))
 
     def _fill(self, connection: psycopg.Connection[Any], part: Part) -> None:
         """Fill a table. No trigger adds to it: what triggers have made was copied too."""
