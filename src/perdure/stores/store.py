@@ -771,6 +771,35 @@ class Store:
 
         return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
 
+    async def repair(
+        self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> Sequence[Problem]:
+        """Write again what follows from versions and messages, where it is wrong, and return what was wrong.
+
+        What was repaired of a session is put on its record. Each session is one transaction. With `dry_run` nothing is
+        changed.
+        """
+        from perdure.stores.jobs import repairing
+
+        self._forget_all()
+        found = [*await self._engine.mend(dry_run=dry_run)]
+        left_over = partial(repairing.repair_left_over, dry_run=True)
+        if await self._engine.run(left_over, long=True):
+            kind: Kind = "read" if dry_run else "write"
+            found += await self._engine.run(partial(repairing.repair_left_over, dry_run=dry_run), kind, long=True)
+        ids = await self._engine.run(repairing.sessions, long=True)
+        for done, session_id in enumerate(ids, 1):
+            look = partial(repairing.repair_session, session_id, self._pack, dry_run=True)
+            wrong = await self._engine.run(look, long=True)
+            if wrong and not dry_run:
+                mend = partial(repairing.repair_session, session_id, self._pack, dry_run=False)
+                wrong = await self._engine.run(mend, "write", long=True)
+            found += wrong
+            if progress is not None:
+                progress(done, len(ids))
+        self._forget_all()
+        return found
+
     @property
     def origin(self) -> str:
         """The store's own id, which no other has; StoreError if it is not open."""

@@ -193,8 +193,13 @@ class PostgresLanding:
         self._connection = connection = psycopg.Connection.connect(completed_dsn(self._dsn), autocommit=True)
         connection.execute("SET client_min_messages = warning")
         connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(self._schema)))
-        if not _row(connection, "SELECT pg_try_advisory_lock(%s, hashtext(%s))", _LOCK, self._schema)[0]:
-            raise StoreError(f"Another process is restoring the schema {self._schema!r}.", "Wait until it is over.")
+        try:
+            # A while, since the server may not have noticed yet that the one before was killed.
+            connection.execute("SET lock_timeout = '20s'")
+            _row(connection, "SELECT pg_advisory_lock(%s, hashtext(%s))", _LOCK, self._schema)
+        except psycopg.errors.LockNotAvailable:
+            what = f"Another process is restoring the schema {self._schema!r}."
+            raise StoreError(what, "Wait until it is over.") from None
         with connection.transaction():
             self._clear(connection)
             create_schema(connection, self._schema)
