@@ -22,7 +22,7 @@ from perdure.stores.copies import CHUNK, Outline, Part, unfinished
 from perdure.stores.file import blobs, group
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.directory import ERASURES, IDENTITY, Directory, owner_of, store_error
-from perdure.stores.file.document import document_file, encode_document
+from perdure.stores.file.mending import write_document
 from perdure.stores.file.pledge import give_hint
 from perdure.stores.file.small_tables import Rates, Tokens
 from perdure.stores.file_lock import FileLock
@@ -254,14 +254,3 @@ class FileLanding:
             shutil.rmtree(self._path)
         os.rename(self._beside, self._path)
         sync_directory(self._path.parent)
-
-
-def write_document(desk: Desk, session_id: str) -> bool:
-    """Write a session's document anew from its log; return False if the log is damaged, or there is no session."""
-    with desk.looking({session_id}):
-        log = desk.look(session_id).log
-        if log.damage or log.version == 0:
-            return False
-        made = encode_document(desk.assembled(session_id), log)
-        desk.directory.folder.replace(document_file(session_id), made)
-        return True

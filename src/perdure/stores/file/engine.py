@@ -148,6 +148,15 @@ class FileEngine(Engine):
 
         return cast("Sequence[Problem]", await self._opened.run(look, patient=True))
 
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.file.mending import mend, mendable
+
+        def look(directory: Directory) -> Sequence[Problem]:
+            assert self._desk is not None
+            return (mendable if dry_run else mend)(directory, self._desk)
+
+        return cast("Sequence[Problem]", await self._opened.run(look, patient=True))
+
     async def copy_out(self, deposit: Deposit) -> Outline:
         from perdure.stores.file.copying import copy_out
 

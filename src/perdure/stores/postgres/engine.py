@@ -192,6 +192,17 @@ class PostgresEngine(IndexedEngine):
 
         return await self.opened.link.transact_in_thread(faults, snapshot=True)
 
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.postgres.mending import mend, mendable
+
+        link = self.opened.link
+        found = await link.transact_in_thread(mendable, snapshot=True)
+        if not found or dry_run:
+            return found
+        await link.transact_in_thread(lambda: mend(found))
+        left = {(each.session_id, each.where) for each in await link.transact_in_thread(mendable, snapshot=True)}
+        return [each for each in found if (each.session_id, each.where) not in left]
+
     async def copy_out(self, deposit: Deposit) -> Outline:
         from perdure.stores.postgres.copying import copy_out
 

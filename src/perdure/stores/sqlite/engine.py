@@ -230,6 +230,24 @@ class SqliteEngine(IndexedEngine):
         found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
 
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.sqlite.check import faults
+        from perdure.stores.sqlite.mending import mend, mendable
+        from perdure.stores.sqlite.search_check import check_index
+
+        opened = self.opened
+
+        def searched(db: apsw.Connection) -> list[Problem]:
+            return [*check_index(db, opened.path)]
+
+        found = [*await opened.readers.run(mendable, long=True)]
+        if not dry_run and await opened.readers.run(faults, long=True):
+            found = [*await opened.writer.run(mend, alone=True)]
+        lacking: list[Problem] = await opened.readers.run(searched, long=True)
+        if lacking and not dry_run:
+            await opened.searching.index(anew=True, progress=None)
+        return [*found, *lacking]
+
     kind = "sqlite"
 
     async def copy_out(self, deposit: Deposit) -> Outline:

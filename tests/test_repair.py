@@ -1,0 +1,234 @@
+"""Repair writes again what follows from what is stored, says what it did, and touches nothing that was said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from tests import stories
+from tests.stores.test_check import IN_SEARCH_INDEX, IN_SQLITE, Damage, assert_named, execute, of, originals  # noqa: F401
+from tests.stories import opened
+
+from perdure import ConfigurationError, MemoryStore, SqliteStore
+from perdure.archive import fsck, repair
+from perdure.model.ids import use
+from perdure.stores.jobs.repairing import REPAIRED
+from perdure.testing import FrozenClock
+
+BODIES = "SELECT 'm', log, pos, crc, body FROM msg UNION ALL SELECT 'h', sid, version, crc, body FROM head ORDER BY 1, 2, 3"
+# What is left to a backup, to `gc` or to somebody who knows: bodies, what may mean that rows are lost, what keys say.
+LEFT = (
+    *("version = version + 1", "msg_end = msg_end + 1", "inbox_end = inbox_end + 1", "SET taken", "SET epoch", "log = 999"),
+    *("FROM key", "UPDATE key", "FROM value", "INTO value", "UPDATE meta", "UPDATE batch", "FROM batch", "UPDATE run"),
+    *("UPDATE log", "FROM msg", "UPDATE msg", "INTO msg", "FROM head", "UPDATE head", "UPDATE inbox", "UPDATE timer"),
+    *("UPDATE rate", "UPDATE token", "FROM session", "INTO run", "child = (SELECT sid FROM session WHERE id = 'orphan')"),
+)
+
+
+def is_left(damage: Damage) -> bool:
+    return any(each in damage.done.replace("UPDATE session SET taken", "SET taken") for each in LEFT) or (
+        "taken =" in damage.done or "epoch =" in damage.done
+    )
+
+
+REPAIRED_IN_SQLITE = [each for each in IN_SQLITE if not is_left(each)]
+LEFT_IN_SQLITE = [each for each in IN_SQLITE if is_left(each)]
+
+
+def bodies(path: Path) -> list[Any]:
+    connection = apsw.Connection(str(path))
+    try:
+        return connection.execute(BODIES).fetchall()
+    finally:
+        connection.close()
+
+
+async def placed(originals: Callable[[str], Path], where: Path) -> Path:  # noqa: F811  # the fixture's name
+    shutil.copytree(await asyncio.to_thread(originals, "sqlite"), where, dirs_exist_ok=True)
+    return where / "sessions.db"
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("damage", REPAIRED_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
+async def test_what_follows_from_versions_is_repaired(
+    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+) -> None:
+    """It is found before, a dry run changes nothing, the next check is clean, and the session's record tells of it."""
+    path = await placed(originals, tmp_path)
+    execute(path, damage.done)
+    said = bodies(path)
+    async with SqliteStore(path) as store:
+        assert_named(await fsck(store), damage)
+        dry = await repair(store, dry_run=True)
+        assert dry.repaired
+        assert (await fsck(store)).problems == dry.found
+        report = await repair(store)
+        assert report.left == ()
+        assert {(each.session_id, each.where) for each in report.repaired} == {
+            (each.session_id, each.where) for each in dry.repaired
+        }
+        for session_id in {each.session_id for each in report.repaired if each.session_id}:
+            entries = [each for each in await store.read(session_id) if each.kind == REPAIRED]
+            if not any(each.where == "its tags in lists" for each in report.repaired):
+                assert entries[-1].body["repaired"]
+        assert (await repair(store)).repaired == ()
+    assert bodies(path) == said
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("damage", LEFT_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
+async def test_what_would_have_to_be_guessed_is_left(
+    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+) -> None:
+    """It is reported with what helps, no body is changed, and nothing is wrong that was not wrong before."""
+    path = await placed(originals, tmp_path)
+    execute(path, damage.done.format(erasures="value = -1 WHERE key = 'erasures'"))
+    said = bodies(path)
+    async with SqliteStore(path) as store:
+        before = await fsck(store)
+        report = await repair(store)
+        assert report.left
+        assert {(each.session_id, each.where) for each in report.left} <= {
+            (each.session_id, each.where) for each in before.problems
+        }
+        assert all(len(each.repair) > 30 for each in report.left)
+    assert bodies(path) == said
+
+
+@pytest.mark.parametrize("damage", IN_SEARCH_INDEX, ids=lambda damage: damage.done[:60])
+async def test_a_search_index_is_made_anew(
+    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+) -> None:
+    """It finds again what is there."""
+    path = await placed(originals, tmp_path)
+    execute(tmp_path / "sessions.db-search", damage.done)
+    async with SqliteStore(path) as store:
+        report = await repair(store)
+        assert [each.where for each in report.repaired] == ["the search index"]
+        assert report.left == ()
+        assert await store.search("it")
+
+
+async def test_flipped_bits_in_indexes_are_repaired(originals: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
+    """Of an index all is made anew. Where SQLite cannot even clear it, that is reported; nothing said is lost either way."""
+    rounds = 300 if os.environ.get("PERDURE_TORTURE") else 25
+    path = await placed(originals, tmp_path / "original")
+    pages = index_pages(path)
+    rng, mended, found = random.Random(17), 0, 0
+    for number in range(rounds):
+        where = tmp_path / str(number)
+        shutil.copytree(path.parent, where)
+        flip(where / path.name, rng, pages)
+        async with SqliteStore(where / path.name) as store:
+            before = await fsck(store)
+            if before.problems:
+                found += 1
+                report = await repair(store)
+                mended += report.is_sound
+                assert report.is_sound or all(each.repair for each in report.left)
+                if report.is_sound:
+                    assert (await fsck(store)).is_sound
+        shutil.rmtree(where)
+    assert found
+    assert mended >= found * 0.6, (mended, found)
+
+
+def index_pages(path: Path) -> list[int]:
+    """Return the numbers of all leaves of indexes that follow from tables."""
+    connection = apsw.Connection(str(path))
+    sql = (
+        "SELECT pageno FROM dbstat JOIN sqlite_schema AS of ON of.name = dbstat.name"
+        " WHERE of.type = 'index' AND dbstat.pagetype = 'leaf'"
+    )
+    try:
+        return [number for (number,) in connection.execute(sql)]
+    finally:
+        connection.close()
+
+
+def flip(path: Path, rng: random.Random, pages: list[int]) -> None:
+    """Flip a bit in what a page holds; the unused middle of it would not matter."""
+    raw = bytearray(path.read_bytes())
+    page = rng.choice(pages)
+    start = (page - 1) * 4096
+    content = int.from_bytes(raw[start + 5 : start + 7], "big") or 65536
+    if content < 4096:
+        raw[start + rng.randrange(content, 4096)] ^= 1 << rng.randrange(8)
+    path.write_bytes(raw)
+
+
+IN_POSTGRES = (
+    Damage("UPDATE session SET owner = 'eve' WHERE id = 'talk'", "talk", "column owner"),
+    Damage(f"DELETE FROM uses WHERE sid = {of('talk')}", "talk", "a version names it"),
+    Damage(f"DELETE FROM ref WHERE child = {of('a-fork')}", "a-fork", "that is not noted"),
+    Damage("DELETE FROM claimed", "killed", "its claim: it is not noted"),
+    Damage("DELETE FROM waiting", "talk", "what waits in its inbox"),
+    Damage("UPDATE tag SET owner = 'eve' WHERE tag = 'vip'", "talk", "its tags in lists"),
+    Damage("DELETE FROM word; DELETE FROM unindexed", None, "the search index of log"),
+    Damage(f"UPDATE head SET hashes = ARRAY[]::text[] WHERE sid = {of('talk')}", "talk", "what is fetched along"),
+    Damage("SELECT setval(pg_get_serial_sequence('session', 'sid'), 1)", None, "the sequence of session"),
+)
+
+
+async def test_a_postgres_schema_is_repaired(tmp_path: Path) -> None:
+    """Tables that say again what others say, one after the other: found, written again, and clean after."""
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with opened("postgres", tmp_path) as store:
+            await stories.tell(store, clock)
+            await store.search("it")
+    async with opened("postgres", tmp_path) as store:
+        for damage in IN_POSTGRES:
+            for statement in damage.done.split(";"):
+                await store.link.rows(statement)
+            report = await repair(store)
+            told = [f"{each.where}: {each.what}" for each in report.found if each.session_id == damage.session]
+            assert any(damage.said in each for each in told), (damage, report.found)
+            assert report.left == (), damage
+        assert [each.kind for each in await store.read("talk")].count(REPAIRED) >= 2
+        assert await store.search("it")
+
+
+async def test_a_directory_is_repaired(tmp_path: Path) -> None:
+    """Documents and hints are made anew from the logs; a damaged log is left to a backup."""
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with opened("file", tmp_path) as store:
+            await stories.tell(store, clock)
+            await store.waiting()
+    where = tmp_path / "sessions"
+    document = (where / "talk.json").read_bytes()
+    (where / "talk.json").write_bytes(document.replace(b"ada", b"eve"))
+    (where / "views.json").write_bytes(b"{}")
+    (where / ".waiting" / "talk").unlink()
+    async with opened("file", tmp_path) as store:
+        dry = await repair(store, dry_run=True)
+        assert {each.where for each in dry.repaired} == {"talk.json", "views.json", ".waiting/talk"}
+        assert (where / "talk.json").read_bytes() != document
+        report = await repair(store)
+        assert {each.where for each in report.repaired} == {each.where for each in dry.repaired}
+        assert report.left == ()
+    assert (where / "talk.json").read_bytes() == document
+    log = where / "boss.jsonl"
+    raw = log.read_bytes()
+    log.write_bytes(raw[:200] + b"?" + raw[201:])
+    damaged = log.read_bytes()
+    async with opened("file", tmp_path) as store:
+        report = await repair(store)
+        assert report.left
+    assert log.read_bytes() == damaged
+
+
+async def test_a_store_of_another_kind_is_refused() -> None:
+    """One in memory has nothing to repair, and is looked at all the same."""
+    async with MemoryStore() as store:
+        assert (await repair(store)).is_sound
+    with pytest.raises(ConfigurationError, match="cannot be repaired"):
+        await repair(object())  # type: ignore[arg-type]
