@@ -17,6 +17,7 @@ from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
     PerdureError,
+    SessionLocked,
     SessionNotFound,
     StoreError,
     UnreadableFile,
@@ -783,22 +784,30 @@ class Store:
 
         self._forget_all()
         found = [*await self._engine.mend(dry_run=dry_run)]
-        left_over = partial(repairing.repair_left_over, dry_run=True)
-        if await self._engine.run(left_over, long=True):
-            kind: Kind = "read" if dry_run else "write"
-            found += await self._engine.run(partial(repairing.repair_left_over, dry_run=dry_run), kind, long=True)
-        ids = await self._engine.run(repairing.sessions, long=True)
+        if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
+            if not dry_run:
+                left = await self._engine.run(partial(repairing.repair_left_over, dry_run=False), "write", long=True)
+            found += left
+        ids, before = await self._engine.run(repairing.sessions, long=True), len(found)
         for done, session_id in enumerate(ids, 1):
-            look = partial(repairing.repair_session, session_id, self._pack, dry_run=True)
-            wrong = await self._engine.run(look, long=True)
-            if wrong and not dry_run:
-                mend = partial(repairing.repair_session, session_id, self._pack, dry_run=False)
-                wrong = await self._engine.run(mend, "write", long=True)
-            found += wrong
+            with suppress(*_DAMAGES, SessionLocked):  # a damaged session is for the check to report
+                found += await self._repair_session(session_id, dry_run)
             if progress is not None:
                 progress(done, len(ids))
+        if len(found) > before and not dry_run:  # what an engine keeps beside rows may say again what they said
+            found += await self._engine.mend(dry_run=False)
         self._forget_all()
-        return found
+        return [*dict.fromkeys(found)]
+
+    async def _repair_session(self, session_id: str, dry_run: bool) -> Sequence[Problem]:
+        """Repair a session, in a transaction that is only begun if something is wrong with it."""
+        from perdure.stores.jobs.repairing import repair_session
+
+        wrong = await self._engine.run(partial(repair_session, session_id, self._pack, dry_run=True), long=True)
+        if dry_run or not wrong:
+            return wrong
+        mend = partial(repair_session, session_id, self._pack, dry_run=False)
+        return await self._engine.run(mend, "write", long=True)
 
     @property
     def origin(self) -> str:
