@@ -6,14 +6,13 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 from tests import stories
-from tests.stores.test_check import IN_SEARCH_INDEX, IN_SQLITE, Damage, assert_named, execute, of, originals  # noqa: F401
+from tests.stores.test_check import IN_SEARCH_INDEX, IN_SQLITE, Damage, assert_named, execute, of
 from tests.stories import opened
 
 from perdure import ConfigurationError, MemoryStore, SqliteStore
@@ -22,17 +21,30 @@ from perdure.model.ids import use
 from perdure.stores.jobs.repairing import REPAIRED
 from perdure.testing import FrozenClock
 
-BODIES = "SELECT 'm', log, pos, crc, body FROM msg UNION ALL SELECT 'h', sid, version, crc, body FROM head ORDER BY 1, 2, 3"
+BODIES = (
+    "SELECT 'm', log, pos, crc, body FROM msg UNION ALL SELECT 'h', sid, version, crc, body FROM head ORDER BY 1, 2, 3"
+)
 # What follows from versions, messages and rows. All else is left to a backup, to `gc`, or to somebody who knows.
 FOLLOWS = (
-    *("evt_end = evt_end - 1", "expires =", "status =", "agent =", "owner = 'eve'", "parent =", "created =", "updated ="),
+    *(
+        "evt_end = evt_end - 1",
+        "expires =",
+        "status =",
+        "agent =",
+        "owner = 'eve'",
+        "parent =",
+        "created =",
+        "updated =",
+    ),
     *("INTO tag", "FROM tag", "UPDATE tag", "FROM uses", "INTO uses", "INTO ref", "UPDATE ref", "DELETE FROM ref"),
     *("since = NULL", "sqlite_sequence", "DROP INDEX"),
 )
 
 
 def is_left(damage: Damage) -> bool:
-    return not any(each in damage.done for each in FOLLOWS) or damage.done.startswith(("DELETE FROM value", "UPDATE token"))
+    return not any(each in damage.done for each in FOLLOWS) or damage.done.startswith(
+        ("DELETE FROM value", "UPDATE token")
+    )
 
 
 REPAIRED_IN_SQLITE = [each for each in IN_SQLITE if not is_left(each)]
@@ -47,18 +59,36 @@ def bodies(path: Path) -> list[Any]:
         connection.close()
 
 
-async def placed(originals: Callable[[str], Path], where: Path) -> Path:  # noqa: F811  # the fixture's name
-    shutil.copytree(await asyncio.to_thread(originals, "sqlite"), where, dirs_exist_ok=True)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of a store in which a good deal has happened, told once."""
+    where = tmp_path_factory.mktemp("original")
+
+    async def tell() -> None:
+        clock = FrozenClock(tick=0.001)
+        with use(clock=clock):
+            async with opened("sqlite", where) as store:
+                await stories.tell(store, clock)
+                await store.search("it")
+
+    asyncio.run(tell())
+    return where
+
+
+def placed(original: Path, where: Path) -> Path:
+    shutil.copytree(original, where, dirs_exist_ok=True)
     return where / "sessions.db"
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", REPAIRED_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_what_follows_from_versions_is_repaired(
-    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+    original: Path,
+    tmp_path: Path,
+    damage: Damage,
 ) -> None:
     """It is found before, a dry run changes nothing, the next check is clean, and the session's record tells of it."""
-    path = await placed(originals, tmp_path)
+    path = placed(original, tmp_path)
     execute(path, damage.done)
     said = bodies(path)
     async with SqliteStore(path) as store:
@@ -81,10 +111,12 @@ async def test_what_follows_from_versions_is_repaired(
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("damage", LEFT_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_what_would_have_to_be_guessed_is_left(
-    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+    original: Path,
+    tmp_path: Path,
+    damage: Damage,
 ) -> None:
     """It is reported with what helps, no body is changed, and nothing is wrong that was not wrong before."""
-    path = await placed(originals, tmp_path)
+    path = placed(original, tmp_path)
     execute(path, damage.done.format(erasures="value = -1 WHERE key = 'erasures'"))
     said = bodies(path)
     async with SqliteStore(path) as store:
@@ -100,10 +132,12 @@ async def test_what_would_have_to_be_guessed_is_left(
 
 @pytest.mark.parametrize("damage", IN_SEARCH_INDEX, ids=lambda damage: damage.done[:60])
 async def test_a_search_index_is_made_anew(
-    originals: Callable[[str], Path], tmp_path: Path, damage: Damage  # noqa: F811
+    original: Path,
+    tmp_path: Path,
+    damage: Damage,
 ) -> None:
     """It finds again what is there."""
-    path = await placed(originals, tmp_path)
+    path = placed(original, tmp_path)
     execute(tmp_path / "sessions.db-search", damage.done)
     async with SqliteStore(path) as store:
         report = await repair(store)
@@ -112,10 +146,10 @@ async def test_a_search_index_is_made_anew(
         assert await store.search("it")
 
 
-async def test_flipped_bits_in_indexes_are_repaired(originals: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
-    """Of an index all is made anew. Where SQLite cannot even clear it, that is reported; nothing said is lost either way."""
+async def test_flipped_bits_in_indexes_are_repaired(original: Path, tmp_path: Path) -> None:
+    """Of an index all is made anew. Where SQLite cannot even clear it, that is reported."""
     rounds = 300 if os.environ.get("PERDURE_TORTURE") else 8
-    path = await placed(originals, tmp_path / "original")
+    path = placed(original, tmp_path / "original")
     pages = index_pages(path)
     rng, mended, found = random.Random(17), 0, 0
     for number in range(rounds):

@@ -11,4 +11,13 @@ from perdure.archive.backups import (
     verify_backups,
 )
 
-__all__ = ["Backup", "BackupReport", "RestoreReport", "VerifyReport", "backup", "list_backups", "restore", "verify_backups"]
+__all__ = [
+    "Backup",
+    "BackupReport",
+    "RestoreReport",
+    "VerifyReport",
+    "backup",
+    "list_backups",
+    "restore",
+    "verify_backups",
+]

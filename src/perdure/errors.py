@@ -422,7 +422,9 @@ class StoreNotEmpty(StoreError):
     def __init__(self, place: str | PathLike[str], sessions: int) -> None:
         self.place = str(place)
         self.sessions = sessions
-        what = f"{self.place} has {sessions:,} session{'' if sessions == 1 else 's'}, and a restore writes over nothing."
+        what = (
+            f"{self.place} has {sessions:,} session{'' if sessions == 1 else 's'}, and a restore writes over nothing."
+        )
         super().__init__(what, "Restore into another place, or move that store away first.")
 
 

@@ -42,8 +42,6 @@ async def put_back(kind: str, where: Path, target: Path) -> None:
     print("restored", flush=True)
 
 
-
-
 def main() -> None:
     for line in sys.stdin:
         verb, kind, where, target = json.loads(line)

@@ -1,4 +1,4 @@
-"""A backup, a restore and a repair killed at random instants: nothing that was whole is less so, and the next run ends it."""
+"""A backup, a restore and a repair killed at random instants: what was whole stays so, and the next run ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,8 @@ class Children:
 
 
 def _kill(child: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it was done before
         os.kill(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it was done before
 
 
 @asynccontextmanager

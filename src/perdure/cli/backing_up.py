@@ -11,6 +11,7 @@ import msgspec
 
 from perdure.cli.errors import DAMAGED
 from perdure.cli.hints import command
+from perdure.cli.keeping import problem_form, say_problem
 from perdure.cli.options import store_command
 from perdure.cli.setup import on_sessions, owner_of, require_kind, run, shown_url, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
@@ -74,7 +75,8 @@ def _list(target: str, as_json: bool) -> None:
         if as_json:
             print_json(_form(each))
         else:
-            say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {each.engine} {each.store[:8]}  {_told(each)}, {_size(each.added)} new")
+            of = f"{each.engine} {each.store[:8]}"
+            say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {of}  {_told(each)}, {_size(each.added)} new")
     if not found:
         note("There is no backup in it yet.")
 
@@ -124,17 +126,11 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
         note("The store is not restored, and says so when it is opened. Repeat the command.")
         raise
     if as_json:
-        problems = [
-            {"session": each.session_id, "where": each.where, "what": each.what, "repair": each.repair}
-            for each in report.problems
-        ]
-        print_json(
-            {**_form(report.backup), "interrupted": report.lapsed, "verified": verify, "problems": problems}
-        )
+        problems = [problem_form(each) for each in report.problems]
+        print_json({**_form(report.backup), "interrupted": report.lapsed, "verified": verify, "problems": problems})
     else:
         for each in report.problems:
-            of = f"{each.session_id}: " if each.session_id else ""
-            say(f"✗ {of}{line(each.where)}: {line(each.what)}\n  {line(each.repair)}")
+            say_problem(each)
         checked = f", verified: {counted(len(report.problems), 'problem') if report.problems else 'no problems'}"
         say(f"restored {report.backup.id} into {shown_url(url)}: {_told(report.backup)}{checked if verify else ''}")
         if report.lapsed:

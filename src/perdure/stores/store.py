@@ -784,11 +784,15 @@ class Store:
 
         self._forget_all()
         found = [*await self._engine.mend(dry_run=dry_run)]
-        if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
-            if not dry_run:
-                left = await self._engine.run(partial(repairing.repair_left_over, dry_run=False), "write", long=True)
-            found += left
-        ids, before = await self._engine.run(repairing.sessions, long=True), len(found)
+        before, ids = len(found), list[str]()
+        with suppress(*_DAMAGES):  # where a table cannot be read, nothing is taken to be left over
+            if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
+                if not dry_run:
+                    job = partial(repairing.repair_left_over, dry_run=False)
+                    left = await self._engine.run(job, "write", long=True)
+                found += left
+        with suppress(*_DAMAGES):
+            ids = await self._engine.run(repairing.sessions, long=True)
         for done, session_id in enumerate(ids, 1):
             with suppress(*_DAMAGES, SessionLocked):  # a damaged session is for the check to report
                 found += await self._repair_session(session_id, dry_run)

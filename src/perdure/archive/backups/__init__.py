@@ -4,4 +4,13 @@ from perdure.archive.backups.backing_up import BackupReport, backup, list_backup
 from perdure.archive.backups.manifest import Backup
 from perdure.archive.backups.restoring import RestoreReport, VerifyReport, restore, verify_backups
 
-__all__ = ["Backup", "BackupReport", "RestoreReport", "VerifyReport", "backup", "list_backups", "restore", "verify_backups"]
+__all__ = [
+    "Backup",
+    "BackupReport",
+    "RestoreReport",
+    "VerifyReport",
+    "backup",
+    "list_backups",
+    "restore",
+    "verify_backups",
+]

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import msgspec
 
@@ -16,7 +15,6 @@ from perdure.archive.backups.deposit import Packing, Stopped, Tell
 from perdure.archive.backups.manifest import Backup
 from perdure.archive.backups.target import Target
 from perdure.archive.moving import Progress
-from perdure.archive.whole_file import checked_path
 from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.checks import expect, expect_function
 from perdure.model.ids import now
@@ -57,7 +55,7 @@ async def backup(
     if not isinstance(store, Store):
         raise ConfigurationError(f"A {type(store).__name__} cannot be backed up. Export its sessions instead.")
     store.require_copyable()
-    place = Target(Path(checked_path(target, "$.target")).absolute())
+    place = Target.at(target)
     making = _Making(store, place, kept, full, progress)
     work = asyncio.ensure_future(making.run())
     try:
@@ -140,7 +138,7 @@ class _Making:
 
 async def list_backups(target: str | os.PathLike[str]) -> Sequence[Backup]:
     """Return the backups in a directory, the oldest first. One whose manifest is damaged is for `verify` to tell of."""
-    place = Target(Path(checked_path(target, "$.target")).absolute())
+    place = Target.at(target)
 
     def read() -> Sequence[Backup]:
         with place.reading():

@@ -41,9 +41,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outline(self) -> Outline:
-        return Outline(
-            engine=self.engine, store=self.store, schema=self.schema, counts=self.counts, facts=self.facts
-        )
+        return Outline(engine=self.engine, store=self.store, schema=self.schema, counts=self.counts, facts=self.facts)
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -190,5 +190,3 @@ def read_index(path: Path) -> dict[bytes, Place]:
 def chunks_in(path: Path) -> Iterator[tuple[bytes, Place]]:
     """Yield the chunks of a file in the order in which they stand there."""
     yield from sorted(read_index(path).items(), key=lambda item: item[1].offset)
-
-

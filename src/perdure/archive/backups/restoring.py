@@ -6,20 +6,20 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from perdure.aio import aside
 from perdure.archive.backups.backing_up import told_in_loop
-from perdure.archive.backups.catalog import entries_in, hashes_in
+from perdure.archive.backups.catalog import Entry, entries_in, hashes_in
 from perdure.archive.backups.deposit import Tell
 from perdure.archive.backups.manifest import Backup
 from perdure.archive.backups.packs import Packs, chunks_in
 from perdure.archive.backups.target import Target
 from perdure.archive.checking import fsck
 from perdure.archive.moving import Progress
-from perdure.archive.whole_file import checked_path
 from perdure.errors import BackupDamaged, ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_function
 from perdure.protocols import Problem, SessionStore
@@ -69,11 +69,11 @@ async def restore(
     """Put a store back from a directory of backups: the newest one, that of an id, or the last before a time.
 
     `store` is a URL, or a store that is not open, of the same kind as the backup. It must have no sessions:
-    StoreNotEmpty otherwise. BackupDamaged if a chunk is not what was written; then nothing appears there. A restore that
-    was cut short leaves a place that raises RestoreUnfinished when it is opened, until the restore is repeated.
+    StoreNotEmpty otherwise. BackupDamaged if a chunk is not what was written. A restore that was cut short leaves a
+    place that raises RestoreUnfinished when it is opened, until the restore is repeated.
 
     Runs that were under way have lapsed: `recover` goes on with them. With `verify`, the restored store is checked as
-    `fsck` does, and its rows are counted; if something is wrong, it is in the report, and the store is there all the same.
+    `fsck` does, and its rows are counted. What is wrong is in the report, and the store is there all the same.
     """
     expect(verify, bool, "$.verify")
     if at is not None and not isinstance(at, str | datetime):
@@ -86,7 +86,7 @@ async def restore(
     if not isinstance(given, Store):
         raise ConfigurationError(f"A {type(given).__name__} cannot be restored. Import its sessions instead.")
     given.require_copyable()
-    place = Target(Path(checked_path(target, "$.target")).absolute())
+    place = Target.at(target)
     with ExitStack() as held:
         await aside(held.enter_context, place.reading())
         backup = await aside(place.chosen, at)
@@ -119,23 +119,27 @@ async def _restored(store: Store, packs: Packs, backup: Backup, verify: bool, te
 
 def _parts(packs: Packs, backup: Backup, tell: Tell) -> Iterator[Part]:
     """Yield the parts of a backup. The chunks of each have to be taken before the next part is."""
-    done = 0
-    entries = entries_in(packs, backup.catalog)
-    entry = next(entries, None)
-    while entry is not None:
-        name = entry.part
+    taken = _Taken(packs, max(backup.bytes, 1), tell)
+    for name, entries in groupby(entries_in(packs, backup.catalog), key=lambda entry: entry.part):
+        yield Part(name, taken.chunks_of(entries))
 
-        def chunks() -> Iterator[bytes]:
-            nonlocal entry, done
-            while entry is not None and entry.part == name:
-                for key in entry.keys:
-                    chunk = packs.read(key)
-                    yield chunk
-                    done += len(chunk)
-                tell(done, max(backup.bytes, done))
-                entry = next(entries, None)
 
-        yield Part(name, chunks())
+class _Taken:
+    """Counts the bytes that are taken in."""
+
+    def __init__(self, packs: Packs, size: int, tell: Tell) -> None:
+        self._packs = packs
+        self._size = size
+        self._tell = tell
+        self._done = 0
+
+    def chunks_of(self, entries: Iterator[Entry]) -> Iterator[bytes]:
+        for entry in entries:
+            for key in entry.keys:
+                chunk = self._packs.read(key)
+                yield chunk
+                self._done += len(chunk)
+            self._tell(self._done, max(self._size, self._done))
 
 
 async def _miscounted(store: Store, backup: Backup) -> list[Problem]:
@@ -151,7 +155,7 @@ async def verify_backups(target: str | os.PathLike[str], *, progress: Progress |
     """Check every chunk and manifest in a directory of backups, and say which of them are whole. Nothing is changed."""
     if progress is not None:
         expect_function(progress, "$.progress")
-    place = Target(Path(checked_path(target, "$.target")).absolute())
+    place = Target.at(target)
     return await aside(_verified, place, told_in_loop(progress))
 
 

@@ -1,8 +1,8 @@
 """A directory of backups: packs of chunks, a manifest for each backup, and a mark for each that is not finished.
 
-    packs/ID-N.pack        chunks, which backups share
-    backups/ID.json        the manifest of a backup, written when all its chunks are on the disk
-    unfinished/ID          there while a backup is made; what a killed one has left is cleared up by the next
+packs/ID-N.pack        chunks, which backups share
+backups/ID.json        the manifest of a backup, written when all its chunks are on the disk
+unfinished/ID          there while a backup is made; what a killed one has left is cleared up by the next
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from perdure.archive.backups import manifest
 from perdure.archive.backups.catalog import hashes_in
 from perdure.archive.backups.manifest import Backup
 from perdure.archive.backups.packs import TEMPORARY, Packs, PackWriter, Place, chunks_in, read_index
+from perdure.archive.whole_file import checked_path
 from perdure.errors import BackupDamaged, BackupNotFound, ConfigurationError, InvalidData, StoreError
 from perdure.stores.file_lock import FileLock
 from perdure.stores.folder import make_directory, sync_directory
@@ -31,6 +32,11 @@ _LEAST_IN_USE = 0.5
 
 class Target:
     """A directory of backups."""
+
+    @classmethod
+    def at(cls, given: str | os.PathLike[str]) -> Target:
+        """Return the directory of a name; InvalidData if the system cannot take it."""
+        return cls(Path(os.path.abspath(checked_path(given, "$.target"))))
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -243,4 +249,6 @@ def as_store_error(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"The backups in {path} could not be read or written: {error.strerror or error}."
-        raise StoreError(what, "Those that are finished stay as they are. Make room or mend that, then repeat it.") from None
+        raise StoreError(
+            what, "Those that are finished stay as they are. Make room or mend that, then repeat it."
+        ) from None

@@ -210,7 +210,9 @@ class FileLanding:
         sessions = sum(_LOG.fullmatch(name) is not None for name in names)
         if sessions:
             raise StoreNotEmpty(self._path, sessions)
-        others = [name for name in names if not (name.startswith(".") or name.endswith(".lock") or name == blobs.DIRECTORY)]
+        others = [
+            name for name in names if not (name.startswith(".") or name.endswith(".lock") or name == blobs.DIRECTORY)
+        ]
         if others:
             raise StoreError(f"{self._path} has files that are not perdure's.", "Restore into another place.")
 

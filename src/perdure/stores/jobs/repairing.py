@@ -6,8 +6,8 @@ is only moved forward, to the rows that are there: one that is ahead of them may
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from perdure.errors import CorruptRecord, InvalidData
@@ -47,7 +47,7 @@ def repair_session(session_id: str, pack: Pack, *, dry_run: bool) -> Job[list[Pr
         return []
     repair = _Repair(SessionRow(*rows[0]), dry_run=dry_run)
     for step in (repair.counters, repair.columns, repair.claim, repair.notes, repair.files):
-        with repair.leaving_damage():
+        with suppress(*_DAMAGE):  # what follows from something that cannot be read is left; the check reports it
             yield from step()
     if repair.found and not dry_run and (yield from repair.has_sound_record()):
         told = [{"where": each.where, "what": each.what} for each in repair.found]
@@ -63,17 +63,9 @@ class _Repair:
         self._dry_run = dry_run
         self.found: list[Problem] = []
 
-    @contextmanager
-    def leaving_damage(self) -> Iterator[None]:
-        """Leave alone what follows from something that cannot be read."""
-        try:
-            yield
-        except _DAMAGE:  # which the check reports
-            pass
-
     def _fix(self, where: str, what: str, *statements: Statement) -> Job[None]:
         self.found.append(Problem(self._session.id, where, what, _DONE))
-        for statement in () if self._dry_run else statements:
+        for statement in () if self._dry_run else statements:  # noqa: UP028  # answers are sent back to this frame
             yield statement
 
     def _set(self, where: str, what: str, values: Mapping[str, Any]) -> Job[None]:
@@ -94,7 +86,9 @@ class _Repair:
         for column, end in ends.items():
             counted = getattr(session, column)
             if type(counted) is int and counted < end:
-                yield from self._set(f"column {column}", f"it says {counted}, and there are rows up to {end}", {column: end})
+                yield from self._set(
+                    f"column {column}", f"it says {counted}, and there are rows up to {end}", {column: end}
+                )
 
     def columns(self) -> Job[None]:
         """Have the columns that lists go by, and the tags, say what the newest version says."""
@@ -121,7 +115,7 @@ class _Repair:
             )
 
     def claim(self) -> Job[None]:
-        """Have a claim without an end lapse, and drop an end without a claim; and what was said under one that is over."""
+        """Have a claim without an end lapse, drop an end without a claim, and what was said under one that is over."""
         session = self._session
         if (session.claim is None) != (session.expires is None):
             what = "it has a holder and no end, or an end and no holder"
@@ -148,7 +142,7 @@ class _Repair:
         yield from self._references(shown)
 
     def _references(self, shown: Mapping[int, frozenset[Stretch]]) -> Job[None]:
-        session, sid = self._session, self._session.sid
+        sid = self._session.sid
         own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
         refs = yield Select("ref", ("log", "start", "stop", "since"), {"child": sid})
         inherited = yield from self._of_line()
@@ -246,7 +240,9 @@ def _named_by(session: SessionRow, rows: Sequence[Any]) -> Job[tuple[set[str], d
         OpenHead(raw, head, values).renamed(blocks)
         shown[version] = frozenset(met)
         met.clear()
-    first = decode_info(unpacked_head(rows[-1][2], rows[-1][1], session.id, session.sid, rows[-1][0]), session.id, rows[-1][0])
+    first = decode_info(
+        unpacked_head(rows[-1][2], rows[-1][1], session.id, session.sid, rows[-1][0]), session.id, rows[-1][0]
+    )
     if first.first_version != rows[0][0]:
         raise CorruptRecord(session.id, "its versions", "the oldest is missing")
     return named, shown

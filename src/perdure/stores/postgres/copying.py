@@ -1,7 +1,7 @@
 """A schema of a PostgreSQL database copied table by table in one snapshot, and put back in one transaction.
 
-Rows are copied in the order of their keys, in the server's binary form. Where a chunk ends depends on the key of the row
-there, not on how many rows come before it: what is inserted or changed alters the chunks around it, and no others.
+Rows are copied in the order of their keys, in the server's binary form. Where a chunk ends depends on the key of the
+row there, not on how many rows come before it: what is inserted or changed alters the chunks around it, and no others.
 """
 
 from __future__ import annotations
@@ -208,9 +208,9 @@ class PostgresLanding:
     def _clear(self, connection: psycopg.Connection[Any]) -> None:
         """Remove the tables of a store without sessions, or of a restore that was cut short."""
         tables = {name for (name,) in connection.execute(_TABLES).fetchall()}
-        if tables - _OWN:
+        if others := sorted(tables - _OWN):
             raise StoreError(
-                f"The schema {self._schema!r} has tables that are not perdure's: {', '.join(sorted(tables - _OWN)[:5])}.",
+                f"The schema {self._schema!r} has tables that are not perdure's: {', '.join(others[:5])}.",
                 "Restore into another schema.",
             )
         if "session" in tables and RESTORING not in tables:
@@ -230,8 +230,9 @@ class PostgresLanding:
     def _take_in(self, outline: Outline, parts: Iterator[Part]) -> None:
         connection = self._opened
         if outline.schema > len(migrations()):
+            known = len(migrations())
             raise StoreError(
-                f"The backup has schema {outline.schema}; this release knows up to {len(migrations())}. Upgrade perdure."
+                f"The backup has schema {outline.schema}; this release knows up to {known}. Upgrade perdure."
             )
         with connection.transaction():
             connection.execute("CREATE TABLE perdure_schema (number integer NOT NULL)")

@@ -123,7 +123,9 @@ def _fetched_along() -> Queries[list[Problem]]:
     what = "it does not name the values and the messages that the version is made of"
     ids = dict((yield "SELECT sid, id FROM session", ()))
     wrong = yield from wrongly_fetched_along()
-    return [Problem(ids[sid], f"what is fetched along with version {version}", what, _COPY) for sid, version, _ in wrong]
+    return [
+        Problem(ids[sid], f"what is fetched along with version {version}", what, _COPY) for sid, version, _ in wrong
+    ]
 
 
 def wrongly_fetched_along() -> Queries[list[tuple[int, int, list[str]]]]:

@@ -1,4 +1,4 @@
-"""What follows from the rows of a PostgreSQL schema, made anew: counters, tables that say again what others say, words."""
+"""What follows from the rows of a PostgreSQL schema, made anew: counters, words, tables that say others' rows again."""
 
 from __future__ import annotations
 

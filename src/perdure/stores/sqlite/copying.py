@@ -97,15 +97,13 @@ def _raw(path: Path) -> Iterator[apsw.VFSFile]:
         def __init__(self) -> None:
             super().__init__(name, "")
 
-        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802  # SQLite's own name
+        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
             file = apsw.VFSFile("", name, flags)
             opened.setdefault(name.filename() if isinstance(name, apsw.URIFilename) else str(name), file)
             return file
 
     vfs = Vfs()
-    connection = apsw.Connection(
-        str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW, vfs=name
-    )
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW, vfs=name)
     try:
         yield next(iter(opened.values()))
     finally:
@@ -223,5 +221,3 @@ class SqliteLanding:
         for end in ("-wal", "-shm", "-lock", "-search", "-search-journal", ""):
             with suppress(FileNotFoundError):
                 os.unlink(path.with_name(path.name + end))
-
-

@@ -15,7 +15,8 @@ from perdure.stores.sqlite.schema import exclusively, rows_of
 _COPIED = ("owner", "agent", "status", "spawned", "created", "recent")
 _TAGS = (
     f"UPDATE tag SET ({', '.join(_COPIED)}) = (SELECT {', '.join(_COPIED)} FROM session WHERE session.sid = tag.sid)"
-    f" WHERE EXISTS (SELECT 1 FROM session AS of WHERE of.sid = tag.sid AND ({', '.join(f'tag.{name}' for name in _COPIED)})"
+    " WHERE EXISTS (SELECT 1 FROM session AS of WHERE of.sid = tag.sid"
+    f" AND ({', '.join(f'tag.{name}' for name in _COPIED)})"
     f" IS NOT ({', '.join(f'of.{name}' for name in _COPIED)}))"
 )
 _SEQUENCE = re.compile(r"the sequence of (\w+)")
@@ -29,14 +30,14 @@ def mendable(db: apsw.Connection) -> list[Problem]:
 
 
 def mend(db: apsw.Connection) -> list[Problem]:
-    """Make anew what is wrong, each in a transaction, while nobody else writes. Return what was wrong and is no more."""
+    """Make anew what is wrong, each in a transaction, while nobody else writes. Return what was wrong."""
     before = [*_safely(page_problems, db)]
     if before:
         _make_indexes_anew(db)
     after = {problem.where for problem in _safely(page_problems, db)} if before else set()
     mended = [problem for problem in before if problem.where not in after]
     found = _beside_pages(db)
-    for problem, statements in [(problem, _statements_for(problem)) for problem in found]:
+    for statements in map(_statements_for, found):
         with suppress(apsw.Error), exclusively(db):
             for statement in statements:
                 db.execute(statement).fetchall()
