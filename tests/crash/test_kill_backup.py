@@ -121,7 +121,7 @@ async def test_a_killed_backup_leaves_the_others_whole(kind: str, tmp_path: Path
             failures += bool(not found.is_sound or reported[0] not in whole)
         await process.run("backup", kind, str(where), str(target))
     assert list((target / "unfinished").iterdir()) == []
-    assert len(await list_backups(target)) == backup_process.KEPT
+    assert 1 < len(await list_backups(target)) <= backup_process.KEPT
     report = await restore(target, closed(kind, prepared(kind, tmp_path / "b")), verify=True)
     assert report.problems == ()
     async with closed(kind, tmp_path / "b") as store:

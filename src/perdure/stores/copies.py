@@ -6,7 +6,6 @@ An engine copies bytes as they are and decodes no body, so that a store that is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -89,8 +88,3 @@ class Landing(Protocol):
     async def end(self) -> None:
         """Let go of the place, whatever has become of it."""
         ...
-
-
-def unfinished(path: Path) -> Path:
-    """Return where a copy is taken in before it is put in the place of a path."""
-    return path.with_name(path.name + "-restoring")

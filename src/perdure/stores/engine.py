@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
@@ -298,6 +299,11 @@ class Engine:
     def landing(self) -> Landing:
         """Return the place of this engine as one that a copy can be taken in at. The engine is not open."""
         raise cannot_be_copied(self)
+
+
+def unfinished(path: Path) -> Path:
+    """Return where a copy is taken in before it is put in the place of a path."""
+    return path.with_name(path.name + "-restoring")
 
 
 def cannot_be_copied(engine: Engine) -> ConfigurationError:

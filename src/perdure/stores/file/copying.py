@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perdure.aio import aside
 from perdure.errors import StoreError, StoreNotEmpty
-from perdure.stores.copies import CHUNK, Outline, Part, unfinished
+from perdure.stores.copies import CHUNK, Outline, Part
+from perdure.stores.engine import unfinished
 from perdure.stores.file import blobs, group
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.directory import ERASURES, IDENTITY, Directory, owner_of, store_error

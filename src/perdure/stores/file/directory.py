@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, RestoreUnfinished, StoreError
-from perdure.stores.copies import unfinished
+from perdure.stores.engine import unfinished
 from perdure.stores.file import group
 from perdure.stores.file.blobs import Blobs
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header

@@ -18,7 +18,8 @@ import apsw
 from perdure.aio import aside
 from perdure.errors import StoreError, StoreNotEmpty
 from perdure.model.ids import new_id
-from perdure.stores.copies import CHUNK, Outline, Part, unfinished
+from perdure.stores.copies import CHUNK, Outline, Part
+from perdure.stores.engine import unfinished
 from perdure.stores.file_lock import FileLock
 from perdure.stores.folder import sync_directory
 from perdure.stores.sqlite.schema import create_file, first_row, lock_path, meta, prepare_directory, search_path

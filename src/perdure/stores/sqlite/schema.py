@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from perdure.errors import ConfigurationError, CorruptRecord, RestoreUnfinished, StoreError
-from perdure.stores.copies import unfinished
+from perdure.stores.engine import unfinished
 from perdure.stores.file_lock import FileLock
 from perdure.stores.format.heads import was_spawned
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
