@@ -384,18 +384,17 @@ async def test_a_full_disk_leaves_earlier_backups_whole(
         first = (await backup(store, tmp_path / "backups")).backup
         await say(store, "s", *(os.urandom(30_000).hex() for _ in range(30)))
         written = 0
-        really = os.write
+        really = os.writev
 
-        def write(handle: int, body: Any) -> int:
+        def writev(handle: int, parts: list[bytes]) -> int:
             nonlocal written
-            if isinstance(body, memoryview) and len(body) > 1 << 19:  # a pack's
-                written += len(body)
-                if written > 1 << 20:
-                    raise OSError(28, os.strerror(28))
-            return really(handle, body)
+            written += sum(map(len, parts))
+            if written > 1 << 20:
+                raise OSError(28, os.strerror(28))
+            return really(handle, parts)
 
         with monkeypatch.context() as patched:
-            patched.setattr(packs.os, "write", write)
+            patched.setattr(packs.os, "writev", writev)
             with pytest.raises(StoreError, match="No space left") as refused:
                 await backup(store, tmp_path / "backups")
         assert "Make room" in refused.value.advice

@@ -29,6 +29,8 @@ FULL = 1 << 26
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITTEN_AT_ONCE = 1 << 20
 _MOST_WAITING = 8
+_MOST_PARTS = 512
+"""The system writes up to 1,024 parts with one call."""
 TEMPORARY = ".tmp"
 SUFFIX = ".pack"
 
@@ -52,7 +54,8 @@ class PackWriter:
         self.places: dict[bytes, Place] = {}
         self._temporary = path.with_name(path.name + TEMPORARY)
         self._end = len(_HEADER)
-        self._waiting = bytearray(_HEADER)
+        self._waiting = [_HEADER]
+        self._size_waiting = 0
         self._thread = ThreadPoolExecutor(1, "perdure backup")
         self._writes: deque[Future[None]] = deque()
         self._handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600)
@@ -64,15 +67,16 @@ class PackWriter:
     def add(self, key: bytes, chunk: bytes) -> None:
         self.places[key] = Place(self.path, self._end, len(chunk))
         self._end += len(chunk)
-        self._waiting += chunk
-        if len(self._waiting) >= _WRITTEN_AT_ONCE:
+        self._waiting.append(chunk)
+        self._size_waiting += len(chunk)
+        if self._size_waiting >= _WRITTEN_AT_ONCE or len(self._waiting) >= _MOST_PARTS:
             self._write()
 
     def finish(self) -> int:
         """Close the file and give it its name; return its size."""
         index = b"".join(_ENTRY.pack(key, place.offset, place.size) for key, place in self.places.items())
         rest = index + _COUNT.pack(len(self.places))
-        self._waiting += rest + sha256(_HEADER + rest).digest()
+        self._waiting.append(rest + sha256(_HEADER + rest).digest())
         self._write()
         while self._writes:
             self._writes.popleft().result()
@@ -89,16 +93,18 @@ class PackWriter:
         self._temporary.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        waiting, self._waiting = self._waiting, bytearray()
+        waiting, self._waiting, self._size_waiting = self._waiting, [], 0
         if len(self._writes) >= _MOST_WAITING:
             self._writes.popleft().result()
         self._writes.append(self._thread.submit(_write_all, self._handle, waiting))
 
 
-def _write_all(handle: int, body: bytearray) -> None:
-    view = memoryview(body)
-    while view:
-        view = view[os.write(handle, view) :]
+def _write_all(handle: int, parts: list[bytes]) -> None:
+    written = os.writev(handle, parts)
+    if written < sum(map(len, parts)):  # on a full disk the rest raises
+        rest = memoryview(b"".join(parts))[written:]
+        while rest:
+            rest = rest[os.write(handle, rest) :]
 
 
 class Packs:

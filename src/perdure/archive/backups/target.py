@@ -73,14 +73,20 @@ class Target:
     def _make(self) -> None:
         mark = self.path / _MARK
         if not mark.exists():
-            if self.path.is_symlink() or (self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))):
+            if self.path.is_symlink() or (self.path.exists() and not self._is_begun()):
                 raise ConfigurationError(
                     f"{self.path} is not a directory of backups, and not empty. Name another for the backups."
                 )
             make_directory(self.path)
-            self.write(mark, _SAYS)
         for name in ("packs", "backups", "unfinished"):
-            make_directory(self.path / name)
+            (self.path / name).mkdir(0o700, exist_ok=True)
+        if not mark.exists():
+            self.write(mark, _SAYS)  # which syncs the directories, too
+
+    def _is_begun(self) -> bool:
+        """Tell whether nothing is in the directory, or what a first backup that was killed at once has left."""
+        own = {"packs", "backups", "unfinished", _MARK + TEMPORARY}
+        return self.path.is_dir() and {each.name for each in self.path.iterdir()} <= own
 
     def _remove_temporary(self) -> None:
         """Remove what killed backups have left in the middle of writing it."""
@@ -148,7 +154,8 @@ class Target:
         return backups[-1]
 
     def mark_unfinished(self, name: str) -> None:
-        self.write(self.path / "unfinished" / name, b"")
+        (self.path / "unfinished" / name).touch(0o600)
+        sync_directory(self.path / "unfinished")
 
     def unfinished(self) -> list[str]:
         return sorted(path.name for path in (self.path / "unfinished").iterdir() if path.suffix != TEMPORARY)
