@@ -1,7 +1,7 @@
 """A process that backs stores up and restores them in children of its own, which are killed at any instant.
 
-It reads one JSON array a line, `["backup" or "restore", KIND, WHERE, TARGET]`, and forks: a new Python for each round
-would take most of the time. It prints `child PID`, what the child prints, and `ended PID`.
+It reads one JSON array a line, `[VERB, KIND, WHERE, TARGET]` with the verb "backup", "restore" or "repair", and forks: a
+new Python for each round would take most of the time. It prints `child PID`, what the child prints, and `ended PID`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import FileStore, InjectMessage, Message, PostgresStore, SessionRuntime, SqliteStore
+from perdure.archive import repair
 from perdure.backups import backup, restore
 
 KEPT = 3
@@ -42,12 +43,18 @@ async def put_back(kind: str, where: Path, target: Path) -> None:
     print("restored", flush=True)
 
 
+async def mend(kind: str, where: Path, target: Path) -> None:
+    async with closed(kind, where) as store:
+        await repair(store)
+    print("repaired", flush=True)
+
+
 def main() -> None:
     for line in sys.stdin:
         verb, kind, where, target = json.loads(line)
         child = os.fork()
         if child == 0:
-            work = {"backup": back_up, "restore": put_back}[verb]
+            work = {"backup": back_up, "restore": put_back, "repair": mend}[verb]
             asyncio.run(work(kind, Path(where), Path(target)))
             os._exit(0)
         print("child", child, flush=True)

@@ -15,12 +15,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from tests import postgres_server
 from tests.crash import backup_process
 from tests.crash.backup_process import closed
 
 from perdure import AgentDefinition, InjectMessage, Message, SessionRuntime
+from perdure.archive import fsck, repair
 from perdure.backups import backup, list_backups, restore, verify_backups
 from perdure.errors import RestoreUnfinished
 from perdure.testing.outcomes import Outcome, note
@@ -165,3 +167,38 @@ async def test_a_killed_restore_never_looks_whole(kind: str, tmp_path: Path) -> 
     note(Outcome(attack="kill during restore", store=kind, rounds=ROUNDS[kind], failures=failures))
     assert failures == 0
     assert unfinished or not TORTURE
+
+
+DAMAGES = (
+    "UPDATE session SET owner = 'eve', agent = 'nobody'",
+    "DELETE FROM uses",
+    "DROP INDEX session_by_agent_shelf",
+    "UPDATE sqlite_sequence SET seq = 1",
+)
+
+
+async def test_a_killed_repair_can_be_repeated(tmp_path: Path) -> None:
+    """What it has repaired stays, nothing else is wrong, and the next one finishes it."""
+    rounds = 200 if TORTURE else 5
+    await filled("sqlite", tmp_path / "original")
+    damaged = apsw.Connection(str(tmp_path / "original" / "sessions.db"))
+    for statement in DAMAGES:
+        damaged.execute(statement)
+    damaged.close()
+    async with closed("sqlite", tmp_path / "original") as store:
+        known = {(each.session_id, each.where) for each in (await fsck(store)).problems}
+    rng, failures = random.Random(13), 0
+    async with children() as process:
+        shutil.copytree(tmp_path / "original", tmp_path / "whole")
+        await process.run("repair", "sqlite", str(tmp_path / "whole"), "")
+        for number in range(rounds):
+            place = tmp_path / f"round-{number}"
+            shutil.copytree(tmp_path / "original", place)
+            await process.run("repair", "sqlite", str(place), "", kill_after=rng.uniform(0, process.took))
+            async with closed("sqlite", place) as store:
+                found = {(each.session_id, each.where) for each in (await fsck(store)).problems}
+                failures += bool(found - known) or not (await repair(store)).is_sound
+                failures += await version_of(store, "t") != 2
+            shutil.rmtree(place)
+    note(Outcome(attack="kill during repair", store="sqlite", rounds=rounds, failures=failures))
+    assert failures == 0
