@@ -1,7 +1,7 @@
 """A process that backs stores up and restores them in children of its own, which are killed at any instant.
 
-It reads one JSON array a line, `[VERB, KIND, WHERE, TARGET]` with the verb "backup", "restore" or "repair", and forks: a
-new Python for each round would take most of the time. It prints `child PID`, what the child prints, and `ended PID`.
+It reads one JSON array a line, `[VERB, KIND, WHERE, TARGET]` with the verb "backup", "restore" or "repair", and forks:
+a new Python for each round would take most of the time. It prints `child PID`, what the child prints, and `ended PID`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from perdure.backups import backup, restore
 KEPT = 3
 
 
+def say(*words: object) -> None:
+    """Write a line at once: one that a kill has cut in two would be taken for another."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def closed(kind: str, where: Path) -> Any:
     """Return a store that is not open. PostgreSQL's schema is named in a file."""
     if kind == "sqlite":
@@ -35,18 +40,18 @@ async def back_up(kind: str, where: Path, target: Path) -> None:
         said = InjectMessage(Message.user(os.urandom(20_000).hex()))
         session = await SessionRuntime(store).execute("s", said)
         made = await backup(store, target, keep=KEPT)
-    print("made", made.backup.id, session.version, flush=True)
+    say("made", made.backup.id, session.version)
 
 
 async def put_back(kind: str, where: Path, target: Path) -> None:
     await restore(target, closed(kind, where))
-    print("restored", flush=True)
+    say("restored")
 
 
 async def mend(kind: str, where: Path, target: Path) -> None:
     async with closed(kind, where) as store:
         await repair(store)
-    print("repaired", flush=True)
+    say("repaired")
 
 
 def main() -> None:
@@ -57,9 +62,9 @@ def main() -> None:
             work = {"backup": back_up, "restore": put_back, "repair": mend}[verb]
             asyncio.run(work(kind, Path(where), Path(target)))
             os._exit(0)
-        print("child", child, flush=True)
+        say("child", child)
         os.waitpid(child, 0)
-        print("ended", child, flush=True)
+        say("ended", child)
 
 
 if __name__ == "__main__":
