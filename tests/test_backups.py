@@ -38,6 +38,7 @@ from perdure.errors import BackupDamaged, BackupNotFound, RestoreUnfinished, Sto
 from perdure.model.ids import SessionId, use
 from perdure.model.session import SessionStatus
 from perdure.protocols import Change
+from perdure.stores.folder import Folder
 from perdure.stores.jobs.archive.archived import is_same
 from perdure.testing import FrozenClock
 
@@ -495,3 +496,37 @@ def test_ids_of_sessions_are_no_paths() -> None:
         assert not _LOG.fullmatch(name)
         assert not _PLEDGE.fullmatch(name)
     assert _LOG.fullmatch(f"{SessionId('a.b')}.jsonl")
+
+
+async def test_logs_that_grow_while_they_are_looked_at_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that was saved after another is never in a backup without what was saved before it."""
+    saved: list[str] = []
+    stamp = Folder.stamp
+
+    async def save(*names: str) -> None:
+        async with FileStore(tmp_path / "sessions") as other:
+            for name in names:
+                await say(other, name, "more")
+
+    def stamped(folder: Folder, name: str) -> Any:
+        found = stamp(folder, name)
+        pair = ["one", "two"]
+        if not saved and name.removesuffix(".jsonl") in pair:
+            saved.append(name.removesuffix(".jsonl"))
+            pair.remove(saved[0])
+            saved.extend(pair)
+            asyncio.run(save(*saved))  # the one that is looked at already comes first
+        return found
+
+    async with FileStore(tmp_path / "sessions") as store:
+        for name in ("one", "two"):
+            await begun(store, name, "hello")
+        monkeypatch.setattr(Folder, "stamp", stamped)
+        await backup(store, tmp_path / "backups")
+    await restore(tmp_path / "backups", FileStore(tmp_path / "restored"))
+    async with FileStore(tmp_path / "restored") as store:
+        found = {info.id: info.version for info in await store.list()}
+    assert len(saved) == 2
+    assert found[SessionId(saved[0])] == found[SessionId(saved[1])] == 3
