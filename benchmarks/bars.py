@@ -286,6 +286,12 @@ BARS = (
     Bar("service.page_said", "the page of a fork of 100,000 messages, all that was said", "the same of 100", 1.5),
     Bar("service.page_own", "the page of a session of 100,000 messages, all that was said", "the same of 100", 1.5),
     Bar("redact.send", "send of 1 KB on SQLite with the default redactors", "the same without", 1.05),
+    # Backups of a SQLite file.
+    Bar("backup.full", "a first backup of a SQLite store", "a copy of the file, synced", 2, 1.5),
+    Bar("backup.increment", "a backup after one turn", "a full one", 0.25, 0.15),
+    Bar("backup.anew", "the same, when the write-ahead log was begun anew since the last backup", "a full one", 0.75),
+    Bar("backup.bytes", "bytes that a backup after one turn adds", "those of the first backup", 0.02),
+    Bar("backup.beside", "a save while backups are made in the same process, median", "a save at other times", 1.5),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

@@ -18,7 +18,7 @@ LEVELS = (
     {"codec", "protocols", "redaction", "redactors", "paging", "aio", "events", "sketching", "keys"},
     {"stores", "run_journal", "recorder", "records", "definition_files", "telemetry"},
     {"loop", "runtime"},
-    {"actions", "parallel", "archive", "copying", "fsck"},
+    {"actions", "parallel", "archive", "backups", "copying", "fsck"},
     {"sessions"},
     {"workflow", "adapters", "workers", "replay", "server", "testing", "cli", "__init__", "__main__"},
 )
@@ -33,6 +33,7 @@ NEIGHBOURS = {
     "records": {"stores", "recorder"},
     "testing": {"workers"},  # the contract for dispatchers drives a worker
     "parallel": {"actions"},
+    "backups": {"archive"},
     "copying": {"archive"},
     "fsck": {"archive"},
     "cli": {

@@ -23,12 +23,16 @@ PerdureError
 │   ├── NotLoaded
 │   └── PendingCallsChanged
 ├── CorruptRecord
+│   └── BackupDamaged
 ├── KeyUnavailable
 │   ├── KeyMissing
 │   ├── WrongKey
 │   └── KeyForgotten
 ├── StoreError
-│   └── UnreadableFile
+│   ├── UnreadableFile
+│   ├── RestoreUnfinished
+│   └── StoreNotEmpty
+├── BackupNotFound
 ├── DriverError
 │   ├── TransientDriverError
 │   ├── RetriesExhausted
@@ -463,6 +467,30 @@ class KeyForgotten(KeyUnavailable):
         super().__init__(key_id, what, "Erase the session with `erase()`, or `perdure erase`, to clear what is left.")
 
 
+class BackupDamaged(CorruptRecord):
+    """Something in a directory of backups is not what was written. `chunk` is the SHA-256 of the chunk, if it is one.
+
+    `path` is the file that it is in.
+    """
+
+    def __init__(self, path: str | PathLike[str], reason: str, *, chunk: str | None = None) -> None:
+        self.path = str(path)
+        self.chunk = chunk
+        where = f"chunk {chunk} in {self.path}" if chunk else self.path
+        advice = "`perdure backup --verify TARGET` says which backups are whole; restore one of them with --at."
+        super().__init__(None, where, reason, advice)
+
+
+class BackupNotFound(PerdureError):
+    """No backup is there, or none that was asked for."""
+
+    def __init__(self, target: str | PathLike[str], asked: str | None = None) -> None:
+        self.target = str(target)
+        self.asked = asked
+        what = f"There is no backup {asked} in {self.target}." if asked else f"There is no backup in {self.target}."
+        super().__init__(what, f"List those that are there: `perdure backup --list {self.target}`.")
+
+
 class StoreError(PerdureError):
     """The store failed, or was used in a way it cannot serve."""
 
@@ -474,6 +502,28 @@ class UnreadableFile(StoreError):
         self.path = str(path)
         self.reason = reason
         super().__init__(f"{self.path} could not be read ({reason}). Check its permissions and the disk.")
+
+
+class RestoreUnfinished(StoreError):
+    """A restore into this place was cut short, or is under way: what is there is not a whole store."""
+
+    def __init__(self, place: str | PathLike[str], left: str | PathLike[str]) -> None:
+        self.place = str(place)
+        self.left = str(left)
+        what = f"A restore of {self.place} is not finished: it is under way, or was cut short. Nothing was opened."
+        super().__init__(what, f"Repeat it: `perdure restore --from TARGET`. To give it up, remove {self.left}.")
+
+
+class StoreNotEmpty(StoreError):
+    """A restore would write over sessions."""
+
+    def __init__(self, place: str | PathLike[str], sessions: int) -> None:
+        self.place = str(place)
+        self.sessions = sessions
+        what = (
+            f"{self.place} has {sessions:,} session{'' if sessions == 1 else 's'}, and a restore writes over nothing."
+        )
+        super().__init__(what, "Restore into another place, or move that store away first.")
 
 
 class DriverError(PerdureError):

@@ -287,7 +287,7 @@ async def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path: Path, monkeyp
         def broken(*_: object) -> Any:
             raise apsw.IOError("disk I/O error")
 
-        monkeypatch.setattr(sqlite_check, "_pages", broken)
+        monkeypatch.setattr(sqlite_check, "page_problems", broken)
         with pytest.raises(StoreError, match="disk I/O error"):
             await store.check()
         (problem,) = (await fsck(store)).problems

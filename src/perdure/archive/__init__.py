@@ -3,6 +3,7 @@
 from perdure.archive.checking import FsckReport, fsck
 from perdure.archive.copying import CopyReport, copy
 from perdure.archive.moving import MoveReport, Progress, export_sessions, import_sessions
+from perdure.archive.repairing import RepairReport, repair
 from perdure.protocols import ArchivingStore
 
 __all__ = [
@@ -11,8 +12,10 @@ __all__ = [
     "FsckReport",
     "MoveReport",
     "Progress",
+    "RepairReport",
     "copy",
     "export_sessions",
     "fsck",
     "import_sessions",
+    "repair",
 ]

@@ -203,11 +203,32 @@ def delete(ctx: click.Context, session: str) -> None:
     say(f"{session_id} is deleted")
 
 
-@store_command()
-@session_argument()
-def restore(ctx: click.Context, session: str) -> None:
-    """Take back that SESSION was deleted: it has the status from before."""
+@store_command(json=True)
+@session_argument(required=False, metavar="[SESSION]")
+@click.option("--from", "target", metavar="TARGET", help="Put the whole store back from this directory of backups.")
+@click.option("--at", metavar="WHEN", help="The backup of this id, or the last before: 2h, 3d, or a date. [the newest]")
+@click.option("--verify", is_flag=True, help="Check the restored store as fsck does, and count its rows.")
+def restore(
+    ctx: click.Context, session: str | None, target: str | None, at: str | None, verify: bool, as_json: bool
+) -> None:
+    """Take back that SESSION was deleted, or put a whole store back with --from, into a place that has no sessions.
+
+    A session has the status from before. A store is as it was when the backup was made; its runs can be recovered.
+    """
+    if (session is None) == (target is None):
+        raise click.UsageError("Name a session that was deleted, or the directory of backups with --from.")
+    if target is not None:
+        from perdure.cli.backing_up import restore_store
+
+        restore_store(ctx, target, at, verify, as_json)
+        return
+    if at is not None or verify:
+        raise click.UsageError("--at and --verify go with --from.")
+    assert session is not None
     session_id, status = on_session(ctx, session, _restored)
+    if as_json:
+        print_json({"session": session_id, "status": status})
+        return
     say(f"{session_id} is {status}")
 
 

@@ -61,6 +61,8 @@ EXIT_CODES: dict[str, int] = {
     "KeyUnavailable": NOT_SET_UP,
     "KeyForgotten": NOT_FOUND,
     "InvalidSessionFile": DAMAGED,
+    "BackupNotFound": NOT_FOUND,
+    "StoreNotEmpty": CONFLICT,
     "StoreError": STORE_FAILED,
     "DriverError": RUN_FAILED,
     "ToolError": RUN_FAILED,

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from perdure.archive.checking import FsckReport
     from perdure.archive.copying import CopyReport
     from perdure.archive.moving import MoveReport
+    from perdure.archive.repairing import RepairReport
     from perdure.model.session import AgentSessionInfo
-    from perdure.protocols import Forgotten
+    from perdure.protocols import Forgotten, Problem
     from perdure.sessions.conversations import Format
     from perdure.sessions.sessions import Sessions
     from perdure.stores.store import Store
@@ -231,10 +232,22 @@ def _told(done: str, report: MoveReport | ImportReport) -> str:
 
 @store_command(json=True)
 @session_argument(required=False, metavar="[SESSION]")
-def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
-    """Verify every promise that the store, or SESSION, makes, and say how to repair what is wrong."""
+@click.option("--repair", "mend", is_flag=True, help="Write again what follows from what is stored: indexes, notes.")
+@click.option("--dry-run", is_flag=True, help="With --repair: change nothing, and say what would be repaired.")
+def fsck(ctx: click.Context, session: str | None, mend: bool, dry_run: bool, as_json: bool) -> None:
+    """Verify every promise that the store, or SESSION, makes, and say how to repair what is wrong.
+
+    --repair mends what can be mended without guessing, while others use the store. It changes nothing that was said.
+    """
     if session is None and owner_of(ctx):
         raise click.UsageError("The check is of the whole store; leave --owner out, or name a session.")
+    if dry_run and not mend:
+        raise click.UsageError("--dry-run goes with --repair; a check changes nothing in any case.")
+    if mend:
+        if session is not None or owner_of(ctx):
+            raise click.UsageError("A repair is of the whole store; leave the session out.")
+        _repair(ctx, dry_run, as_json)
+        return
 
     async def work(sessions: Sessions) -> FsckReport:
         from perdure.archive.checking import fsck as check
@@ -245,19 +258,57 @@ def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
 
     report = on_sessions(ctx, work)
     if as_json:
-        problems = [
-            {"session": each.session_id, "where": each.where, "what": each.what, "repair": each.repair}
-            for each in report.problems
-        ]
+        problems = [problem_form(each) for each in report.problems]
         print_json({"sessions": report.sessions, "messages": report.messages, "problems": problems})
     else:
         for each in report.problems:
-            of = f"{each.session_id}: " if each.session_id else ""
-            say(f"✗ {of}{line(each.where)}: {line(each.what)}\n  {line(each.repair)}")
+            say_problem(each)
         found = counted(len(report.problems), "problem") if report.problems else "no problems"
         say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
+        if report.problems and session is None:
+            note(f"What can be repaired without guessing: {command('fsck', '--repair', '--dry-run')}")
     if report.problems:
         ctx.exit(DAMAGED)
+
+
+def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
+    async def work(sessions: Sessions) -> RepairReport:
+        from perdure.archive.repairing import repair
+
+        with progress("repairing") as tell:
+            return await repair(sessions.store, dry_run=dry_run, progress=tell)
+
+    with _told_of_interruption("What was repaired so far is kept. Repeat the command to go on."):
+        report = on_sessions(ctx, work)
+    if as_json:
+        lists = {"found": report.found, "repaired": report.repaired, "left": report.left}
+        print_json(
+            {"dry_run": dry_run, **{name: [problem_form(each) for each in found] for name, found in lists.items()}}
+        )
+    else:
+        for each in report.repaired:
+            say(f"✓ {_where(each)}: {line(each.what)}")
+        for each in report.left:
+            say_problem(each)
+        done = "would be repaired" if dry_run else "repaired"
+        say(f"{len(report.found)} found, {len(report.repaired)} {done}, {len(report.left)} left")
+        if report.left:
+            note("What is left, a backup has: perdure restore --from TARGET --store URL --verify, into another place.")
+    if report.left or (dry_run and report.repaired):
+        ctx.exit(DAMAGED)
+
+
+def problem_form(problem: Problem) -> dict[str, str | None]:
+    """Return a problem as JSON: its form is stable."""
+    return {"session": problem.session_id, "where": problem.where, "what": problem.what, "repair": problem.repair}
+
+
+def say_problem(problem: Problem) -> None:
+    say(f"✗ {_where(problem)}: {line(problem.what)}\n  {line(problem.repair)}")
+
+
+def _where(problem: Problem) -> str:
+    return f"{problem.session_id}: {line(problem.where)}" if problem.session_id else line(problem.where)
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -62,7 +62,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "rename": Place("changing:rename", "Give a session a name for people."),
         "tag": Place("changing:tag", "Add tags to a session, or take some away."),
         "delete": Place("changing:delete", "Hide a session from lists; restore takes that back."),
-        "restore": Place("changing:restore", "Take back that a session was deleted."),
+        "restore": Place("changing:restore", "Take back that a session was deleted, or put a store back."),
     },
     "Work": {
         "worker": Place("working:worker", "Run sessions that others have left messages with."),
@@ -79,6 +79,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "export": Place("keeping:export", "Write sessions into one file."),
         "import": Place("keeping:import_", "Take in the sessions of an exported file."),
         "copy": Place("keeping:copy", "Copy every session into another store, and compare."),
+        "backup": Place("backing_up:backup", "Back the store up, and list or verify its backups."),
         "fsck": Place("keeping:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
         "erase": Place("keeping:erase", "Erase sessions, or all of an owner, for good."),
         "purge": Place("keeping:purge", "Erase old sessions for good, by age, by status or by rules."),
@@ -147,7 +148,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rename": ("perdure rename @ 'Ada and her parcel'",),
     "tag": ("perdure tag @ urgent north", "perdure tag order-7 --remove urgent"),
     "delete": ("perdure delete order-7",),
-    "restore": ("perdure restore order-7",),
+    "restore": (
+        "perdure restore order-7",
+        "perdure restore --from /mnt/backups --store sqlite:///sessions.db --verify",
+        "perdure restore --from /mnt/backups --at 2d --store sqlite:///before.db",
+    ),
     "worker": (
         "perdure worker --tools tools.py",
         "perdure worker --concurrency 64 --drain 5min --queue high",
@@ -187,7 +192,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure import --from langgraph checkpoints.sqlite",
     ),
     "copy": ("perdure copy sqlite:///sessions.db postgresql://localhost/agents",),
-    "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
+    "backup": (
+        "perdure backup /mnt/backups --keep 30",
+        "perdure backup --list /mnt/backups",
+        "perdure backup --verify /mnt/backups --json",
+    ),
+    "fsck": ("perdure fsck", "perdure fsck order-7 --json", "perdure fsck --repair --dry-run"),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),
     "purge": (
         "perdure purge --status deleted --older-than 30d --yes",

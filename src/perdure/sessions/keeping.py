@@ -48,6 +48,7 @@ from perdure.sessions.talking import ASSISTANT
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
+    from perdure.archive.backups import BackupReport
     from perdure.archive.moving import MoveReport, Progress
     from perdure.sessions.conversations import Format, ImportReport
 
@@ -385,6 +386,25 @@ class Keeping(Looking):
         if not isinstance(store, Forgets):
             raise cannot(store, "forget versions")
         return await store.forget(key, before=before)
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        full: bool = False,
+        progress: Progress | None = None,
+    ) -> BackupReport:
+        """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
+
+        Only what the directory does not have is written. With `keep`, so many backups of this store are left. `full`
+        writes everything anew. `progress` is told the bytes that are done, and of how many. `perdure.backups.restore`
+        puts a store back.
+        """
+        from perdure.archive.backups import backup
+
+        self._require_no_owner("A backup is of the whole store; export an owner's sessions instead.")
+        return await backup(self.store, target, keep=keep, full=full, progress=progress)
 
     async def gc(self) -> int:
         """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""

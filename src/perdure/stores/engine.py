@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
 from perdure.aio import finish_despite_cancel
-from perdure.errors import CorruptRecord
+from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.model.value import EMPTY
 from perdure.protocols import Problem, SearchHit
 from perdure.stores.sealing import Sealing
 
 if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
     from perdure.stores.search import Query
 
 T = TypeVar("T")
@@ -288,6 +290,34 @@ class Engine:
     async def faults(self) -> Sequence[Problem]:
         """Say what is wrong beneath the rows: with files, indexes, counters of the engine's own."""
         return ()
+
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        """Make anew what follows from rows, where `faults` finds it wrong, and return what was wrong.
+
+        Each is one transaction. With `dry_run` nothing is changed.
+        """
+        return ()
+
+    kind: str = ""
+    """What a backup says it is of. An engine without one cannot be backed up."""
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        """Put one state of everything into a deposit, while others read and write."""
+        raise cannot_be_copied(self)
+
+    def landing(self) -> Landing:
+        """Return the place of this engine as one that a copy can be taken in at. The engine is not open."""
+        raise cannot_be_copied(self)
+
+
+def unfinished(path: Path) -> Path:
+    """Return where a copy is taken in before it is put in the place of a path."""
+    return path.with_name(path.name + "-restoring")
+
+
+def cannot_be_copied(engine: Engine) -> ConfigurationError:
+    kind = type(engine).__name__.removesuffix("Engine")
+    return ConfigurationError(f"A {kind}Store cannot be backed up or restored. Export its sessions instead.")
 
 
 class IndexedEngine(Engine):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from perdure.errors import (
     KeyMissing,
     KeyUnavailable,
     PerdureError,
+    SessionLocked,
     SessionNotFound,
     StoreError,
     UnreadableFile,
@@ -64,7 +66,7 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
+from perdure.stores.engine import Count, Engine, IndexedEngine, Job, Kind, T, cannot_be_copied
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, has_end, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, Namer, hash_of, prepare_batch
@@ -74,6 +76,9 @@ from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
 from perdure.stores.sealing import Sealing
 from perdure.stores.tapes import consolidate, with_end_read
+
+if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
 
 _LAST_WORD = 5.0
 _DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile, KeyUnavailable)
@@ -873,6 +878,86 @@ class Store:
 
         return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
 
+    async def repair(
+        self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> Sequence[Problem]:
+        """Write again what follows from versions and messages, where it is wrong, and return what was wrong.
+
+        What was repaired of a session is put on its record. Each session is one transaction. With `dry_run` nothing is
+        changed.
+        """
+        from perdure.stores.jobs import repairing
+
+        self._forget_all()
+        found = [*await self._engine.mend(dry_run=dry_run)]
+        before, ids = len(found), list[str]()
+        with suppress(*_DAMAGES):  # where a table cannot be read, nothing is taken to be left over
+            if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
+                if not dry_run:
+                    job = partial(repairing.repair_left_over, dry_run=False)
+                    left = await self._engine.run(job, "write", long=True)
+                found += left
+        with suppress(*_DAMAGES):
+            ids = await self._engine.run(repairing.sessions, long=True)
+        for done, session_id in enumerate(ids, 1):
+            with suppress(*_DAMAGES, SessionLocked):  # a damaged session is for the check to report
+                found += await self._repair_session(session_id, dry_run)
+            if progress is not None:
+                progress(done, len(ids))
+        if len(found) > before and not dry_run:  # what an engine keeps beside rows may say again what they said
+            found += await self._engine.mend(dry_run=False)
+        self._forget_all()
+        return [*dict.fromkeys(found)]
+
+    async def _repair_session(self, session_id: str, dry_run: bool) -> Sequence[Problem]:
+        """Repair a session, in a transaction that is only begun if something is wrong with it."""
+        from perdure.stores.jobs.repairing import repair_session
+
+        wrong = await self._engine.run(partial(repair_session, session_id, self._pack, dry_run=True), long=True)
+        if dry_run or not wrong:
+            return wrong
+        mend = partial(repair_session, session_id, self._pack, dry_run=False)
+        return await self._engine.run(mend, "write", long=True)
+
+    @property
+    def origin(self) -> str:
+        """The store's own id, which no other has; StoreError if it is not open."""
+        return self._origin
+
+    @property
+    def kind(self) -> str:
+        """The kind of engine that a backup has to be of to be restored here."""
+        return self._engine.kind
+
+    def require_copyable(self) -> None:
+        """Raise ConfigurationError if the store cannot be backed up."""
+        if not self._engine.kind:
+            raise cannot_be_copied(self._engine)
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        """Put one state of everything into a deposit, while others read and write."""
+        return await self._engine.copy_out(deposit)
+
+    def landing(self) -> Landing:
+        """Return the place of this store, which is not open, as one that a copy can be taken in at."""
+        return self._engine.landing()
+
+    def at(self, engine: Engine) -> Self:
+        """Return a store like this one, not open, on another engine."""
+        other = copy.copy(self)
+        other._engine = engine
+        other._cache, other._definitions, other._values = SessionCache(0), LRU(256), LRU(256)
+        other._claims, other._sketched = {}, set()
+        return other
+
+    async def lapse_claims(self) -> int:
+        """Have all claims lapse, for a store whose runners are gone; return how many there were."""
+        return await self._engine.run(claiming.lapse_all, "write")
+
+    async def count(self, table: str) -> int:
+        """Return how many rows a table has."""
+        return await self._engine.run(partial(_count, table))
+
 
 class IndexedStore(Store):
     """A store whose engine searches by an index."""
@@ -896,6 +981,11 @@ class IndexedStore(Store):
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
         checked.index(anew, progress)
         return await self._engine.index(anew=anew, progress=progress)
+
+
+def _count(table: str) -> Job[int]:
+    ((count,),) = yield Count(table, {})
+    return int(count)
 
 
 def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Attachments]:

@@ -18,6 +18,7 @@ from perdure.stores.folder import Folder, NotAFile, temporary
 from perdure.stores.tables import Tables
 
 LOCK = ".blobs"
+DIRECTORY = "blobs"
 _NAME = re.compile("[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"[0-9a-f]{64}\.tmp")
 
@@ -26,7 +27,7 @@ class Blobs:
     """The table `blob`, whose rows are files. What a job changes is put into effect by its commit."""
 
     def __init__(self, sessions: Path) -> None:
-        self._path = sessions / "blobs"
+        self._path = sessions / DIRECTORY
         self._opened: Folder | None = None
         self._new: dict[str, bytes] = {}
         self._written: set[str] = set()
@@ -136,6 +137,11 @@ class Blobs:
             return
         folder.remove(*gone, *map(temporary, gone), *self._leftovers)
         folder.sync()
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a file of this name holds an image or a file."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _named_in(sessions: Folder, hashes: Iterable[str]) -> set[str]:

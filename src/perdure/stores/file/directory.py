@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, RestoreUnfinished, StoreError
+from perdure.stores.engine import unfinished
 from perdure.stores.file import group
 from perdure.stores.file.blobs import Blobs
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
@@ -24,7 +25,7 @@ from perdure.stores.format.rows import checksum
 
 T = TypeVar("T")
 
-_IDENTITY = ".perdure"
+IDENTITY = ".perdure"
 _SESSION = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.jsonl?")
 _REMAINDER = re.compile(r"(?P<base>[^@/]+@[0-9]+)\.jsonl")
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}(@[0-9]{1,20})?")
@@ -34,6 +35,8 @@ class Directory:
     """An open directory, for the use of one thread."""
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
+        if unfinished(path).exists():
+            raise RestoreUnfinished(path, unfinished(path))
         self.folder = Folder(path)
         self.blobs = Blobs(path)
         self.lock_timeout = lock_timeout
@@ -85,11 +88,11 @@ class Directory:
 
     def erasures(self) -> int:
         """Return how often something was erased here: the size of a file that grows by a byte each time."""
-        return self.folder.size(_ERASURES) or 0
+        return self.folder.size(ERASURES) or 0
 
     def note_erasure(self) -> None:
-        with self.folder.locked([_ERASURES], self.lock_timeout):
-            self.folder.append(_ERASURES, self.erasures(), b".")
+        with self.folder.locked([ERASURES], self.lock_timeout):
+            self.folder.append(ERASURES, self.erasures(), b".")
 
     def exists(self, session_id: str) -> bool:
         """Tell whether there is a session, sound or damaged."""
@@ -198,22 +201,22 @@ def cut_short(log: SessionLog, header: Header) -> CorruptRecord:
     return CorruptRecord(log.stem, f"head {header.info.version}", missing)
 
 
-_ERASURES = ".erasures"
+ERASURES = ".erasures"
 """A file with a byte for each time that something was erased."""
 
 
 def _identity(folder: Folder, timeout: float) -> str:
     """The store's own id, which whoever opens the directory first gives it."""
-    raw = folder.read(_IDENTITY)
+    raw = folder.read(IDENTITY)
     if raw is None:
-        with folder.locked([_IDENTITY], timeout):
-            if folder.size(_IDENTITY) is None:
-                folder.replace(_IDENTITY, _encode_identity(os.urandom(16).hex()))
-            raw = folder.read(_IDENTITY)
+        with folder.locked([IDENTITY], timeout):
+            if folder.size(IDENTITY) is None:
+                folder.replace(IDENTITY, _encode_identity(os.urandom(16).hex()))
+            raw = folder.read(IDENTITY)
     uid = _uid_in(raw or b"")
     if uid is None:
         raise StoreError(
-            f"{folder.path / _IDENTITY} is damaged. Restore it, or remove it: the sessions beside it stay as they are, "
+            f"{folder.path / IDENTITY} is damaged. Restore it, or remove it: the sessions beside it stay as they are, "
             "and the store gets a new identity."
         )
     return uid

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from perdure.aio import finish_despite_cancel
+from perdure.aio import aside, finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
@@ -33,12 +33,16 @@ from perdure.stores.jobs.listing import Page
 from perdure.stores.jobs.loading import Load
 from perdure.stores.jobs.saving import Keep
 
+if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
+
 _NOT_OPEN = "This store is not open. Use it inside `async with FileStore(directory) as store:`."
 
 
 class FileEngine(Engine):
     """Keeps the tables as lines of logs. Readers hold no lock; what seems damaged they look at again under it."""
 
+    kind = "file"
     key_of_log = str
     packs = False
 
@@ -143,6 +147,26 @@ class FileEngine(Engine):
             return faults(directory, self._desk)
 
         return cast("Sequence[Problem]", await self._opened.run(look, patient=True))
+
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.file.mending import mend, mendable
+
+        def look(directory: Directory) -> Sequence[Problem]:
+            assert self._desk is not None
+            return (mendable if dry_run else mend)(directory, self._desk)
+
+        return cast("Sequence[Problem]", await self._opened.run(look, patient=True))
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        from perdure.stores.file.copying import copy_out
+
+        self._opened.check_process()
+        return await aside(copy_out, self._path, self._timeout, deposit)
+
+    def landing(self) -> Landing:
+        from perdure.stores.file.copying import FileLanding
+
+        return FileLanding(self._path, self._timeout, lambda path: FileEngine(path, self._timeout))
 
     @property
     def _opened(self) -> FileThread:

@@ -26,8 +26,13 @@ def intent_file(session_id: str) -> str:
 
 
 def write_intent(folder: Folder, session_id: str, body: bytes) -> None:
-    folder.flag(_BEGUN, session_id)
+    give_hint(folder, session_id)
     folder.replace(intent_file(session_id), b"%08x %b\n" % (checksum(body), body))
+
+
+def give_hint(folder: Folder, session_id: str) -> None:
+    """Have the next open look at a session."""
+    folder.flag(_BEGUN, session_id)
 
 
 def read_intent(folder: Folder, session_id: str) -> bytes | None:

@@ -61,7 +61,7 @@ _LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the st
 
 _NOT_SO = "it is not what the session's row says"
 # A save writes some of them anew, and compares the time of creation; a copy tells by that whether a session is there.
-_FILTERED = {
+FILTERED = {
     **dict.fromkeys(("status", "agent", "updated", "recent"), _SAVE),
     **dict.fromkeys(("owner", "parent", "spawned"), _COPY),
     "created": _BACKUP,
@@ -140,7 +140,7 @@ def _check_meta(survey: _Survey) -> Job[None]:
         survey.note(None, "meta erasures", "it is not the number of erasures so far", _COPY)
 
 
-class _Session(NamedTuple):
+class SessionRow(NamedTuple):
     """A session's row."""
 
     sid: int
@@ -169,13 +169,13 @@ class _Session(NamedTuple):
 
 def _check_sessions(survey: _Survey) -> Job[None]:
     last: Any = None
-    while rows := (yield Select("session", _Session._fields, _behind("sid", last), order="sid", limit=_AT_ONCE)):
+    while rows := (yield Select("session", SessionRow._fields, _behind("sid", last), order="sid", limit=_AT_ONCE)):
         for row in rows:
-            yield from _check_session(survey, _Session(*row))
+            yield from _check_session(survey, SessionRow(*row))
         last = rows[-1][0]
 
 
-def _check_session(survey: _Survey, session: _Session) -> Job[None]:
+def _check_session(survey: _Survey, session: SessionRow) -> Job[None]:
     with survey.watching(session.id, "its claim"):
         _check_claim(survey, session)
     looks = {
@@ -194,7 +194,7 @@ def _check_session(survey: _Survey, session: _Session) -> Job[None]:
             yield from look(survey, session)
 
 
-def _check_claim(survey: _Survey, session: _Session) -> None:
+def _check_claim(survey: _Survey, session: SessionRow) -> None:
     if type(session.log) is int and not session.sid << 20 <= session.epoch < (session.sid + 1) << 20:
         # In files it counts from the time of birth, which is for their engine to know.
         what = "it is out of the session's range, so that a claim on another session of the same id might count as one"
@@ -205,7 +205,7 @@ def _check_claim(survey: _Survey, session: _Session) -> None:
         holder_of(session.id, session.claim)
 
 
-def _check_logs(survey: _Survey, session: _Session) -> Job[None]:
+def _check_logs(survey: _Survey, session: SessionRow) -> Job[None]:
     """Check the session's logs, how far they go, and the places of its runs in them."""
     names: dict[int | str, str] = {}
     ends: dict[int | str, int] = {session.log: 0}
@@ -259,7 +259,7 @@ def _check_attached(survey: _Survey, session_id: str | None, log: int | str) -> 
 
 
 def _check_runs(
-    survey: _Survey, session: _Session, names: Mapping[int | str, str], ends: Mapping[int | str, int]
+    survey: _Survey, session: SessionRow, names: Mapping[int | str, str], ends: Mapping[int | str, int]
 ) -> Job[None]:
     rows = yield Select("run", ("loop", "log", "first_pos", "end_pos"), {"sid": session.sid})
     survey.met["run"] += len(rows)
@@ -270,7 +270,7 @@ def _check_runs(
         survey.note(session.id, "the stretch of one of its runs", "it goes beyond the log that it is in", _RUN)
 
 
-def _check_record(survey: _Survey, session: _Session) -> Job[None]:
+def _check_record(survey: _Survey, session: SessionRow) -> Job[None]:
     rows = yield Select("batch", ("last", "count"), {"sid": session.sid}, order="last")
     survey.met["batch"] += len(rows)
     if any(last - count != before for (last, count), (before, _) in zip(rows, [(0, 0), *rows], strict=False)):
@@ -279,7 +279,7 @@ def _check_record(survey: _Survey, session: _Session) -> Job[None]:
         survey.note(session.id, "the end of its record", _NOT_SO, _BACKUP)
 
 
-def _check_inbox(survey: _Survey, session: _Session) -> Job[None]:
+def _check_inbox(survey: _Survey, session: SessionRow) -> Job[None]:
     rows = yield Select("inbox", ("seq", "run", "kind", "crc", "body"), {"sid": session.sid}, order="seq")
     survey.met["inbox"] += len(rows)
     if session.inbox_end != (rows[-1][0] if rows else 0):
@@ -298,7 +298,7 @@ def _check_inbox(survey: _Survey, session: _Session) -> Job[None]:
                 posted_of(session.id, session.sid, *row)
 
 
-def _check_keys(survey: _Survey, session: _Session) -> Job[None]:
+def _check_keys(survey: _Survey, session: SessionRow) -> Job[None]:
     rows = yield Select("key", ("name", "digest", "version", "crc"), {"sid": session.sid})
     survey.met["key"] += len(rows)
     for row in rows:
@@ -309,7 +309,7 @@ def _check_keys(survey: _Survey, session: _Session) -> Job[None]:
             survey.note(session.id, f"idempotency key {row[0]!r}", what, _KEY)
 
 
-def _check_sketches(survey: _Survey, session: _Session) -> Job[None]:
+def _check_sketches(survey: _Survey, session: SessionRow) -> Job[None]:
     rows = yield Select("sketch", ("start", "crc", "body"), {"sid": session.sid}, order="start")
     survey.met["sketch"] += len(rows)
     if any(piece_of(session.id, *row) is None for row in rows):
@@ -318,7 +318,7 @@ def _check_sketches(survey: _Survey, session: _Session) -> Job[None]:
         survey.note(session.id, "its answer under way", "it is of a run that is over", _LEFT_OVER)
 
 
-def _check_timers(survey: _Survey, session: _Session) -> Job[None]:
+def _check_timers(survey: _Survey, session: SessionRow) -> Job[None]:
     rows = yield Select("timer", timers.COLUMNS, {"sid": session.sid}, order="timer")
     survey.met["timer"] += len(rows)
     for row in rows:
@@ -338,7 +338,7 @@ def _check_tokens(survey: _Survey) -> Job[None]:
             tokens.token_of(row)
 
 
-def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
+def _check_refs(survey: _Survey, session: SessionRow) -> Job[None]:
     """Check that what the session is noted to show of others is there."""
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     for log, start, stop in (yield Select("ref", ("log", "start", "stop"), {"child": session.sid})):
@@ -351,7 +351,7 @@ def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
             survey.note(session.id, "what it is noted to show of others", what, _KEPT)
 
 
-def _check_line(survey: _Survey, session: _Session) -> Job[None]:
+def _check_line(survey: _Survey, session: SessionRow) -> Job[None]:
     """Check that the line is there, and older: so there is no circle."""
     if session.line is not None:
         is_there = yield Select("session", ("sid",), {"sid": session.line})
@@ -359,7 +359,7 @@ def _check_line(survey: _Survey, session: _Session) -> Job[None]:
             survey.note(session.id, "its line", "it is a session that is not there, or that is younger", _REFS)
 
 
-def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
+def _check_versions(survey: _Survey, session: SessionRow) -> Job[None]:
     """Check the versions, and what is noted beside them for lists and erasures to go by."""
     tags = {tag for (tag,) in (yield Select("tag", ("tag",), {"sid": session.sid}))}
     uses = {key for (key,) in (yield Select("uses", ("hash",), {"sid": session.sid}))}
@@ -381,10 +381,10 @@ def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
     yield from _check_references(survey, session, heads, uses)
 
 
-def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]) -> Iterator[Problem]:
+def wrong_columns(info: AgentSessionInfo, session: SessionRow, tags: Iterable[str]) -> Iterator[Problem]:
     """Hold the columns that filters go by against the newest version."""
     expected = {**info_columns(info), **update_columns(info.updated_at)}
-    for name, repair in _FILTERED.items():
+    for name, repair in FILTERED.items():
         found, said = getattr(session, name), expected[name]
         if found != said:
             what = f"it says {found!r}, and the newest version {said!r}"
@@ -393,7 +393,7 @@ def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]
         yield Problem(info.id, "tags", "they are not those of the newest version", _TAGS)
 
 
-def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, bytes], uses: set[str]) -> Job[None]:
+def _check_references(survey: _Survey, session: SessionRow, heads: Mapping[int, bytes], uses: set[str]) -> Job[None]:
     """Hold the notes that erasures go by against all that the versions name."""
     named: set[str] = set()
     shown: set[Stretch] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord, StoreError
@@ -32,6 +32,9 @@ from perdure.stores.sealed_jobs import Owner
 from perdure.stores.sealing import Sealing
 from perdure.stores.search import Query
 from perdure.stores.tapes import TapeCache
+
+if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
 
 # With its messages, if nothing is known of it and they are few.
 _LOAD = """
@@ -62,8 +65,10 @@ class PostgresEngine(IndexedEngine):
     """Keeps the tables in a schema of a database."""
 
     can_be_sealed = True
+    kind = "postgres"
 
-    def __init__(self, dsn: str, schema: str, pool: int) -> None:
+    def __init__(self, dsn: str, schema: str, pool: int, *, restoring: bool = False) -> None:
+        self._is_restoring = restoring
         self._dsn = dsn
         self._schema = schema
         self._pool = pool
@@ -72,7 +77,7 @@ class PostgresEngine(IndexedEngine):
     async def __aenter__(self) -> Self:
         if self._open is not None:
             raise StoreError("This store is open already.")
-        await migrate(self._dsn, self._schema)
+        await migrate(self._dsn, self._schema, restoring=self._is_restoring)
         link = Link(self._dsn, self._schema, self._pool)
         try:
             await link.open()
@@ -206,6 +211,28 @@ class PostgresEngine(IndexedEngine):
         from perdure.stores.postgres.faults import faults
 
         return await self.opened.link.transact_in_thread(partial(faults, self.sealing), snapshot=True)
+
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.postgres.mending import mend, mendable
+
+        link = self.opened.link
+        found = await link.transact_in_thread(mendable, snapshot=True)
+        if not found or dry_run:
+            return found
+        await link.transact_in_thread(lambda: mend(found))
+        left = {(each.session_id, each.where) for each in await link.transact_in_thread(mendable, snapshot=True)}
+        return [each for each in found if (each.session_id, each.where) not in left]
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        from perdure.stores.postgres.copying import copy_out
+
+        return await self.opened.link.work_in_thread(partial(copy_out, deposit))
+
+    def landing(self) -> Landing:
+        from perdure.stores.postgres.copying import PostgresLanding
+
+        made = partial(PostgresEngine, self._dsn, self._schema, self._pool, restoring=True)
+        return PostgresLanding(self._dsn, self._schema, made)
 
     async def search(self, query: Query) -> Sequence[SearchHit]:
         from perdure.stores.postgres.search import search

@@ -122,8 +122,17 @@ def _words() -> Queries[list[Problem]]:
 
 def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
     """Compare what a head's columns say again of its body, for one statement to fetch it along."""
-    found = []
     what = "it does not name the values and the messages that the version is made of"
+    ids = dict((yield "SELECT sid, id FROM session", ()))
+    wrong = yield from wrongly_fetched_along()
+    return [
+        Problem(ids[sid], f"what is fetched along with version {version}", what, _COPY) for sid, version, _ in wrong
+    ]
+
+
+def wrongly_fetched_along() -> Queries[list[tuple[int, int, list[str]]]]:
+    """Return the versions whose columns do not say what their bodies say, each with the values that it names."""
+    found = []
     for sid, session_id in (yield "SELECT sid, id FROM session ORDER BY sid", ()):
         values: Values = {}
         for version, crc, body, hashes, wanted in (yield _HEADS, (sid,)):
@@ -135,7 +144,7 @@ def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
             except (CorruptRecord, KeyUnavailable):
                 continue  # a damaged head is reported by those who read the session
             if not is_right:
-                found.append(Problem(session_id, f"what is fetched along with version {version}", what, _COPY))
+                found.append((sid, version, [*named]))
     return found
 
 

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import conninfo, sql
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from perdure.aio import aside
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.engine import Interfered
 
@@ -241,6 +242,15 @@ class Link:
             return transaction.result
 
         return await self.patiently(lambda: asyncio.to_thread(once))
+
+    async def work_in_thread(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Do something with a connection in a thread; again from the start if the server is lost meanwhile."""
+
+        def once() -> T:
+            with self._job_connection() as connection:
+                return work(connection)
+
+        return await self.patiently(lambda: aside(once))
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         self.check()

@@ -9,10 +9,12 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from perdure.errors import InvalidData, StoreError
+from perdure.errors import InvalidData, RestoreUnfinished, StoreError
 from perdure.stores.format.heads import was_spawned
 from perdure.stores.postgres.link import LIMITS, completed_dsn, limiting, passwords_in
 
+RESTORING = "perdure_restoring"
+"""A table that is there until a restore into its schema is finished."""
 _LOCK = 0x70657265
 _BEFORE_SPAWNED = 4
 """The number of the last schema that did not tell sub-agents' sessions from others."""
@@ -21,6 +23,9 @@ _HEADS = (
     "SELECT session.sid, head.body FROM session"
     " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
     " WHERE session.sid > %s ORDER BY session.sid LIMIT %s"
+)
+_TABLE = (
+    "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = %s AND relname = %s"
 )
 _SESSIONS_AT_ONCE = 1_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
@@ -33,8 +38,11 @@ def check_schema(name: str) -> str:
     return name
 
 
-async def migrate(dsn: str, schema: str) -> None:
-    """Create the schema if there is none, and apply the migrations that it does not have yet."""
+async def migrate(dsn: str, schema: str, *, restoring: bool = False) -> None:
+    """Create the schema if there is none, and apply the migrations that it does not have yet.
+
+    RestoreUnfinished if a restore into it is not finished, unless that is what it is opened for.
+    """
     address, passwords = completed_dsn(dsn), passwords_in(dsn)
     # No limit for locks: others that start up wait for the migration, however long it takes.
     limits = limiting(dsn, {name: limit for name, limit in LIMITS.items() if name != "lock_timeout"})
@@ -44,6 +52,8 @@ async def migrate(dsn: str, schema: str) -> None:
             for limit in limits:
                 await connection.execute(limit)
             await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+            if not restoring and await _is_restoring(connection, schema):
+                raise RestoreUnfinished(f"the schema {schema!r}", f"the table {schema}.{RESTORING}, and the others")
             current, filled = await _current(connection, schema), 0
             if current == _BEFORE_SPAWNED:
                 await connection.execute(_ADD_SPAWNED)
@@ -65,7 +75,7 @@ async def _apply(connection: psycopg.AsyncConnection[Any], schema: str, filled: 
     await connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, schema))
     current = await _current(connection, schema)
     if current is None:
-        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        await connection.execute(_created(schema))
         await connection.execute("CREATE TABLE perdure_schema (number integer NOT NULL)")
         await connection.execute("INSERT INTO perdure_schema VALUES (0)")
         current = 0
@@ -89,14 +99,23 @@ async def _fill_in_spawned(connection: psycopg.AsyncConnection[Any], after: int)
     return after
 
 
+def create_schema(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Create a schema, if there is none, in a thread of its own."""
+    connection.execute(_created(schema))
+
+
+def _created(schema: str) -> sql.Composed:
+    return sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+
+
+async def _is_restoring(connection: psycopg.AsyncConnection[Any], schema: str) -> bool:
+    return await (await connection.execute(_TABLE, (schema, RESTORING))).fetchone() is not None
+
+
 async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int | None:
     """The number of the schema; None if there is nothing yet, StoreError if a newer release was here."""
     # Looked for in the catalog itself: `to_regclass` may answer with what this connection knew before it waited.
-    table = await connection.execute(
-        "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
-        " WHERE nspname = %s AND relname = 'perdure_schema'",
-        (schema,),
-    )
+    table = await connection.execute(_TABLE, (schema, "perdure_schema"))
     if await table.fetchone() is None:
         return None
     row = await (await connection.execute("SELECT number FROM perdure_schema")).fetchone()

@@ -26,7 +26,7 @@ def faults(db: apsw.Connection) -> list[Problem]:
 
     The search index comes first: seen before the store, it can be behind it, but never ahead.
     """
-    looks = (_search, _pages, _schema, _meta, _tags)
+    looks = (_search, page_problems, missing_parts, meta_problems, tag_problems)
     return [problem for look in looks for problem in _surely(look, db)]
 
 
@@ -43,7 +43,7 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
     return check_index(db, Path(db.filename))
 
 
-def _pages(db: apsw.Connection) -> Iterator[Problem]:
+def page_problems(db: apsw.Connection) -> Iterator[Problem]:
     for (line,) in db.execute("PRAGMA integrity_check(20)"):
         unread = _UNREAD.search(line)
         if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
@@ -52,7 +52,7 @@ def _pages(db: apsw.Connection) -> Iterator[Problem]:
             yield Problem(None, f"the database file: {line}"[:200], "SQLite finds it damaged", _FILE)
 
 
-def _schema(db: apsw.Connection) -> Iterator[Problem]:
+def missing_parts(db: apsw.Connection) -> Iterator[Problem]:
     """Against a new file's."""
     new = apsw.Connection(":memory:")
     migrate(new)
@@ -64,7 +64,7 @@ def _schema(db: apsw.Connection) -> Iterator[Problem]:
         yield Problem(None, f"{kind} {name}", "it is missing, or not that of a new file", _COPY)
 
 
-def _meta(db: apsw.Connection) -> Iterator[Problem]:
+def meta_problems(db: apsw.Connection) -> Iterator[Problem]:
     row = first_row(db, "SELECT typeof(value), value FROM meta WHERE key = 'erasures'")
     if row is None or row[0] != "integer" or row[1] < 0:
         yield Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY)
@@ -80,7 +80,7 @@ def _meta(db: apsw.Connection) -> Iterator[Problem]:
             yield Problem(None, f"the sequence of {table}", what, _COPY)
 
 
-def _tags(db: apsw.Connection) -> Iterator[Problem]:
+def tag_problems(db: apsw.Connection) -> Iterator[Problem]:
     """Against their sessions, of which they say again what lists ask for."""
     differ = "(tag.owner, tag.agent, tag.status, tag.created) IS NOT (of.owner, of.agent, of.status, of.created)"
     sql = f"SELECT CAST(of.id AS BLOB) FROM tag JOIN session AS of ON of.sid = tag.sid WHERE {differ} LIMIT 20"

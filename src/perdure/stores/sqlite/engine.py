@@ -68,6 +68,7 @@ from perdure.stores.sqlite.schema import connect, connect_to_write, lock_path, m
 from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
+    from perdure.stores.copies import Deposit, Landing, Outline
     from perdure.stores.search import Query
     from perdure.stores.sqlite.erasure import Erasure
     from perdure.stores.sqlite.search import SearchThread
@@ -234,6 +235,38 @@ class SqliteEngine(IndexedEngine):
 
         found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
+
+    async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
+        from perdure.stores.sqlite.check import faults
+        from perdure.stores.sqlite.mending import mend, mendable
+        from perdure.stores.sqlite.search_check import check_index
+
+        opened = self.opened
+
+        def searched(db: apsw.Connection) -> list[Problem]:
+            return [*check_index(db, opened.path)]
+
+        found = [*await opened.readers.run(mendable, long=True)]
+        if not dry_run and await opened.readers.run(faults, long=True):
+            found = [*await opened.writer.run(mend, alone=True)]
+        lacking: list[Problem] = await opened.readers.run(searched, long=True)
+        if lacking and not dry_run:
+            await opened.searching.index(anew=True, progress=None)
+        return [*found, *lacking]
+
+    kind = "sqlite"
+
+    async def copy_out(self, deposit: Deposit) -> Outline:
+        from perdure.stores.sqlite.copying import copy_out
+
+        job = partial(copy_out, self.opened.path, self._timeout, deposit)
+        made: Outline = await self.opened.readers.run(job, alone=True, long=True)
+        return made
+
+    def landing(self) -> Landing:
+        from perdure.stores.sqlite.copying import SqliteLanding
+
+        return SqliteLanding(self._path, self._timeout, lambda path: SqliteEngine(path, self._timeout))
 
 
 class OpenFile:

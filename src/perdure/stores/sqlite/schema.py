@@ -12,7 +12,8 @@ from typing import Any
 import apsw
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, SessionLocked, StoreError
+from perdure.errors import ConfigurationError, CorruptRecord, RestoreUnfinished, SessionLocked, StoreError
+from perdure.stores.engine import unfinished
 from perdure.stores.file_lock import FileLock
 from perdure.stores.folder import make_directory, sync_directory
 from perdure.stores.format.heads import was_spawned
@@ -42,6 +43,8 @@ def search_path(path: Path) -> Path:
 def prepare(given: Path, lock_timeout: float) -> Path:
     """Create the file, unless it is there, bring its schema up to date, and return the path that is really meant."""
     path = prepare_directory(given)
+    if unfinished(path).exists():
+        raise RestoreUnfinished(path, unfinished(path))
     lock = FileLock(lock_path(path), lock_timeout)
     try:
         with lock:

@@ -52,6 +52,52 @@ def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
         )
 
 
+class Snapshot:
+    """The pages that the log has of one state of the file. It must not be begun anew meanwhile: a reader sees to that.
+
+    If all of it is in the file already, it may be; but then none of its pages is asked for.
+    """
+
+    def __init__(self, log: _Log | None, frames: int, *, is_moved: bool, handle: int | None) -> None:
+        self._log = log
+        self._handle = handle
+        self._named = [] if log is None else [frame.page for frame in log.frames(1, frames)]
+        self.pages = {} if is_moved else {page: number for number, page in enumerate(self._named, 1)}
+        """The pages that are to be read here, each with its last frame."""
+        self.place: list[int] | None = None if log is None or not frames else [*log.salts, frames, *log.sum_at(frames)]
+        """What tells this log from others, and how far it goes: its salts, the last frame, and the checksum of all."""
+
+    def pages_since(self, place: list[int] | None) -> frozenset[int] | None:
+        """Return the pages that were written since a place in this log; None if it is not one in this log."""
+        if place is None or self.place is None or self._log is None or place[:2] != self.place[:2]:
+            return None
+        frames = place[2]
+        if frames > self.place[2] or [*self._log.sum_at(frames)] != place[3:]:
+            return None
+        return frozenset(self._named[frames:])
+
+    def read(self, page: int) -> bytes:
+        assert self._log is not None, "it names the page"
+        return self._log.page_in(self.pages[page])
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def snapshot_of_log(path: Path, page_size: int, frames: int, *, is_moved: bool) -> Snapshot:
+    """Return what the log has of the state that its first frames make. Nobody writes meanwhile."""
+    name = path.with_name(path.name + "-wal")
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Snapshot(None, 0, is_moved=True, handle=None)
+    if os.fstat(handle).st_size <= _HEADER.size:
+        return Snapshot(None, 0, is_moved=True, handle=handle)
+    return Snapshot(_Log(handle, name.name, page_size), frames, is_moved=is_moved, handle=handle)
+
+
 class _Frame(NamedTuple):
     page: int
     commits: int
@@ -73,9 +119,20 @@ class _Log:
         self._is_sound = is_known and self._sum_of(self._raw[:24], (0, 0)) == self._sum
         self._count = (os.fstat(handle).st_size - _HEADER.size) // (_FRAME.size + page_size)
 
-    def frames(self, first: int = 1) -> Iterator[_Frame]:
-        for number in range(first, self._count + 1):
+    @property
+    def salts(self) -> tuple[int, int]:
+        return self._salts
+
+    def frames(self, first: int = 1, last: int | None = None) -> Iterator[_Frame]:
+        for number in range(first, (self._count if last is None else last) + 1):
             yield self._frame(number)
+
+    def sum_at(self, number: int) -> _Sum:
+        """Return the checksum of all frames up to one."""
+        return self._frame(number).sum
+
+    def page_in(self, number: int) -> bytes:
+        return os.pread(self._handle, self._page_size, self._place(number) + _FRAME.size)
 
     def is_current(self, frame: _Frame) -> bool:
         """Whether a frame is of this log, not left from before it was begun again."""

@@ -1,0 +1,77 @@
+"""A backup as its manifest tells of it: a small file that is written last, and carries its own checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perdure.errors import BackupDamaged
+from perdure.stores.copies import Outline
+
+FORMAT = 1
+SUFFIX = ".json"
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup of a store."""
+
+    id: str
+    store: str
+    """The id of the store that it is of. All backups of one store are a series."""
+    engine: str
+    schema: int
+    release: str
+    """The release of perdure that has made it."""
+    at: datetime
+    counts: Mapping[str, int]
+    bytes: int
+    """What a restore writes."""
+    added: int
+    """What this backup has added to the directory; the rest was there."""
+    chunks: int
+    catalog: tuple[str, ...]
+    """The chunks that say which chunks the parts are made of."""
+    facts: Mapping[str, Any] = {}
+    format: int = FORMAT
+
+    @property
+    def outline(self) -> Outline:
+        return Outline(engine=self.engine, store=self.store, schema=self.schema, counts=self.counts, facts=self.facts)
+
+
+class _File(msgspec.Struct, frozen=True):
+    sha256: str
+    backup: msgspec.Raw
+
+
+def encoded(backup: Backup) -> bytes:
+    raw = msgspec.json.encode(backup)
+    return msgspec.json.encode(_File(sha256(raw).hexdigest(), msgspec.Raw(raw))) + b"\n"
+
+
+def decoded(path: Path, raw: bytes) -> Backup:
+    """Return a backup; BackupDamaged if its file is not what was written."""
+    try:
+        found = msgspec.json.decode(raw, type=_File)
+        body = bytes(found.backup)
+        # All of the file is compared: a byte between the fields would not be part of what the checksum is of.
+        if raw != msgspec.json.encode(_File(sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n":
+            raise BackupDamaged(path, "its checksum does not match")
+        number = msgspec.json.decode(body, type=_Format).format
+        if number > FORMAT:
+            raise BackupDamaged(path, f"it has format {number}; this release knows up to {FORMAT}. Upgrade perdure")
+        backup = msgspec.json.decode(body, type=Backup)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackupDamaged(path, f"it cannot be read ({error})") from None
+    if backup.id != path.name.removesuffix(SUFFIX):
+        raise BackupDamaged(path, f"it is the manifest of backup {backup.id!r}")
+    return backup
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int = FORMAT

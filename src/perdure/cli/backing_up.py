@@ -1,0 +1,178 @@
+"""Commands about whole stores: they are backed up, and put back from a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure.cli.errors import DAMAGED
+from perdure.cli.hints import command
+from perdure.cli.keeping import problem_form, say_problem
+from perdure.cli.options import store_command
+from perdure.cli.setup import on_sessions, owner_of, require_kind, run, shown_url, store_url
+from perdure.cli.terminal import counted, line, note, print_json, progress, say
+
+if TYPE_CHECKING:
+    from perdure.archive.backups import Backup, BackupReport, RestoreReport, VerifyReport
+    from perdure.sessions.sessions import Sessions
+
+_WHOLE = "A backup is of the whole store; leave --owner out, or export that owner's sessions."
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@store_command(json=True, owner=False)
+@click.argument("target", metavar="TARGET")
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Remove older backups of this store: N are left.")
+@click.option("--full", is_flag=True, help="Write everything anew, also what is in TARGET already.")
+@click.option("--list", "listing", is_flag=True, help="Show the backups in TARGET.")
+@click.option("--verify", is_flag=True, help="Check every byte in TARGET, and say which backups are whole.")
+def backup(
+    ctx: click.Context, target: str, keep: int | None, full: bool, listing: bool, verify: bool, as_json: bool
+) -> None:
+    """Add a backup of the store to the directory TARGET, while others use the store. Prints its id.
+
+    Only what has changed since the last one is written. Killed at any time, it leaves the others whole.
+    """
+    if owner_of(ctx):
+        raise click.UsageError(_WHOLE)
+    if listing + verify + bool(keep or full) > 1:
+        raise click.UsageError("Name one of --list, --verify, or what to back up.")
+    if listing:
+        _list(target, as_json)
+    elif verify:
+        _verify(ctx, target, as_json)
+    else:
+        _back_up(ctx, target, keep, full, as_json)
+
+
+def _back_up(ctx: click.Context, target: str, keep: int | None, full: bool, as_json: bool) -> None:
+    async def work(sessions: Sessions) -> BackupReport:
+        with progress("backing up (MB)") as tell:
+            return await sessions.backup(target, keep=keep, full=full, progress=_in_megabytes(tell))
+
+    try:
+        report = on_sessions(ctx, work)
+    except KeyboardInterrupt:
+        note("No backup was added. Those that were there are whole; the next one clears up.")
+        raise
+    if as_json:
+        print_json({**_form(report.backup), "removed": list(report.removed), "freed": report.freed})
+        return
+    say(report.backup.id)
+    removed = f", {counted(len(report.removed), 'older one')} removed" if report.removed else ""
+    note(f"{_told(report.backup)}, {_size(report.backup.added)} of it new{removed}")
+
+
+def _list(target: str, as_json: bool) -> None:
+    from perdure.archive.backups import list_backups
+
+    found = run(_awaited(list_backups, target))
+    for each in found:
+        if as_json:
+            print_json(_form(each))
+        else:
+            of = f"{each.engine} {each.store[:8]}"
+            say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {of}  {_told(each)}, {_size(each.added)} new")
+    if not found:
+        note("There is no backup in it yet.")
+
+
+def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
+    from perdure.archive.backups import verify_backups
+
+    async def work() -> VerifyReport:
+        with progress("verifying (MB)") as tell:
+            return await verify_backups(target, progress=_in_megabytes(tell))
+
+    report = run(work())
+    if as_json:
+        problems = [{"file": each.path, "chunk": each.chunk, "what": each.reason} for each in report.problems]
+        damaged = [{"id": key, "what": what} for key, what in report.damaged]
+        whole = [_form(each) for each in report.backups]
+        print_json(
+            {"backups": whole, "damaged": damaged, "problems": problems, "chunks": report.chunks, "bytes": report.bytes}
+        )
+    else:
+        for problem in report.problems:
+            say(f"✗ {line(problem.position)}: {line(problem.reason)}")
+        for key, what in report.damaged:
+            say(f"✗ backup {key}: {line(what)}")
+        say(f"{counted(len(report.backups), 'backup')} whole, {counted(len(report.damaged), 'backup')} damaged")
+    if not report.is_sound:
+        note(f"Restore one that is whole with --at. To have sound chunks again: {command('backup', target, '--full')}")
+        ctx.exit(DAMAGED)
+
+
+def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool, as_json: bool) -> None:
+    """Put the store that --store and the settings name back from a directory of backups."""
+    from perdure.archive.backups import restore
+
+    if owner_of(ctx):
+        raise click.UsageError(_WHOLE)
+    url = store_url(ctx).value
+    require_kind(url)
+
+    async def work() -> RestoreReport:
+        with progress("restoring (MB)") as tell:
+            return await restore(target, url, at=_chosen(at), verify=verify, progress=_in_megabytes(tell))
+
+    try:
+        report = run(work())
+    except KeyboardInterrupt:
+        note("The store is not restored, and says so when it is opened. Repeat the command.")
+        raise
+    if as_json:
+        problems = [problem_form(each) for each in report.problems]
+        print_json({**_form(report.backup), "interrupted": report.lapsed, "verified": verify, "problems": problems})
+    else:
+        for each in report.problems:
+            say_problem(each)
+        checked = f", verified: {counted(len(report.problems), 'problem') if report.problems else 'no problems'}"
+        say(f"restored {report.backup.id} into {shown_url(url)}: {_told(report.backup)}{checked if verify else ''}")
+        if report.lapsed:
+            note(f"{counted(report.lapsed, 'run')} under way then. To go on: {command('recover', tools=True)}")
+    if report.problems:
+        ctx.exit(DAMAGED)
+
+
+def _chosen(at: str | None) -> str | datetime | None:
+    """Return a time if a text is one, as `2h` ago or a date; else it is the id of a backup, or its beginning."""
+    from perdure.cli.durations import moment
+
+    if at is None:
+        return None
+    try:
+        ctx = click.get_current_context()
+        return at if "-" in at and at[:8].isdigit() else moment(ctx, ctx.command.params[0], at)
+    except click.BadParameter:
+        return at
+
+
+async def _awaited(function: Callable[..., Any], *given: Any) -> Any:
+    return await function(*given)
+
+
+def _in_megabytes(tell: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    return lambda done, total: tell(done >> 20, max(total >> 20, 1))
+
+
+def _form(backup: Backup) -> dict[str, Any]:
+    """Return a backup as JSON: its form is stable."""
+    form: dict[str, Any] = msgspec.to_builtins(backup)
+    names = ("id", "store", "engine", "schema", "release", "at", "counts", "bytes", "added")
+    return {name: form[name] for name in names}
+
+
+def _told(backup: Backup) -> str:
+    return f"{counted(backup.counts.get('session', 0), 'session')}, {_size(backup.bytes)}"
+
+
+def _size(size: float) -> str:
+    unit = 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 or size >= 10 else f"{size:.1f} {_UNITS[unit]}"

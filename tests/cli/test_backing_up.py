@@ -1,0 +1,82 @@
+"""Backups and repairs as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+Perdure = Callable[..., Any]
+
+
+@pytest.fixture
+def store(perdure: Perdure, tmp_path: Path) -> str:
+    """The URL of a store with one session."""
+    url = f"sqlite:////{tmp_path}/sessions.db"
+    perdure("send", "--new", "hello", "--model", "offline", "--store", url)
+    return url
+
+
+def test_a_store_is_backed_up_and_restored(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """Each command says what it did, and --json prints the documented form."""
+    target, other = str(tmp_path / "backups"), f"sqlite:////{tmp_path}/other.db"
+    made = perdure("backup", target, "--store", store, "--json").json
+    assert made.keys() == {
+        *("id", "store", "engine", "schema", "release", "at", "counts", "bytes", "added", "removed", "freed"),
+    }
+    assert made["engine"] == "sqlite"
+    second = perdure("backup", target, "--keep", "1", "--store", store)
+    listed = perdure("backup", "--list", target)
+    assert listed.out.split()[0] == second.out.strip()
+    verified = perdure("backup", "--verify", target, "--json").json
+    assert [each["id"] for each in verified["backups"]] == [second.out.strip()]
+    restored = perdure("restore", "--from", target, "--verify", "--store", other)
+    assert "no problems" in restored.out
+    assert perdure("ls", "--store", other).out == perdure("ls", "--store", store).out
+    assert "writes over nothing" in perdure("restore", "--from", target, "--store", other, code=4).err
+
+
+def test_what_is_typed_wrong_is_refused(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """Before anything is done."""
+    target = str(tmp_path / "backups")
+    perdure("backup", target, "--owner", "ada", "--store", store, code=2)
+    perdure("backup", target, "--list", "--verify", "--store", store, code=2)
+    perdure("restore", "--store", store, code=2)
+    perdure("restore", "x", "--from", target, "--store", store, code=2)
+    perdure("restore", "x", "--verify", "--store", store, code=2)
+    perdure("restore", "--from", target, "--store", store, code=3)
+    perdure("fsck", "--dry-run", "--store", store, code=2)
+    perdure("fsck", "@", "--repair", "--store", store, code=2)
+    assert not (tmp_path / "backups").exists()
+
+
+def test_damage_in_backups_has_an_exit_code_of_its_own(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """It names the chunk, and says how to go on."""
+    target = tmp_path / "backups"
+    perdure("backup", str(target), "--store", store)
+    (pack,) = (target / "packs").iterdir()
+    raw = pack.read_bytes()
+    pack.write_bytes(raw[:9000] + bytes([raw[9000] ^ 4]) + raw[9001:])
+    found = perdure("backup", "--verify", str(target), code=6)
+    assert "its hash does not match" in found.out
+    assert "--full" in found.err
+    other = f"sqlite:////{tmp_path}/other.db"
+    assert "chunk" in perdure("restore", "--from", str(target), "--store", other, code=6).err
+    (tmp_path / "other.db").touch()  # else there is no store of that name, which says so too
+    assert "not finished" in perdure("ls", "--store", other, code=7).err
+
+
+def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """A check points to it, a dry run changes nothing, and the next check is clean."""
+    connection = apsw.Connection(str(tmp_path / "sessions.db"))
+    connection.execute("UPDATE session SET owner = 'eve'")
+    connection.close()
+    assert "--repair" in perdure("fsck", "--store", store, code=6).err
+    dry = perdure("fsck", "--repair", "--dry-run", "--json", "--store", store, code=6).json
+    assert [each["where"] for each in dry["repaired"]] == ["column owner"]
+    perdure("fsck", "--store", store, code=6)
+    assert "1 repaired, 0 left" in perdure("fsck", "--repair", "--store", store).out
+    perdure("fsck", "--store", store, code=0)
