@@ -29,14 +29,14 @@ class Holder(msgspec.Struct, frozen=True):
     def here(cls, owner: str, since: float = 0.0) -> Holder:
         """Return a holder in this process."""
         pid = os.getpid()
-        return cls(owner, _boot_id(), _pid_namespace(), pid, _own_start(pid), since)
+        return cls(owner, boot_id(), _pid_namespace(), pid, _own_start(pid), since)
 
     @property
     def is_gone(self) -> bool:
         """Tell whether the holder was a process of this machine that has ended. False where that is not known."""
         if not (self.boot and self.started) or not 0 < self.pid <= _MOST_PID:
             return False
-        if (self.boot, self.namespace) != (_boot_id(), _pid_namespace()):
+        if (self.boot, self.namespace) != (boot_id(), _pid_namespace()):
             return False
         return _has_ended(self.pid, self.started)
 
@@ -54,7 +54,7 @@ class Look:
         return self._gone[process]
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return the id of this start of the machine, or "" while it cannot be read."""
     try:
         return _read_once(_BOOT)
