@@ -16,7 +16,7 @@ from perdure.cli.errors import CONFLICT, DAMAGED, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, settings_of, status_option, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import agent_of, on_sessions, owner_of, run, store_url
+from perdure.cli.setup import agent_of, on_sessions, owner_of, require_store, run, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 from perdure.errors import InvalidData
 
@@ -228,10 +228,13 @@ def _told(done: str, report: MoveReport | ImportReport) -> str:
 
 @store_command(json=True)
 @session_argument(required=False, metavar="[SESSION]")
-def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
+@click.option("--accept-lost-commits", is_flag=True, help="First give up commits that a SQLite file's log has lost.")
+def fsck(ctx: click.Context, session: str | None, accept_lost_commits: bool, as_json: bool) -> None:
     """Verify every promise that the store, or SESSION, makes, and say how to repair what is wrong."""
     if session is None and owner_of(ctx):
         raise click.UsageError("The check is of the whole store; leave --owner out, or name a session.")
+    if accept_lost_commits:
+        _accept_lost_commits(ctx, session)
 
     async def work(sessions: Sessions) -> FsckReport:
         from perdure.archive.checking import fsck as check
@@ -255,6 +258,19 @@ def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
         say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
     if report.problems:
         ctx.exit(DAMAGED)
+
+
+def _accept_lost_commits(ctx: click.Context, session: str | None) -> None:
+    """Have a SQLite file go on without what its log has lost."""
+    url = store_url(ctx).value
+    if session is not None or not url.startswith("sqlite:"):
+        raise click.UsageError("--accept-lost-commits is for a whole store in a SQLite file; name no session.")
+    require_store(ctx)
+    from perdure.stores.urls import accept_lost_commits
+
+    kept = accept_lost_commits(url)
+    if kept is not None:
+        note(f"The damaged log is kept as {kept}. It holds text of sessions: delete it when you do not need it.")
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -179,7 +179,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure import --from langgraph checkpoints.sqlite",
     ),
     "copy": ("perdure copy sqlite:///sessions.db postgresql://localhost/agents",),
-    "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
+    "fsck": ("perdure fsck", "perdure fsck order-7 --json", "perdure fsck --accept-lost-commits"),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),
     "purge": ("perdure purge --status deleted --older-than 30d --yes",),
     "forget": ("perdure forget order-7 --before 40",),
