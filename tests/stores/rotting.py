@@ -21,6 +21,8 @@ from perdure.testing.rot.questions import Answers, Question, answers_of, questio
 from perdure.testing.samples import say
 
 PAGE = 4096
+CROWD_IN_FILES = 20
+"""A list reads each of them, and nothing is gained by more."""
 THE_CROWD = {f"crowd-{number:03d}{end}" for number in range(CROWD) for end in ("", "-child")}
 LEFT_TO_CHECK = ("list", "names", "queue")
 """The kinds of questions that an index answers: a row that it has lost is missed by a check alone."""
@@ -53,8 +55,12 @@ async def furnished(kind: str, where: Path, *, traced: bool = True) -> Scene:
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with open_store(where) as store:
-            await furnish(store)
-            questions = await questions_of(store, crowd=THE_CROWD)
+            await furnish(store, crowd=CROWD_IN_FILES if kind == "file" else CROWD)
+            orders = ("created",) if kind == "file" else ("created", "updated")
+            questions = await questions_of(store, crowd=THE_CROWD, orders=orders)
+            for question in questions:  # what is indexed when it is first asked for is there from now on
+                if question.kind == "lenient":
+                    await question.ask(store)
             forget_claims(store)
         if kind == "wal":
             await _leave_log(where)
@@ -137,6 +143,7 @@ def watch_pages() -> Callable[[], set[Hashable]]:
     _seen.clear()
 
     def seen() -> set[Hashable]:
+        apsw.set_default_vfs("unix")  # else any other that is registered may become it
         spy.unregister()
         return set(_seen)
 

@@ -28,24 +28,24 @@ FAR = 4_000_000_000.0
 """A time that no test sees."""
 
 
-async def furnish(store: Any) -> None:
+async def furnish(store: Any, *, crowd: int = CROWD) -> None:
     """Put sessions of every kind into an empty store: run, forked, compacted, hidden, killed, waiting, timed, tagged."""
     await fill(store)
-    await _crowd(store)
+    await _crowd(store, crowd)
     await _talks(store)
     await _long_view(store)
     await _records(store)
     await _running(store)
     if is_queue(store):
-        await _queues(store)
+        await _queues(store, crowd)
     if is_token_book(store):
         await _tokens(store)
 
 
-async def _crowd(store: Any) -> None:
+async def _crowd(store: Any, count: int) -> None:
     """Many small sessions, of several owners, agents and statuses, for the indexes of lists."""
     runtime = SessionRuntime(store)
-    for number in range(CROWD):
+    for number in range(count):
         owner = OWNERS[number % len(OWNERS)] if number % 7 else None
         agent = AgentDefinition(f"agent-{'xyz'[number % 3] * 40}", system_prompt="Be brief.")
         tags = (f"tag-{'pqr'[number % 3] * 50}", "all") if number % 2 else ()
@@ -117,8 +117,8 @@ async def _running(store: Any) -> None:
     await store.release(claim, interrupted=True)
 
 
-async def _queues(store: Any) -> None:
-    for number in range(0, 40, 2):
+async def _queues(store: Any, count: int) -> None:
+    for number in range(0, min(40, count), 2):
         if number % 9 == 4:
             continue
         session_id = SessionId(f"crowd-{number:03d}")
