@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -24,12 +25,24 @@ class Holder(msgspec.Struct, frozen=True):
     started: str = ""
     since: float = 0.0
     """When the claim was taken, by the holder's clock; 0 if an older release has taken it."""
+    sum: int = 0
+    """A checksum of all that: a flipped bit must not make it a process that has ended. 0 is an older release's."""
 
     @classmethod
     def here(cls, owner: str, since: float = 0.0) -> Holder:
         """Return a holder in this process."""
         pid = os.getpid()
-        return cls(owner, boot_id(), _pid_namespace(), pid, _own_start(pid), since)
+        made = cls(owner, boot_id(), _pid_namespace(), pid, _own_start(pid), since)
+        return msgspec.structs.replace(made, sum=made._checksum())
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether it is what was stored, as far as that is known."""
+        return self.sum in (0, self._checksum())
+
+    def _checksum(self) -> int:
+        told = (self.owner, self.boot, self.namespace, self.pid, self.started, self.since)
+        return crc32(repr(told).encode(errors="surrogatepass")) or 1
 
     @property
     def is_gone(self) -> bool:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from perdure.testing.dispatcher_contract import DispatcherContract
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
+    from perdure.testing.rot.contract import RotContract
     from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "dispatcher_contract": "DispatcherContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
+    "rot.contract": "RotContract",
     "scripted": "Chunks Delay ScriptedDriver",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -73,6 +75,7 @@ __all__ = [
     "NamesContract",
     "PreviewsContract",
     "QueueContract",
+    "RotContract",
     "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",

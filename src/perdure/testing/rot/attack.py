@@ -163,7 +163,8 @@ class Attack:
     """Damage to a store, and every answer held against what it was.
 
     Kinds of questions in `left_to_check` may be answered with less than there is, if a check says that something is
-    wrong. Where a session is read as it was, a save on top of it has to be right, too.
+    wrong. Where a session is read as it was, a save on top of it has to be right, too; without `saves` none is tried,
+    for damage that is undone where it was done.
     """
 
     def __init__(
@@ -176,7 +177,9 @@ class Attack:
         *,
         traces: Traces | None = None,
         left_to_check: Collection[Kind] = (),
+        saves: bool = True,
     ) -> None:
+        self._saves = saves
         self._open_store = open_store
         self._where = where
         self._damage = damage
@@ -218,7 +221,7 @@ class Attack:
         report.rounds += 1
         report.asked += len(asked)
         report.noticed += _is_noticed(found) or bool(bad)
-        if "open" not in found:
+        if "open" not in found and self._saves:
             await self._save_on_top(hurt, found, rng, report)
 
     def _is_right(self, name: str, found: Any, reported: bool) -> bool:
