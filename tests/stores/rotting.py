@@ -24,7 +24,7 @@ PAGE = 4096
 CROWD_IN_FILES = 20
 """A list reads each of them, and nothing is gained by more."""
 THE_CROWD = {f"crowd-{number:03d}{end}" for number in range(CROWD) for end in ("", "-child")}
-LEFT_TO_CHECK = ("list", "names", "queue")
+LEFT_TO_CHECK = ("list", "names", "queue", "lenient")
 """The kinds of questions that an index answers: a row that it has lost is missed by a check alone."""
 KINDS = ("main", "search", "wal", "file")
 
@@ -49,8 +49,7 @@ def open_files(where: Path) -> FileStore:
 
 
 async def furnished(kind: str, where: Path, *, traced: bool = True) -> Scene:
-    """A scene in a new directory, for the damage of one kind of file."""
-    where.mkdir(parents=True)
+    """A scene in a directory that is empty, for the damage of one kind of file."""
     open_store: OpenStore = open_files if kind == "file" else open_sqlite
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):

@@ -41,11 +41,16 @@ class RottenRows:
             (schema,),
         ).fetchall()
         named = {table for table, _, _ in self._columns}
-        self._sound = {table: self._rows(table) for table in sorted(named) if not table.startswith(("perdure_", "procr"))}
+        self._sound = {
+            table: self._rows(table) for table in sorted(named) if not table.startswith(("perdure_", "procr"))
+        }
         self._columns = [
             each
             for each in self._columns
-            if self._sound.get(each[0]) and each[:2] not in UNPROTECTED and each[1] not in DERIVED and each[2] in _CHANGED
+            if self._sound.get(each[0])
+            and each[:2] not in UNPROTECTED
+            and each[1] not in DERIVED
+            and each[2] in _CHANGED
         ]
         self._undo: list[tuple[str, str, Any, str]] = []
 
@@ -60,7 +65,9 @@ class RottenRows:
         if not rows:
             return None
         at = rng.choice(rows)
-        (value,) = self._db.execute(sql.SQL("SELECT {} FROM {} WHERE ctid = %s::tid").format(field, name), (at,)).fetchone() or (None,)
+        (value,) = self._db.execute(
+            sql.SQL("SELECT {} FROM {} WHERE ctid = %s::tid").format(field, name), (at,)
+        ).fetchone() or (None,)
         if value is None or value in ("", b""):
             return None
         changed = _CHANGED[kind](value, rng)

@@ -60,7 +60,11 @@ def test_damage_is_never_a_wrong_answer(memory: Path, kind: str, shard: int) -> 
     """Whichever bit, byte or sector it is: in no read, and in no save on top."""
     report = attacked(kind, scene_of(kind, memory), ROUNDS[kind], shard)
     told = [f"{each.damage}: {each.question}: {each.found}" for each in report.wrong]
-    note(Outcome(attack="bit flips", store=STORES[kind], rounds=report.rounds, failures=len({w.damage for w in report.wrong})))
+    note(
+        Outcome(
+            attack="bit flips", store=STORES[kind], rounds=report.rounds, failures=len({w.damage for w in report.wrong})
+        )
+    )
     assert told == []
     if kind in ("main", "wal"):
         assert report.noticed > report.rounds / 4

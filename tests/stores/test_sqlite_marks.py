@@ -47,7 +47,10 @@ def put(where: Path, snapshot: Snapshot, **changed: bytes | None) -> Path:
     """Write the files of a snapshot, some of them changed or left out."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
-    for name, content in {**snapshot.files, **{f"s.db{key and '-' + key}": raw for key, raw in changed.items()}}.items():
+    for name, content in {
+        **snapshot.files,
+        **{f"s.db{key and '-' + key}": raw for key, raw in changed.items()},
+    }.items():
         if content is not None:
             (where / name).write_bytes(content)
     os.utime(where / "s.db", ns=(snapshot.changed, snapshot.changed))

@@ -29,7 +29,7 @@ FAR = 4_000_000_000.0
 
 
 async def furnish(store: Any, *, crowd: int = CROWD) -> None:
-    """Put sessions of every kind into an empty store: run, forked, compacted, hidden, killed, waiting, timed, tagged."""
+    """Put sessions of every kind into an empty store: run, forked, compacted, hidden, killed, waiting, tagged."""
     await fill(store)
     await _crowd(store, crowd)
     await _talks(store)
@@ -79,8 +79,12 @@ async def _talks(store: Any) -> None:
 
 async def _long_view(store: Any) -> None:
     """A long log with blocks inside of blocks, large metadata, and some of it forgotten."""
-    session = await store.create(new_session(*(f"m{number} apple" for number in range(400)), id="long", owner=OWNERS[1]))
-    session = await store.save(show(session, session.state.transcript.cover(0, 100, [Message.user("a hundred")], by="t")))
+    session = await store.create(
+        new_session(*(f"m{number} apple" for number in range(400)), id="long", owner=OWNERS[1])
+    )
+    session = await store.save(
+        show(session, session.state.transcript.cover(0, 100, [Message.user("a hundred")], by="t"))
+    )
     session = await store.save(show(session, session.state.transcript.cover(0, 50, [Message.user("more")], by="t")))
     session = await store.save(note(session, "large", {"text": [f"value {number}" for number in range(2_000)]}))
     for number in range(30):
@@ -94,9 +98,7 @@ async def _records(store: Any) -> None:
     for number in range(24):
         run = f"run-{number:02d}-{'r' * 60}"
         said, start = messages(f"said {number}"), [Entry("agent_start", {"messages": 1}, run)]
-        claim, ahead = await store.claim(
-            session.id, version=session.version, owner="me", messages=said, entries=start
-        )
+        claim, ahead = await store.claim(session.id, version=session.version, owner="me", messages=said, entries=start)
         if number % 6 == 0:
             branch = f"branch-{number}"
             await store.append(claim, messages=messages("aside"), entries=entries("step", run=branch), log=branch)
