@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 
 from perdure import SessionId
+from perdure.stores.sqlite.marks import Marker
 
 
 def two_owners(perdure: Callable[..., Any]) -> None:
@@ -44,3 +45,26 @@ def test_a_problem_is_told_with_its_place_and_its_repair(perdure: Callable[..., 
     assert shown[1].startswith("  Nothing that was said is touched by it. Copying the store")
     (problem,) = perdure("--store", "s.db", "fsck", "--json", code=6).json["problems"]
     assert problem["session"] == of_ada
+
+
+def test_a_log_that_has_lost_a_commit_can_be_given_up(perdure: Callable[..., Any], home: Path) -> None:
+    """Every command refuses the file and says how; after it the store is as SQLite finds it, and the log is kept."""
+    two_owners(perdure)
+    db = apsw.Connection(str(home / "s.db"))
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.execute("CREATE TABLE x (y); DROP TABLE x")
+    raw = (home / "s.db-wal").read_bytes()
+    marker = Marker(home / "s.db", 4096)
+    marker.set((len(raw) - 32) // 4120)
+    marker.close()
+    db.close()
+    (home / "s.db-wal").write_bytes(raw[:-1])
+    refused = perdure("--store", "s.db", "ls", code=6)
+    assert "perdure fsck --accept-lost-commits" in refused.err
+    assert perdure("--store", "s.db", "fsck", "of-ada", "--accept-lost-commits", code=2).out == ""
+    assert perdure("--store", "file://d", "fsck", "--accept-lost-commits", code=2).out == ""
+    accepted = perdure("--store", "s.db", "fsck", "--accept-lost-commits")
+    assert "s.db-wal-lost-1" in accepted.err
+    assert accepted.out.endswith("no problems\n")
+    assert (home / "s.db-wal-lost-1").read_bytes() == raw[:-1]
+    assert perdure("--store", "s.db", "fsck", "--accept-lost-commits").err == ""

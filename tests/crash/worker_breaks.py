@@ -17,7 +17,7 @@ from perdure.workers import Worker
 def elsewhere() -> None:
     """Stand on another machine, as far as anybody can see."""
     machine = str(uuid.uuid4())
-    claims._boot_id = lambda: machine
+    claims.boot_id = lambda: machine
 
 
 def without_sweep() -> None:

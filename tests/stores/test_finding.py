@@ -13,6 +13,7 @@ from tests.stores.test_search import index_of
 from perdure import Message, SqliteStore
 from perdure.stores.postgres import schema as migrating
 from perdure.stores.sqlite import search
+from perdure.stores.sqlite.sums import connect_with_sums
 from perdure.testing.samples import new_session, say, tell
 
 __all__ = ["schema"]
@@ -41,7 +42,7 @@ async def test_an_index_of_the_last_release_gets_ids(tmp_path: Path) -> None:
     async with SqliteStore(path) as store:
         await store.create(tell(new_session(id="it"), *(Message.user(f"word{n}", id=f"m{n}") for n in range(50))))
         assert [hit.session_id for hit in await store.search("word7")] == ["it"]
-    index = apsw.Connection(str(index_of(path)))
+    index = connect_with_sums(index_of(path), search.has_sums)
     index.execute("DROP TABLE named")
     index.execute("DELETE FROM note WHERE key IN ('named', 'named_erasures')")
     index.close()

@@ -25,6 +25,7 @@ from perdure.stores.sqlite import search as sqlite_search
 from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.stores.sqlite.erasure import Erasure
 from perdure.stores.sqlite.schema import search_path
+from perdure.stores.sqlite.sums import connect_with_sums
 from perdure.testing.samples import fork, new_session, say
 
 
@@ -395,7 +396,7 @@ async def test_an_index_made_anew_has_what_the_old_one_had_lost(tmp_path: Path) 
     async with SqliteStore(path) as store:
         session = await store.create(new_session("alpha", "beta"))
         await store.index()
-        db = apsw.Connection(str(index_of(path)))
+        db = connect_with_sums(index_of(path), sqlite_search.has_sums)
         db.execute("INSERT INTO message(message) VALUES ('delete-all')")
         db.close()
         assert await ids(store, "beta") == []

@@ -95,7 +95,8 @@ async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     async with SqliteStore(path) as store:
         await store.create(new_session("Hello"))
         found = {each.name: mode(each) for each in path.parent.iterdir()}
-    assert found == dict.fromkeys(("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-lock"), 0o600)
+    names = ("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-lock", "sessions.db-mark")
+    assert found == dict.fromkeys(names, 0o600)
     assert mode(path.parent) == mode(path.parent.parent) == 0o700
 
 

@@ -16,7 +16,7 @@ from perdure.cli.errors import CONFLICT, DAMAGED, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, settings_of, status_option, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import agent_of, on_sessions, owner_of, run, store_url
+from perdure.cli.setup import agent_of, on_sessions, owner_of, require_store, run, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 from perdure.errors import InvalidData
 
@@ -234,7 +234,10 @@ def _told(done: str, report: MoveReport | ImportReport) -> str:
 @session_argument(required=False, metavar="[SESSION]")
 @click.option("--repair", "mend", is_flag=True, help="Write again what follows from what is stored: indexes, notes.")
 @click.option("--dry-run", is_flag=True, help="With --repair: change nothing, and say what would be repaired.")
-def fsck(ctx: click.Context, session: str | None, mend: bool, dry_run: bool, as_json: bool) -> None:
+@click.option("--accept-lost-commits", is_flag=True, help="First give up commits that a SQLite file's log has lost.")
+def fsck(
+    ctx: click.Context, session: str | None, mend: bool, dry_run: bool, accept_lost_commits: bool, as_json: bool
+) -> None:
     """Verify every promise that the store, or SESSION, makes, and say how to repair what is wrong.
 
     --repair mends what can be mended without guessing, while others use the store. It changes nothing that was said.
@@ -243,6 +246,8 @@ def fsck(ctx: click.Context, session: str | None, mend: bool, dry_run: bool, as_
         raise click.UsageError("The check is of the whole store; leave --owner out, or name a session.")
     if dry_run and not mend:
         raise click.UsageError("--dry-run goes with --repair; a check changes nothing in any case.")
+    if accept_lost_commits:
+        _accept_lost_commits(ctx, session)
     if mend:
         if session is not None or owner_of(ctx):
             raise click.UsageError("A repair is of the whole store; leave the session out.")
@@ -309,6 +314,19 @@ def say_problem(problem: Problem) -> None:
 
 def _where(problem: Problem) -> str:
     return f"{problem.session_id}: {line(problem.where)}" if problem.session_id else line(problem.where)
+
+
+def _accept_lost_commits(ctx: click.Context, session: str | None) -> None:
+    """Have a SQLite file go on without what its log has lost."""
+    url = store_url(ctx).value
+    if session is not None or not url.startswith("sqlite:"):
+        raise click.UsageError("--accept-lost-commits is for a whole store in a SQLite file; name no session.")
+    require_store(ctx)
+    from perdure.stores.urls import accept_lost_commits
+
+    kept = accept_lost_commits(url)
+    if kept is not None:
+        note(f"The damaged log is kept as {kept}. It holds text of sessions: delete it when you do not need it.")
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -197,7 +197,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure backup --list /mnt/backups",
         "perdure backup --verify /mnt/backups --json",
     ),
-    "fsck": ("perdure fsck", "perdure fsck order-7 --json", "perdure fsck --repair --dry-run"),
+    "fsck": (
+        "perdure fsck",
+        "perdure fsck order-7 --json",
+        "perdure fsck --repair --dry-run",
+        "perdure fsck --accept-lost-commits",
+    ),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),
     "purge": (
         "perdure purge --status deleted --older-than 30d --yes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -24,19 +25,31 @@ class Holder(msgspec.Struct, frozen=True):
     started: str = ""
     since: float = 0.0
     """When the claim was taken, by the holder's clock; 0 if an older release has taken it."""
+    sum: int = 0
+    """A checksum of all that: a flipped bit must not make it a process that has ended. 0 is an older release's."""
 
     @classmethod
     def here(cls, owner: str, since: float = 0.0) -> Holder:
         """Return a holder in this process."""
         pid = os.getpid()
-        return cls(owner, _boot_id(), _pid_namespace(), pid, _own_start(pid), since)
+        made = cls(owner, boot_id(), _pid_namespace(), pid, _own_start(pid), since)
+        return msgspec.structs.replace(made, sum=made._checksum())
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether it is what was stored, as far as that is known."""
+        return self.sum in (0, self._checksum())
+
+    def _checksum(self) -> int:
+        told = (self.owner, self.boot, self.namespace, self.pid, self.started, self.since)
+        return crc32(repr(told).encode(errors="surrogatepass")) or 1
 
     @property
     def is_gone(self) -> bool:
         """Tell whether the holder was a process of this machine that has ended. False where that is not known."""
         if not (self.boot and self.started) or not 0 < self.pid <= _MOST_PID:
             return False
-        if (self.boot, self.namespace) != (_boot_id(), _pid_namespace()):
+        if (self.boot, self.namespace) != (boot_id(), _pid_namespace()):
             return False
         return _has_ended(self.pid, self.started)
 
@@ -54,7 +67,7 @@ class Look:
         return self._gone[process]
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return the id of this start of the machine, or "" while it cannot be read."""
     try:
         return _read_once(_BOOT)

@@ -402,8 +402,11 @@ class Store:
         asked = (SessionId(session_id), before, limit, known)
         try:
             return await self._engine.run(partial(versions, *asked))
-        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
-            return await self._past_damage(partial(versions, *asked, is_strict=False))
+        except CorruptRecord as damage:  # seen twice, the second time in one state of all tables: it is damage
+            try:
+                return await self._past_damage(partial(versions, *asked, is_strict=False))
+            except SessionNotFound:  # it was found, and nothing of it can be read
+                raise damage from None
         finally:
             self._keep_definitions(known)
 

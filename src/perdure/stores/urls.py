@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect, expect_count
@@ -41,6 +42,16 @@ def store_of(
     if scheme in ("postgres", "postgresql"):
         return _postgres(url, rest, cache, keys)
     return _OPENERS[scheme](url, rest, cache)
+
+
+def accept_lost_commits(url: str) -> Path | None:
+    """Give up the commits that the log of a SQLite file has lost. Return where the damaged log is kept, if it is."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite":
+        raise ConfigurationError(f"{_without_password(url)!r} is not a SQLite file, and has no log that loses commits.")
+    from perdure.stores.sqlite.lost import accept_lost_commits as accept
+
+    return accept(_path(url, rest.partition("?")[0].removeprefix("/")))
 
 
 _UNSEALED = {

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
     from perdure.testing.power_cuts import PowerCutContract
+    from perdure.testing.rot.contract import RotContract
     from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
 _HOMES = {
@@ -56,6 +57,7 @@ _HOMES = {
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "power_cuts": "PowerCutContract",
+    "rot.contract": "RotContract",
     "scripted": "Chunks Delay ScriptedDriver",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -84,6 +86,7 @@ __all__ = [
     "PreviewsContract",
     "QueueContract",
     "RetentionContract",
+    "RotContract",
     "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",

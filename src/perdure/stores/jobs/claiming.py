@@ -111,9 +111,12 @@ def sid_of(session_id: str) -> Job[int]:
 
 def holder_of(session_id: str, claim: bytes) -> Holder:
     try:
-        return msgspec.json.decode(claim, type=Holder)
+        holder = msgspec.json.decode(claim, type=Holder)
     except msgspec.MsgspecError as error:
         raise CorruptRecord(session_id, "claim", str(error)) from None
+    if not holder.is_sound:
+        raise CorruptRecord(session_id, "claim", "its checksum does not match")
+    return holder
 
 
 def require_free(session_id: str, facts: Facts) -> None:

@@ -18,10 +18,9 @@ from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.placement import has_end
 from perdure.stores.format.rows import Stretch, Values, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
-from perdure.stores.jobs.lines import noted_by_owners
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
 from perdure.stores.jobs.values import gather
-from perdure.stores.tapes import TapeCache
+from perdure.stores.tapes import TapeCache, without
 
 # Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
 _DECODED_AT_ONCE = 128
@@ -239,8 +238,18 @@ def is_message_sound(log: int | str, pos: int, crc: int | None, body: bytes) -> 
 def read_log(log: int | str, start: int, stop: int) -> Job[list[Message]]:
     """Return messages of a log, whoever shows them; SessionNotFound if it does not reach there, or does no longer."""
     ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
-    if held < stop - start:
-        owner = yield from owner_of_log(log)
-        if owner is None or (yield from end_of_log(log)) < stop or (yield from noted_by_owners({log: owner})):
-            raise SessionNotFound(f"log {log}")
+    if held < stop - start and not (yield from _should_reach(log, start, stop)):
+        raise SessionNotFound(f"log {log}")
     return (yield from read_messages(None, log, start, stop))
+
+
+def _should_reach(log: int | str, start: int, stop: int) -> Job[bool]:
+    """Tell whether a log should have all messages of a stretch, so that one that is missing is damage."""
+    owner = yield from owner_of_log(log)
+    if owner is None:
+        return False
+    kept = yield Select("ref", ("log", "start", "stop"), {"child": owner, "log": log})
+    if kept:  # the rest was forgotten; or the log is damaged, and its heads say what it had
+        return not any(without([(log, start, stop)], kept))
+    ((main, msg_end),) = yield Select("session", ("log", "msg_end"), {"sid": owner})
+    return (main == log and msg_end >= stop) or (yield from end_of_log(log)) >= stop

@@ -387,6 +387,7 @@ def branches(session_id: str, origin: str) -> Job[list[RunOnRecord]]:
 
 def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> Job[list[RunOnRecord]]:
     ends = yield from read_entries(session_id, sid, (seq for row in rows for seq in row[1:3]))
+    yield from _require_logs(session_id, sid, rows)
     found = []
     for loop, first_seq, last_seq, log, start, stop in rows:
         first, last = ends[first_seq], ends[last_seq]
@@ -395,27 +396,56 @@ def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> J
     return found
 
 
+def _require_logs(session_id: str, sid: int, rows: Sequence[Row]) -> Job[None]:
+    """Raise CorruptRecord if a run is noted in a log that is not its session's, or is another branch's."""
+    numbers = sorted({row[3] for row in rows})
+    there = (yield Select("log", ("log", "sid", "name"), {"log in": numbers})) if numbers else []
+    names = {log: name for log, owner, name in there if owner == sid}
+    for loop, _, _, log, start, stop in rows:
+        if names.get(log) not in ("", loop) or not 0 <= start <= stop:
+            raise CorruptRecord(session_id, f"run {loop}", "it is noted to be in another log than its own")
+
+
 def log_of(session_id: str, name: str, origin: str) -> Job[tuple[LogRef, int]]:
     """Return a session's log, or a branch's, and the position behind its last message."""
-    sid = yield from sid_of(session_id)
+    sid, main, msg_end = yield from _main_log(session_id)
     rows = yield Select("log", ("log", "crc"), {"sid": sid, "name": name})
     if not rows:
+        if not name:
+            raise CorruptRecord(session_id, "its log", "it is missing")
         raise SessionNotFound(f"{session_id}/{name}")
     log, crc = rows[0]
     require_log(session_id, log, sid, name, crc)
+    if not name:
+        yield from _require_end(session_id, main, msg_end)
     return LogRef(origin, log), (yield from end_of_log(log))
+
+
+def _main_log(session_id: str) -> Job[tuple[int, int | str, int]]:
+    """Return a session's number, its log, and where that ends by the session's row."""
+    rows = yield Select("session", ("sid", "log", "msg_end"), {"id": session_id})
+    if not rows:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, log, msg_end = rows[0]
+    return sid, log, msg_end
+
+
+def _require_end(session_id: str, log: int | str, msg_end: int) -> Job[None]:
+    """Raise CorruptRecord if the last message of a log is not the one that the session's row names."""
+    end = yield from end_of_log(log)
+    if end != msg_end:
+        raise CorruptRecord(
+            session_id, f"message {msg_end - 1} of log {log}", f"it should be the last, and {end - 1} is"
+        )
 
 
 def kept_of_log(session_id: str) -> Job[list[tuple[int, int]]]:
     """Return the stretches of a session's log that it has, in order; one from 0 on if it has forgotten nothing."""
-    rows = yield Select("session", ("sid", "log"), {"id": session_id})
-    if not rows:
-        yield from require_absent(session_id)
-        raise SessionNotFound(session_id)
-    sid, log = rows[0]
+    sid, log, msg_end = yield from _main_log(session_id)
+    yield from _require_end(session_id, log, msg_end)
     kept = yield Select("ref", ("start", "stop"), {"child": sid, "log": log}, order="start")
-    end = yield from end_of_log(log)
-    return [(start, min(stop, end)) for start, stop in kept or [(0, end)]]
+    return [(start, min(stop, msg_end)) for start, stop in kept or [(0, msg_end)]]
 
 
 def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:

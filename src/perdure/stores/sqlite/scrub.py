@@ -11,7 +11,7 @@ page of text, which begins with the number of the next. In a larger one it does 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ _HEADER = _INNER | _LEAF
 PAGES_AT_ONCE = 256
 # The first number of a page that begins with the mark of a node.
 _UNCERTAIN = 2 << 24
+OpenFile = Callable[[str, list[int]], apsw.VFSFile]
 _ROOTS = "SELECT rootpage, tbl_name FROM sqlite_schema WHERE rootpage > 0"
 
 
@@ -43,23 +44,24 @@ def remains(
         return [number for number in asked if pages.has_remains(number)]
 
 
-def overwrite(db: apsw.Connection, path: Path, numbers: Iterable[int]) -> None:
-    """Overwrite the unused middle of pages.
+def overwrite(db: apsw.Connection, path: Path, numbers: Iterable[int], file: OpenFile | None = None) -> None:
+    """Overwrite the unused middle of pages. `file` opens one that has something of its own in each page.
 
     `db` holds the write lock, after a checkpoint that left the write-ahead log empty. Its commit makes every other
     connection forget the pages it has in memory, and with them the old bytes. Readers are not disturbed: nothing that
     is overwritten has a meaning.
     """
-    with _opened(db, path) as pages:
+    with _opened(db, path, file) as pages:
         for number in numbers:
             pages.overwrite(number)
         pages.sync()
 
 
 @contextmanager
-def _opened(db: apsw.Connection, path: Path) -> Iterator[_Pages]:
+def _opened(db: apsw.Connection, path: Path, opener: OpenFile | None = None) -> Iterator[_Pages]:
     # Through SQLite's own file layer: closing a file that was opened beside it would drop SQLite's locks.
-    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
+    flags = [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0]
+    file = apsw.VFSFile("", str(path), flags) if opener is None else opener(str(path), flags)
     try:
         yield _Pages(file, db)
     finally:

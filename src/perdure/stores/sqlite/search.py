@@ -33,15 +33,16 @@ from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
 from perdure.stores.sqlite.scrub import PAGES_AT_ONCE, overwrite, remains
 from perdure.stores.sqlite.signposts import remove_signposts
+from perdure.stores.sqlite.sums import SummedFile, connect_with_sums
 from perdure.stores.sqlite.worker import Worker, as_store_error
 
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever words are read from messages in another way: what was indexed before is then indexed anew.
 
-1 left the first words of leaves where they were when they were erased.
+1 left the first words of leaves where they were when they were erased. 2 had no checksums in its pages.
 """
 _CHUNK = 2_000
 _PATIENCE = 2.0
@@ -63,6 +64,11 @@ _NAMES = """
 def is_index(db: apsw.Connection) -> bool:
     """Whether a file is an index as this release writes it."""
     return (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT)
+
+
+def has_sums(header: bytes) -> bool:
+    """Tell whether a file has checksums in its pages, by its header: the format, then whose file it is."""
+    return header[60:64] == _FORMAT.to_bytes(4, "big") and header[68:72] == _APPLICATION_ID.to_bytes(4, "big")
 
 
 class Changed(NamedTuple):
@@ -337,7 +343,7 @@ def _wait_for_lock(tries: int) -> bool:
 def _connected(path: Path) -> apsw.Connection:
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
+    db = connect_with_sums(path, has_sums)
     db.set_busy_handler(_wait_for_lock)
     # Without a write-ahead log: what has been erased must not stand there until the last reader goes.
     db.execute("PRAGMA journal_mode = delete").fetchall()
@@ -590,7 +596,7 @@ def _leave_no_trace(path: Path) -> None:
         todo = remains(db, path)
         while todo:  # those who search get their turn in between
             with exclusively(db):
-                overwrite(db, path, todo[:PAGES_AT_ONCE])
+                overwrite(db, path, todo[:PAGES_AT_ONCE], SummedFile)
                 db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
             del todo[:PAGES_AT_ONCE]
     finally:

@@ -10,7 +10,8 @@ import apsw
 
 from perdure.protocols import Problem
 from perdure.stores.sqlite.schema import first_row, rows_of, search_path
-from perdure.stores.sqlite.search import is_index
+from perdure.stores.sqlite.search import has_sums, is_index
+from perdure.stores.sqlite.sums import connect_with_sums
 
 _WHERE = "the search index"
 
@@ -29,7 +30,7 @@ def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
 
 def _faults(db: apsw.Connection, path: Path) -> Iterator[str]:
     # Not read-only: a write that was cut short is first rolled back, by whoever opens the file next.
-    index = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
+    index = connect_with_sums(path, has_sums)
     try:
         index.set_busy_timeout(10_000)
         index.pragma("query_only", 1)

@@ -1,7 +1,8 @@
-"""The write-ahead log of a SQLite file, read beside SQLite: which pages it names, and whether a bad frame hides others.
+"""The write-ahead log of a SQLite file, read beside SQLite: which pages it names, and whether it has lost a commit.
 
 SQLite takes the first frame that fails its checksum for the torn end of the log, and forgets all behind it. After a
-power cut it is; but a flipped bit would take back everything that was committed later, without a word.
+power cut it is; but a flipped bit would take back everything that was committed later, without a word. Damage before
+the last commit shows by the sound frames behind it. Damage in the last one shows by the mark beside the file.
 """
 
 from __future__ import annotations
@@ -18,29 +19,69 @@ from typing import NamedTuple
 import apsw
 
 from perdure.errors import CorruptRecord
+from perdure.stores.sqlite.marks import FRAME, Mark, log_path, number_of_boot, read_mark
 
 _HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint number, salt 1 and 2, checksum 1 and 2
-_FRAME = struct.Struct(">6I")  # page, size of the file after a commit or 0, salt 1 and 2, checksum 1 and 2
 _MAGIC = 0x377F0682  # its last bit says that checksums are of big-endian words
 _Sum = tuple[int, int]
 
 
+_ADVICE = (
+    "Stop all processes that use the file. Copy it with its -wal and -mark files, then restore a backup. To go on "
+    "without what is lost, type: perdure fsck --accept-lost-commits."
+)
+
+
 def require_sound_log(db: apsw.Connection, path: Path) -> None:
-    """Raise CorruptRecord if what was committed stands behind a frame that is damaged. Nothing is changed.
+    """Raise CorruptRecord if SQLite would drop what was committed. Nothing is changed.
 
     `db` must not empty the log when it is closed, and nobody may write meanwhile.
     """
-    with _opened(path, db.pragma("page_size")) as log:
+    page_size, mark = db.pragma("page_size"), read_mark(path)
+    with _opened(path, page_size) as log:
+        known = 0
         if log is not None:
-            known, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            damaged = log.damage_behind(max(known, 0))
+            known = max(db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
+            damaged = log.damage_behind(known)
             if damaged is not None:
-                raise CorruptRecord(
-                    None,
-                    f"{damaged} of {log.name}",
-                    "what was committed after it is still there, and SQLite would drop it. Copy the file and its -wal "
-                    "before anything else; if there is no backup, `sqlite3` opens the file as it was before the damage",
-                )
+                reason = "what was committed after it is still there, and SQLite would drop it"
+                raise CorruptRecord(None, f"{damaged} of {log.name}", reason, _ADVICE)
+        if mark is not None and _is_lost(mark, log, known, path, page_size):
+            reason = f"a commit was acknowledged at frame {mark.frame}, and SQLite finds {known or 'no'} sound frames"
+            raise CorruptRecord(None, f"the end of {log_path(path).name}", reason, _ADVICE)
+
+
+def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: int) -> bool:
+    """Tell whether the commit that was marked is gone. False where that is not certain.
+
+    A log is begun again, or removed, only when all of it is in the database file.
+    """
+    if log is not None and log.is_sound:
+        # With other salts it has been begun again since, or is another's: a backup may have been restored.
+        return log.salts == mark.salts and not log.has(mark, known)
+    if _is_in_file(mark, path, page_size):
+        return False
+    is_same_boot = mark.boot != 0 and mark.boot == number_of_boot()
+    if log is None:
+        # After a power cut the time says nothing: `fdatasync` may have left it as it was.
+        found = os.stat(path, follow_symlinks=False)
+        return is_same_boot and (found.st_mtime_ns, found.st_size) == (mark.changed, mark.length)
+    # A power cut may tear the header of a log that is begun again: then neither salt is that of the old one.
+    return log.holds(mark) and (is_same_boot or log.has_salt_of(mark))
+
+
+def _is_in_file(mark: Mark, path: Path, page_size: int) -> bool:
+    """Tell whether the database file has the page that the marked commit has written last."""
+    # Through SQLite's own file layer: closing a file that was opened beside it would drop SQLite's locks.
+    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        if mark.page * page_size > file.xFileSize():
+            return False
+        page = file.xRead(page_size, (mark.page - 1) * page_size)
+    finally:
+        file.xClose()
+    head = FRAME.pack(mark.page, mark.commits, 0, 0, 0, 0)[:8]
+    return any(_sum_of(head + page, mark.before, order) == mark.sum for order in "<>")
 
 
 def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
@@ -114,10 +155,10 @@ class _Log:
         magic, _, _, _, salt1, salt2, *found = _HEADER.unpack(self._raw)
         is_known = magic & ~1 == _MAGIC
         self._order = "><"[not magic & 1] if is_known else "<>"[sys.byteorder == "big"]
-        self._salts: tuple[int, int] = (salt1, salt2)
+        self.salts: tuple[int, int] = (salt1, salt2)
         self._sum: _Sum = (found[0], found[1])
-        self._is_sound = is_known and self._sum_of(self._raw[:24], (0, 0)) == self._sum
-        self._count = (os.fstat(handle).st_size - _HEADER.size) // (_FRAME.size + page_size)
+        self.is_sound = is_known and _sum_of(self._raw[:24], (0, 0), self._order) == self._sum
+        self._count = (os.fstat(handle).st_size - _HEADER.size) // (FRAME.size + page_size)
 
     @property
     def salts(self) -> tuple[int, int]:
@@ -136,7 +177,21 @@ class _Log:
 
     def is_current(self, frame: _Frame) -> bool:
         """Whether a frame is of this log, not left from before it was begun again."""
-        return frame.salts == self._salts
+        return frame.salts == self.salts
+
+    def has(self, mark: Mark, known: int) -> bool:
+        """Tell whether the marked commit is among so many frames that SQLite knows."""
+        return mark.frame <= known and self.holds(mark)
+
+    def holds(self, mark: Mark) -> bool:
+        """Tell whether the frame that was marked is where it was."""
+        if mark.frame > self._count:
+            return False
+        return self._frame(mark.frame) == (mark.page, mark.commits, mark.salts, mark.sum)
+
+    def has_salt_of(self, mark: Mark) -> bool:
+        """Tell whether its header was the marked log's: one damaged place leaves one salt, or nothing at all."""
+        return self.salts[0] == mark.salts[0] or self.salts[1] == mark.salts[1] or not any(self._raw)
 
     def damage_behind(self, known: int) -> str | None:
         """Name what is damaged behind the frames that SQLite takes for all; None if it is only the torn end.
@@ -144,7 +199,7 @@ class _Log:
         The last commit may be torn in its middle: its frames reach the disk in any order. But nothing is written
         behind a commit before it is on the disk: a sound frame there means that what comes before it was sound once.
         """
-        if not self._is_sound:
+        if not self.is_sound:
             return "the header" if known == 0 and self._has_frames_of_damaged_header() else None
         bad, is_committed = 0, False
         for number, frame in enumerate(self.frames(known + 1), known + 1):
@@ -164,41 +219,42 @@ class _Log:
 
     def _resembles(self, frame: _Frame) -> bool:
         """Whether at least one salt is this log's; of a stale frame neither is, of a damaged one mostly both."""
-        return frame.salts[0] == self._salts[0] or frame.salts[1] == self._salts[1]
+        return frame.salts[0] == self.salts[0] or frame.salts[1] == self.salts[1]
 
     def _is_next(self, number: int, frame: _Frame) -> bool:
         """Whether a frame's checksum is right, if that of the one before it is."""
         before = self._frame(number - 1).sum if number > 1 else self._sum
-        raw = os.pread(self._handle, _FRAME.size + self._page_size, self._place(number))
-        expected: _Sum = self._sum_of(raw[_FRAME.size :], self._sum_of(raw[:8], before))
-        return expected == frame.sum
+        raw = os.pread(self._handle, FRAME.size + self._page_size, self._place(number))
+        return _sum_of(raw[:8] + raw[FRAME.size :], before, self._order) == frame.sum
 
     def _frame(self, number: int) -> _Frame:
-        page, commits, salt1, salt2, *found = _FRAME.unpack(os.pread(self._handle, _FRAME.size, self._place(number)))
+        page, commits, salt1, salt2, *found = FRAME.unpack(os.pread(self._handle, FRAME.size, self._place(number)))
         return _Frame(page, commits, (salt1, salt2), (found[0], found[1]))
 
     def _place(self, number: int) -> int:
-        return _HEADER.size + (number - 1) * (_FRAME.size + self._page_size)
+        return _HEADER.size + (number - 1) * (FRAME.size + self._page_size)
 
-    def _sum_of(self, raw: bytes, before: _Sum) -> _Sum:
-        first, second = before
-        words = struct.unpack(f"{self._order}{len(raw) // 4}I", raw)
-        for even, odd in zip(words[::2], words[1::2], strict=True):
-            first = (first + even + second) & 0xFFFFFFFF
-            second = (second + odd + first) & 0xFFFFFFFF
-        return first, second
+
+def _sum_of(raw: bytes, before: _Sum, order: str) -> _Sum:
+    """Return SQLite's running checksum of the words in bytes."""
+    first, second = before
+    words = struct.unpack(f"{order}{len(raw) // 4}I", raw)
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second
 
 
 @contextmanager
 def _opened(path: Path, page_size: int) -> Iterator[_Log | None]:
     """The log of a database file; None if it is empty. SQLite has no locks on it that closing it could drop."""
-    name = path.with_name(path.name + "-wal")
+    name = log_path(path)
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None
         return
     try:
-        yield _Log(handle, name.name, page_size) if os.fstat(handle).st_size > _HEADER.size else None
+        yield _Log(handle, name.name, page_size) if os.fstat(handle).st_size >= _HEADER.size else None
     finally:
         os.close(handle)

@@ -24,6 +24,7 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.lock_holder import locked_error
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
+from perdure.stores.sqlite.marks import Marker
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
@@ -303,7 +304,10 @@ class WritingWorker(Worker):
         self._deferred = deferred
         self._is_behind = False
         self._logged = 0
-        """How many pages the write-ahead log held after the last commit, where loops commit."""
+        """How many pages the write-ahead log held after the last commit; 0 if that is not to be looked at again."""
+        self._committed = 0
+        """How many pages it held after the commit under way; 0 before that, or if nothing was written."""
+        self._marker: Marker | None = None
         self._is_for_loops = in_loop
         self._using = threading.Lock()
         """Held by the thread that uses the connection, and taken before the lock on the file."""
@@ -314,15 +318,17 @@ class WritingWorker(Worker):
         super().__init__(name, connect)
 
     def _begin(self, connection: apsw.Connection) -> None:
-        if self._is_for_loops:
-            # In place of SQLite's own checkpoint, which would be part of a commit in an event loop.
-            connection.set_wal_hook(self._note_pages)
+        self._marker = Marker(Path(connection.filename), connection.pragma("page_size"))
+        # In place of SQLite's own checkpoint, which would be part of a commit in an event loop.
+        connection.set_wal_hook(self._note_pages)
         self._connection = connection
 
     def _end(self, connection: apsw.Connection) -> None:
         with self._using:
             self._connection = None
             super()._end(connection)
+            if self._marker is not None:
+                self._marker.close()
 
     def borrow(self) -> apsw.Connection | None:
         """Return the connection for a read of a moment, unless it is in use or wanted; `give_back` has to follow.
@@ -340,8 +346,13 @@ class WritingWorker(Worker):
         self._using.release()
 
     def _note_pages(self, _: apsw.Connection, __: str, pages: int) -> int:
-        self._logged = pages
+        self._logged = self._committed = pages
         return apsw.SQLITE_OK
+
+    def _mark(self) -> None:
+        """Mark the commit that has just returned, if it has written anything. The lock is still held."""
+        if self._committed and self._marker is not None:
+            self._marker.set(self._committed)
 
     def _accept(self, requests: list[Request]) -> bool:
         if self._is_for_loops and self._carry_out_in_loop(requests):
@@ -404,11 +415,18 @@ class WritingWorker(Worker):
             self._logged = 0
             if self._lock.try_once():
                 try:
-                    with suppress(apsw.Error):  # what cannot be moved stays where it is
-                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                        self._is_behind = False
+                    self._is_behind = not self._move_into_file(connection)
                 finally:
                     self._lock.let_go()
+
+    def _move_into_file(self, connection: apsw.Connection) -> bool:
+        """Move what was committed into the database file. Return whether that could be tried."""
+        self._logged = 0
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.Error:  # what cannot be moved stays where it is
+            return False
+        return True
 
     def _carry_out(self, connection: apsw.Connection, batch: list[Request]) -> None:
         if self._broken is not None:
@@ -421,6 +439,8 @@ class WritingWorker(Worker):
                     require_in_place(connection)
                     connection.execute("BEGIN IMMEDIATE")
                     self._commit(connection, batch)
+                    if self._logged >= schema.CHECKPOINT_PAGES and not self._is_for_loops:
+                        self._move_into_file(connection)
                 self._is_behind = True
             except Exception as error:  # around a request: without an answer those who wait would wait for ever
                 self._fail_all(connection, batch, error)
@@ -432,7 +452,9 @@ class WritingWorker(Worker):
             connection.execute("BEGIN IMMEDIATE")
             for request in batch:
                 self._try_one(connection, request)
+        self._committed = 0
         connection.execute("COMMIT")
+        self._mark()
 
     def _carry_out_alone(self, connection: apsw.Connection, request: Request) -> None:
         if self._broken is not None:
@@ -442,6 +464,9 @@ class WritingWorker(Worker):
             try:
                 with self._lock:
                     request.result = request.job(connection)
+                    # It may have committed by a connection of its own.
+                    self._committed = max(connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
+                    self._mark()
                 self._is_behind = True
             except Exception as error:  # around a request: the thread serves others after it
                 self._fail_all(connection, [request], error)

@@ -1,0 +1,286 @@
+"""Every question that can be asked of a store: each is one read, asked before the damage and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, StoreError
+from perdure.model.session import SessionInfoList, SessionStatus
+from perdure.model.transcript import LogRef
+from perdure.protocols import RunProgress, SessionHeads
+from perdure.runtime.runtime import SessionRuntime
+from perdure.testing.rot.furnishing import FAR
+
+TYPED = (CorruptRecord, InvalidSessionFile, StoreError)
+"""What says that something is damaged."""
+Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "check"]
+Ask = Callable[[Any], Awaitable[Any]]
+FULL = 1_000
+
+
+class Question(NamedTuple):
+    """A read. Its kind tells what may be missing from the answer, and what has to be said of that.
+
+    Of a `plain` one nothing. Of a `list` and of `heads` what is named beside them as damaged. Of a `lenient` one what
+    cannot be loaded either: it is documented to leave that out. So does `progress` leave out a damaged piece.
+    """
+
+    name: str
+    ask: Ask
+    kind: Kind = "plain"
+
+
+class Failed(NamedTuple):
+    """An error in place of an answer."""
+
+    error: BaseException
+
+    @property
+    def is_typed(self) -> bool:
+        return isinstance(self.error, TYPED)
+
+
+Answers = dict[str, Any]
+
+
+async def questions_of(
+    store: Any, *, crowd: Collection[str] = (), orders: Sequence[str] = ("created", "updated")
+) -> list[Question]:
+    """Return the questions that a sound store can be asked. Of those in the `crowd`, only that they load."""
+    shown = (await store.list(limit=FULL)).all()
+    hidden = (await store.list(status=SessionStatus.DELETED, limit=FULL)).all()
+    ids = [info.id for info in (*shown, *hidden)]
+    found = [*_of_lists(shown, orders), *_of_store(store, ids)]
+    for info in (*shown, *hidden):
+        if info.id in crowd:
+            found.append(_question("load", info.id, lambda store, key: store.load(key)))
+        else:
+            found += await _of_session(store, info)
+    return found
+
+
+async def answers_of(store: Any, questions: Iterable[Question]) -> Answers:
+    """Ask them all. An error stands for its answer."""
+    found: Answers = {}
+    for question in questions:
+        if (evict := getattr(store, "_forget_all", None)) is not None:
+            evict()  # what is at hand would answer for what is damaged
+        try:
+            found[question.name] = await question.ask(store)
+        except Exception as error:  # around a request: whatever damage brings about is an outcome
+            found[question.name] = Failed(error)
+    return found
+
+
+def is_right(question: Question, right: Any, found: Any, has_reported: bool) -> bool:
+    """Tell whether an answer is what it was, or says that something is damaged.
+
+    `has_reported` tells whether a session or a version could not be loaded.
+    """
+    if isinstance(found, Failed):
+        return found.is_typed
+    match question.kind:
+        case "list":
+            return _is_list_right(right, found)
+        case "heads":
+            return all(found.get(key) == value or key in found.damaged for key, value in right.items()) and (
+                found.keys() <= right.keys()
+            )
+        case "lenient":
+            is_told = isinstance(found, Mapping) and found.keys() == right.keys()
+            return bool(found == right) or ((has_reported or is_told) and _is_part(right, found))
+        case "progress":
+            return bool(found == right) or _is_part(right, found)
+        case "check":
+            return True
+        case _:
+            return bool(found == right)
+
+
+def _is_list_right(right: SessionInfoList, found: SessionInfoList) -> bool:
+    expected = right.all()
+    shown = [info for info in expected if info in found.all()]
+    return [*found.all()] == shown and len(expected) - len(shown) <= len(found.damaged)
+
+
+def _is_part(right: Any, found: Any) -> bool:
+    if isinstance(right, Mapping):
+        return all(key in right and (right[key] == value or _says_damage(value)) for key, value in found.items())
+    if isinstance(right, Sequence):
+        return all(item in right for item in found)
+    if isinstance(right, RunProgress):
+        return all(piece in right.sketches for piece in found.sketches)
+    return False
+
+
+def _says_damage(preview: Any) -> bool:
+    return getattr(preview, "damage", None) is not None
+
+
+def _question(verb: str, key: Any, ask: Callable[[Any, Any], Awaitable[Any]], kind: Kind = "plain") -> Question:
+    return Question(f"{verb} {key}", lambda store: ask(store, key), kind)
+
+
+def _of_lists(shown: Sequence[Any], orders: Sequence[str]) -> Iterator[Question]:
+    owners = sorted({info.owner for info in shown if info.owner is not None})[:3]
+    agents = sorted({info.agent_name for info in shown})[:3]
+    tags = sorted({tag for info in shown for tag in info.tags})
+    times = sorted(info.created_at for info in shown)
+    parents = sorted({info.parent_id for info in shown if info.parent_id is not None})[:3]
+    filters: list[dict[str, Any]] = [{}, {"top_level": True}, {"owner": None}]
+    filters += [{"status": status} for status in SessionStatus]
+    filters += [{"owner": owner} for owner in owners] + [{"agent": agent} for agent in agents]
+    filters += [{"tag": tag} for tag in tags] + [{"parent": parent} for parent in parents]
+    filters += [{"owner": owners[0], "agent": agents[0]}, {"owner": owners[0], "tag": tags[0]}]
+    filters += [{"agent": agents[0], "tag": tags[0]}, {"owner": owners[1], "status": SessionStatus.SUSPENDED}]
+    filters += [{"created_after": times[len(times) // 2]}, {"created_before": times[len(times) // 2]}]
+    filters += [{"updated_after": times[len(times) // 2]}, {"updated_before": times[len(times) // 2]}]
+    for asked in filters:
+        for order in orders:
+            yield _list({**asked, "order": order})
+    yield _list({"id": shown[0].id})
+    yield Question("pages", _all_pages, "names")
+
+
+def _list(filters: dict[str, Any]) -> Question:
+    return Question(f"list {filters}", lambda store: store.list(**filters, limit=FULL), "list")
+
+
+async def _all_pages(store: Any) -> list[str]:
+    """Walk through a list page by page."""
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        page = await store.list(limit=37, after=after)
+        for damage in page.damaged:
+            raise damage
+        found += [info.id for info in page]
+        after = page.next
+        if after is None:
+            return found
+
+
+def _of_store(store: Any, ids: Sequence[str]) -> Iterator[Question]:
+    def verb(name: str, *given: Any, kind: Kind = "plain", **options: Any) -> Iterator[Question]:
+        if hasattr(store, name):
+            asked = ", ".join([*map(repr, given), *(f"{key}={value!r}" for key, value in options.items())])[:90]
+            yield Question(f"{name}({asked})", lambda store: getattr(store, name)(*given, **options), kind)
+
+    yield from verb("heads", ids, kind="heads")
+    yield from verb("previews", ids, kind="lenient")
+    for prefix in ("crowd-", "long", "talk"):
+        yield from verb("ids_with_prefix", prefix, limit=FULL, kind="names")
+    yield from verb("ids_with_prefix", "crowd", deleted=True, limit=FULL, kind="names")
+    for suffix in ("hild", "alks"):
+        yield from verb("ids_with_suffix", suffix, limit=FULL, kind="names")
+    yield from verb("lapsed", kind="queue")
+    yield from verb("running", kind="queue")
+    yield from verb("erasures")
+    for idle_only in (True, False):
+        yield from verb("waiting", FULL, idle_only=idle_only, kind="queue")
+    yield from verb("held", FULL, kind="queue")
+    yield from verb("in_turn", FULL, kind="queue")
+    yield from verb("timers", limit=FULL, kind="queue")
+    yield from verb("due", FAR + 1, limit=FULL, kind="queue")
+    yield from verb("tokens", kind="queue")
+    for number in range(3):
+        yield from verb("token", f"{number + 1:x}" * 64)
+    for text in ("apple", "zebra3", "common", "word7", '"turn 3"', "ord*"):
+        if hasattr(store, "search"):
+            yield Question(f"search {text}", lambda store, text=text: _hits(store, text), "lenient")
+    yield from verb("check", kind="check")
+
+
+async def _hits(store: Any, text: str) -> list[Any]:
+    """Return what a search finds: a score depends on what else is indexed."""
+    return sorted((hit.session_id, hit.message_id, hit.snippet) for hit in await store.search(text, limit=500))
+
+
+async def _of_session(store: Any, info: Any) -> list[Question]:
+    key, found = info.id, list[Question]()
+
+    def verb(name: str, *given: Any, kind: Kind = "plain", **options: Any) -> None:
+        if hasattr(store, name):
+            asked = ", ".join([*map(repr, given), *(f"{each}={value!r}" for each, value in options.items())])
+            ask: Ask = lambda store: getattr(store, name)(key, *given, **options)  # noqa: E731  # it is kept in a list
+            found.append(Question(f"{name} {key} {asked}", ask, kind))
+
+    verb("load")
+    verb("exists")
+    versions = range(info.first_version, info.version + 1)
+    for version in versions if len(versions) < 8 else (*versions[:2], *versions[len(versions) // 2 :: 9]):
+        verb("load", version)
+    verb("load", info.version + 1)
+    verb("versions", limit=200, kind="lenient")
+    for options in ({}, {"last": 3}, {"after": 1, "limit": 3}, {"inbox": True}):
+        verb("read", **options)
+    for name in ("runs", "branches", "log_of", "kept_of_log", "line_of", "is_claimed", "is_interrupted"):
+        verb(name)
+    verb("runs", limit=2)
+    verb("progress", kind="progress")
+    verb("timers", limit=FULL)
+    verb("adoptions", info.version)
+    for name in ("first", "key-3", "nobody's"):
+        verb("find_key", name)
+    if await store.is_claimed(key) is False:
+        verb("dump")
+        verb("dump", alone=True)
+    found += await _of_log(store, key)
+    found += await _of_record(store, key)
+    return found
+
+
+async def _of_log(store: Any, key: str) -> list[Question]:
+    log, end = await store.log_of(key)
+    found = [Question(f"messages {key}", lambda store: _messages(store, log, end))]
+    session = await store.load(key)
+    said = [*session.state.messages]
+    if hasattr(store, "find_message") and said:
+        for message in (said[0], said[-1]):
+            name = f"find_message {key} {message.id}"
+            found.append(Question(name, lambda store, id=message.id: store.find_message(id), "lenient"))
+    hashes = sorted({part.hash for message in said for part in message.parts if getattr(part, "hash", None)})
+    if hashes and hasattr(store, "attachments"):
+        found.append(Question(f"attachments {key}", lambda store: store.attachments(key, hashes)))
+    return found
+
+
+async def _messages(store: Any, log: LogRef, end: int) -> Any:
+    return await store.messages(log, 0, end)
+
+
+async def _of_record(store: Any, key: str) -> list[Question]:
+    """Return the questions of those who read a record as loops and events."""
+    runs = await store.runs(key)
+    found = [
+        Question(f"record {key}", lambda store: SessionRuntime(store).record(key)),
+        Question(f"events {key}", lambda store: _events(store, key)),
+    ]
+    for run in (*runs[:1], *runs[-1:]):
+        loop = run.loop_id
+        found += [
+            Question(f"loop {key} {loop}", lambda store, loop=loop: SessionRuntime(store).loop(key, loop)),
+            Question(f"read {key} {loop}", lambda store, loop=loop: store.read(key, run=loop)),
+            Question(f"runs {key} {loop}", lambda store, loop=loop: store.runs(key, run=loop)),
+        ]
+    kept = []
+    for question in found:  # a record that was not written by a loop may not be one
+        try:
+            await question.ask(store)
+            kept.append(question)
+        except PerdureError:
+            continue
+    return kept
+
+
+async def _events(store: Any, key: str) -> list[Any]:
+    return [event async for event in SessionRuntime(store).events(key)]
+
+
+def is_loaded(question: str) -> bool:
+    """Tell whether a question is one by which a damaged session or message shows."""
+    return question.startswith(("load ", "messages ", "dump ", "heads", "timers"))
+
+
+__all__ = ["Answers", "Failed", "Question", "SessionHeads", "answers_of", "is_loaded", "is_right", "questions_of"]

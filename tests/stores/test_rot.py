@@ -1,0 +1,101 @@
+"""Bit rot: over every file of a store, each answer is right, typed or reported, and never silently wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.stores.files import TORTURE
+from tests.stores.rotting import Scene, attack_on, furnished
+
+from perdure.model.ids import use
+from perdure.stores.file import FileStore
+from perdure.stores.jobs import loading
+from perdure.testing import RotContract
+from perdure.testing.outcomes import Outcome, note
+from perdure.testing.rot.attack import Report
+
+SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
+ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 70, "search": 25, "wal": 80}
+CONTROL = "checksums of messages ignored"
+STORES = {
+    "main": "SqliteStore, database file",
+    "search": "SqliteStore, search index",
+    "wal": "SqliteStore, write-ahead log and mark",
+    "file": "FileStore",
+}
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[Path]:
+    """A directory in memory: nothing of this is about a disk."""
+    where = Path(tempfile.mkdtemp(prefix="perdure-rot-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    yield where
+    shutil.rmtree(where, ignore_errors=True)
+
+
+_scenes: dict[str, Scene] = {}
+
+
+def scene_of(kind: str, memory: Path) -> Scene:
+    """A scene for one kind of damage. The database file and the search index are of one."""
+    name = "main" if kind == "search" else kind
+    if name not in _scenes:
+        (memory / name).mkdir()
+        _scenes[name] = asyncio.run(furnished(name, memory / name))
+    return _scenes[name]
+
+
+def attacked(kind: str, scene: Scene, rounds: int, seed: int) -> Report:
+    with use(clock=scene.clock):
+        return asyncio.run(attack_on(scene, kind).run(rounds, seed))
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_damage_is_never_a_wrong_answer(memory: Path, kind: str, shard: int) -> None:
+    """Whichever bit, byte or sector it is: in no read, and in no save on top."""
+    report = attacked(kind, scene_of(kind, memory), ROUNDS[kind], shard)
+    told = [f"{each.damage}: {each.question}: {each.found}" for each in report.wrong]
+    failures = len({each.damage for each in report.wrong})
+    control = CONTROL if kind == "main" else ""
+    note(Outcome(attack="bit flips", store=STORES[kind], rounds=report.rounds, failures=failures, control=control))
+    assert told == []
+    if kind in ("main", "wal"):
+        assert report.noticed > report.rounds / 4
+
+
+def test_without_checksums_damage_is_silent(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: if messages are not held against their checksums, wrong ones are read."""
+    monkeypatch.setattr(loading, "_are_sound", lambda *_: True)
+    monkeypatch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)
+    rounds = 400 if TORTURE else 60
+    report = attacked("main", scene_of("main", memory), rounds, 77)
+    silent = {each.damage for each in report.wrong}
+    assert len(silent) >= rounds // 30
+    note(
+        Outcome(
+            attack="bit flips",
+            store=STORES["main"],
+            rounds=0,
+            failures=0,
+            control=CONTROL,
+            control_rounds=rounds,
+            control_failures=len(silent),
+        )
+    )
+
+
+class TestRotOfFiles(RotContract):
+    """The contract as others apply it, to a directory of files."""
+
+    flips = 400 if TORTURE else 10
+    left_to_check = ("queue", "lenient")
+
+    def open_store(self, where: Path) -> FileStore:
+        return FileStore(where / "sessions")

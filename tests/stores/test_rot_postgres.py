@@ -1,0 +1,47 @@
+"""Rows of PostgreSQL that rot: its pages are its own affair, and what is in a row is held against its checksum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests import postgres_server
+from tests.stores.files import TORTURE
+from tests.stores.rotting import LEFT_TO_CHECK, THE_CROWD
+from tests.stores.rotting_rows import RottenRows
+
+from perdure.model.ids import use
+from perdure.stores.postgres import PostgresStore
+from perdure.testing.clock import FrozenClock
+from perdure.testing.outcomes import Outcome, note
+from perdure.testing.rot.attack import Attack, forget_claims
+from perdure.testing.rot.furnishing import furnish
+from perdure.testing.rot.questions import answers_of, questions_of
+
+ROUNDS = 700 if TORTURE else 6
+
+
+@pytest.mark.parametrize("shard", range(8 if TORTURE else 1))
+async def test_a_damaged_row_is_never_a_wrong_answer(tmp_path: Path, shard: int) -> None:
+    """Whichever column of whichever table it is."""
+    dsn, schema = postgres_server.dsn(), postgres_server.schema_of(tmp_path)
+
+    def open_store(_: Path) -> PostgresStore:
+        return PostgresStore(dsn, schema=schema)
+
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with open_store(tmp_path) as store:
+            await furnish(store, crowd=12)
+            questions = await questions_of(store, crowd=THE_CROWD, orders=("created",))
+            forget_claims(store)
+    with use(clock=FrozenClock(clock())):
+        async with open_store(tmp_path) as store:
+            right = await answers_of(store, questions)
+            forget_claims(store)
+        damage = RottenRows(dsn, schema)
+        attack = Attack(open_store, tmp_path, damage, questions, right, left_to_check=LEFT_TO_CHECK, saves=False)
+        report = await attack.run(ROUNDS, shard)
+        damage.close()
+    note(Outcome(attack="bit flips", store="PostgresStore, rows", rounds=report.rounds, failures=len(report.wrong)))
+    assert report.wrong == []
