@@ -388,7 +388,7 @@ RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel Sus
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-external_tool load_definitions mcp recall remember schema_of tool
+external_tool load_definitions mcp schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile

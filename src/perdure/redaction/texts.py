@@ -219,7 +219,7 @@ class _Walk:
         if kind is Message:
             return self.message(value)
         if isinstance(value, msgspec.Struct):
-            return self._definition(value) if kind is AgentDefinition else self._struct(value)
+            return self._definition(value) if isinstance(value, AgentDefinition) else self._struct(value)
         if isinstance(value, dict):
             return self._mapping(value)
         if isinstance(value, list | tuple):

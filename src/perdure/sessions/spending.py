@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,6 @@ import msgspec
 
 from perdure.errors import CorruptRecord, KeyUnavailable, SessionNotFound, UnreadableFile
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY
 from perdure.paging import pages
 from perdure.protocols import Filters
 from perdure.sessions.json_forms import of_usage
@@ -37,7 +36,7 @@ class RunCost:
     model: str
     at: datetime | None
     usage: Usage
-    redactions: Mapping[str, int] = EMPTY
+    redactions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def day(self) -> str:
