@@ -50,7 +50,7 @@ stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
 stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.glimpse stores.sqlite.readers
 stores.sqlite.schema stores.sqlite.steps
 stores.sqlite.worker
-stores.store stores.tapes
+stores.sealed_jobs stores.sealing stores.store stores.tapes
 """
 """The modules of perdure that a first save through a runtime may need."""
 ANSWER = f"""{SAVE}

@@ -18,7 +18,6 @@ from zlib import crc32
 import msgspec
 
 from perdure.errors import InvalidData, KeyMissing
-from perdure.keys import cipher
 from perdure.protocols import DataKey, Key, KeyRing
 
 if TYPE_CHECKING:
@@ -130,6 +129,8 @@ class Sealing:
     def _cipher(self, key: DataKey) -> _Cipher:
         known = self._ciphers.get(key.id)
         if known is None or known.key is not key:
+            from perdure.keys import cipher  # a store without keys does without
+
             gcm = cipher(digest(key.secret, b"perdure seal", "sha256"))
             known = self._ciphers[key.id] = _Cipher(key, gcm, MARK + key.id)
         return known
