@@ -148,8 +148,8 @@ class Player:
         return wrong
 
     async def _round(self, where: Path) -> str:
-        async with self._contract.open_store(where) as store:
-            before = await prepared(store)
+        async with self._contract.open_store(where) as first:
+            before = await prepared(first)
         store: Any = self._contract.open_store(where)
         await store.__aenter__()
         try:

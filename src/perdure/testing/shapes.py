@@ -188,8 +188,8 @@ async def erasure(stage: Stage) -> None:
 async def several(stage: Stage) -> None:
     """Three processes write at once: each to sessions of its own, and all to one."""
     if stage.writer == "main":
-        async with stage.open_store() as store:
-            await store.create(new_session("Shared.", id="shared"))
+        async with stage.open_store() as shared:
+            await shared.create(new_session("Shared.", id="shared"))
         stage.mark("said", "shared", gone=["Shared."])
         command = [sys.executable, "-m", "perdure.testing.shapes", *sys.argv[1:]]
         started = [await asyncio.create_subprocess_exec(*command, name) for name in ("a", "b", "c")]

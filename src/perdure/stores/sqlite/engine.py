@@ -65,7 +65,7 @@ from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.glimpse import Patience, read_short
 from perdure.stores.sqlite.readers import Readers
 from perdure.stores.sqlite.schema import connect, connect_to_write, lock_path, meta, prepare, search_path
-from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
+from perdure.stores.sqlite.worker import DiskFailed, WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
     from perdure.stores.copies import Deposit, Landing, Outline
@@ -192,8 +192,10 @@ class SqliteEngine(IndexedEngine):
             else:
                 opened.leave(left)
             return done
-        except BaseException:
+        except BaseException as error:
             opened.leave(None if erasure.touched is None or left is None else erasure.touched | left)
+            if isinstance(error, DiskFailed):  # it may have been a sync, in another thread than the writer's
+                raise opened.writer.refuse_more(error.error) from None
             raise
         finally:
             erasure.close()

@@ -511,13 +511,27 @@ class WritingWorker(Worker):
         _roll_back(connection)
         failure = busy_error(Path(connection.filename)) if isinstance(error, apsw.BusyError) else as_store_error(error)
         if isinstance(error, apsw.IOError):
-            # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
-            self._broken = StoreError(
-                f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it."
-            )
-            failure = self._broken
+            failure = self.refuse_more(error)
         for request in batch:
             request.error = request.error or failure
+
+    def refuse_more(self, error: BaseException) -> StoreError:
+        """Write nothing any more, since the disk has failed.
+
+        After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
+        """
+        self._broken = StoreError(
+            f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it."
+        )
+        return self._broken
+
+
+class DiskFailed(StoreError):
+    """SQLite could not read, write or sync; `error` is what it said."""
+
+    def __init__(self, error: apsw.Error) -> None:
+        self.error = error
+        super().__init__(f"SQLite failed to read or to write ({error}). Check the disk, then repeat this.")
 
 
 def _begin_at_once(connection: apsw.Connection) -> bool:
@@ -610,5 +624,5 @@ def as_store_error(error: BaseException) -> BaseException:
             "system; then close this store and open it again."
         )
     if isinstance(error, apsw.IOError):
-        return StoreError(f"SQLite failed to read or to write ({error}). Check the disk, then repeat this.")
+        return DiskFailed(error)
     return StoreError(f"SQLite failed: {error}")
