@@ -43,6 +43,7 @@ LINES: dict[str, list[list[str]]] = {
     "events": [[IT]],
     "diff": [["mine", IT], [IT, "mine"]],
     "search": [["zanzibar"], ["zanzibar", "--in", IT]],
+    "replay": [[IT], ["mine", IT], ["--all", "--model", "recorded", "--json"]],
     "stats": [[], ["--json"]],
     "fork": [[IT], ["mine", IT]],
     "trim": [[IT, "1"]],
