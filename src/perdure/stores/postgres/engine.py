@@ -216,11 +216,12 @@ class PostgresEngine(IndexedEngine):
         from perdure.stores.postgres.mending import mend, mendable
 
         link = self.opened.link
-        found = await link.transact_in_thread(mendable, snapshot=True)
+        wrong = partial(mendable, self.sealing)
+        found = await link.transact_in_thread(wrong, snapshot=True)
         if not found or dry_run:
             return found
-        await link.transact_in_thread(lambda: mend(found))
-        left = {(each.session_id, each.where) for each in await link.transact_in_thread(mendable, snapshot=True)}
+        await link.transact_in_thread(lambda: mend(found, self.sealing))
+        left = {(each.session_id, each.where) for each in await link.transact_in_thread(wrong, snapshot=True)}
         return [each for each in found if (each.session_id, each.where) not in left]
 
     async def copy_out(self, deposit: Deposit) -> Outline:

@@ -124,13 +124,13 @@ def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
     """Compare what a head's columns say again of its body, for one statement to fetch it along."""
     what = "it does not name the values and the messages that the version is made of"
     ids = dict((yield "SELECT sid, id FROM session", ()))
-    wrong = yield from wrongly_fetched_along()
+    wrong = yield from wrongly_fetched_along(sealing)
     return [
         Problem(ids[sid], f"what is fetched along with version {version}", what, _COPY) for sid, version, _ in wrong
     ]
 
 
-def wrongly_fetched_along() -> Queries[list[tuple[int, int, list[str]]]]:
+def wrongly_fetched_along(sealing: Sealing) -> Queries[list[tuple[int, int, list[str]]]]:
     """Return the versions whose columns do not say what their bodies say, each with the values that it names."""
     found = []
     for sid, session_id in (yield "SELECT sid, id FROM session ORDER BY sid", ()):

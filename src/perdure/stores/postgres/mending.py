@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from perdure.protocols import Problem
 from perdure.stores.postgres.faults import faults, wrongly_fetched_along
 from perdure.stores.postgres.link import Queries
+from perdure.stores.sealing import Sealing
 
 _FOLLOWS = (
     *("the sequence of ", "claimed ", "its claim", "what waits in its inbox", "its tags in lists"),
@@ -40,12 +41,12 @@ _STEPS = (
 _NUMBERED = {"session": "sid", "log": "log", "run": "run", "timer": "timer"}
 
 
-def mendable() -> Queries[list[Problem]]:
+def mendable(sealing: Sealing) -> Queries[list[Problem]]:
     """Return what is wrong and can be made anew."""
-    return [problem for problem in (yield from faults()) if problem.where.startswith(_FOLLOWS)]
+    return [problem for problem in (yield from faults(sealing)) if problem.where.startswith(_FOLLOWS)]
 
 
-def mend(found: Sequence[Problem]) -> Queries[None]:
+def mend(found: Sequence[Problem], sealing: Sealing) -> Queries[None]:
     """Make anew what is wrong, in one transaction."""
     yield _LOCK, ()
     for step in _STEPS:
@@ -58,6 +59,6 @@ def mend(found: Sequence[Problem]) -> Queries[None]:
             (),
         )
     if any(problem.where.startswith("what is fetched along") for problem in found):
-        for sid, version, named in (yield from wrongly_fetched_along()):
+        for sid, version, named in (yield from wrongly_fetched_along(sealing)):
             # Without `wanted` the messages are read by a statement of their own, until the version is saved again.
             yield "UPDATE head SET hashes = %s, wanted = NULL WHERE sid = %s AND version = %s", (named, sid, version)

@@ -160,10 +160,6 @@ class _Log:
         self.is_sound = is_known and _sum_of(self._raw[:24], (0, 0), self._order) == self._sum
         self._count = (os.fstat(handle).st_size - _HEADER.size) // (FRAME.size + page_size)
 
-    @property
-    def salts(self) -> tuple[int, int]:
-        return self._salts
-
     def frames(self, first: int = 1, last: int | None = None) -> Iterator[_Frame]:
         for number in range(first, (self._count if last is None else last) + 1):
             yield self._frame(number)
@@ -173,7 +169,7 @@ class _Log:
         return self._frame(number).sum
 
     def page_in(self, number: int) -> bytes:
-        return os.pread(self._handle, self._page_size, self._place(number) + _FRAME.size)
+        return os.pread(self._handle, self._page_size, self._place(number) + FRAME.size)
 
     def is_current(self, frame: _Frame) -> bool:
         """Whether a frame is of this log, not left from before it was begun again."""

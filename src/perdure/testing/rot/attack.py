@@ -101,8 +101,8 @@ class RottenFiles:
             if name not in self._sound:
                 path.unlink()
         for name, raw in self._sound.items():
-            path = there.get(name)
-            if path is None or self._written.get(name) != _state(path):
+            left = there.get(name)
+            if left is None or self._written.get(name) != _state(left):
                 self._write(name, raw)
                 self._note(name)
 
