@@ -25,6 +25,7 @@ from perdure import (
     Usage,
     tool,
 )
+from perdure.redactors import DEFAULT
 from perdure.testing import Delay, ScriptedDriver
 from perdure.testing.scripted import Chunks
 
@@ -420,3 +421,21 @@ async def test_a_shared_store_is_traced_like_any_other() -> None:
 
 async def _starts(sessions: Any, session_id: str) -> list[Any]:
     return [event async for event in sessions.events(session_id) if isinstance(event, perdure.AgentStart)]
+
+
+async def test_what_a_connection_redacts_is_in_no_span() -> None:
+    """The model's answer, a call's arguments and the tool's result pass through the redaction, as the store's do."""
+    secret = "sk-" + "a1B2" * 12
+
+    @perdure.tool
+    def look_up(name: str) -> str:
+        """Look something up."""
+        return f"{name} has the key {secret}"
+
+    seen = Watching(content=True)
+    driver = ScriptedDriver([ToolCall("look_up", {"name": secret}, id="c1"), f"It is {secret}."])
+    options = {"tools": [look_up], "telemetry": seen.telemetry, "redact": DEFAULT}
+    async with perdure.connect("memory://", driver=driver, **options) as sessions:
+        await sessions.send("order-7", f"My key is {secret}")
+    assert "look_up" in seen.text()
+    assert secret not in seen.text()

@@ -84,9 +84,17 @@ class Tracing:
         self.meters = meters
         self.report = report
         self.content = content
+        self.cleaners: list[Callable[[str], str]] = []
+        """What is done to content before it is told: the redaction of the connections that this is of."""
         self._ended: deque[_Call | _AgentTrace] = deque()
         self._timer_in: asyncio.AbstractEventLoop | None = None
         """The loop in which a flush is due. If it was closed before, another loop has to see to it."""
+
+    def clean(self, text: str) -> str:
+        """Return content as it may be told."""
+        for each in self.cleaners:
+            text = each(text)
+        return text
 
     def later(self, ended: _Call | _AgentTrace) -> None:
         """Take a span that has ended, to be told of soon."""
@@ -141,7 +149,7 @@ class Tracing:
         if self.content and inputs:
             from perdure.telemetry.content import said
 
-            told[names.INPUT_MESSAGES] = said(inputs)
+            told[names.INPUT_MESSAGES] = self.clean(said(inputs))
         parent, links = (None, ()) if before is None and not is_posted else _place(before, sender)
         began = time_ns()
         span = self.start(f"invoke_agent {session.definition.name}", parent, SpanKind.INTERNAL, told, links, began)
@@ -247,7 +255,7 @@ class RunTrace(_AgentTrace):
         if self.tracing.content and state.final_response is not None:
             from perdure.telemetry.content import said
 
-            told[names.OUTPUT_MESSAGES] = said([state.final_response], "")
+            told[names.OUTPUT_MESSAGES] = self.tracing.clean(said([state.final_response], ""))
         return told
 
 
@@ -421,7 +429,7 @@ class Chat(_Call):
         if self._tracing.content:
             from perdure.telemetry.content import asked_of
 
-            told |= asked_of(self._request)
+            told |= {name: self._tracing.clean(text) for name, text in asked_of(self._request).items()}
         return told
 
     def _told_last(self) -> dict[str, Any]:
@@ -450,7 +458,8 @@ class Chat(_Call):
         if self._tracing.content:
             from perdure.telemetry.content import said
 
-            told[names.OUTPUT_MESSAGES] = said([self._reply.message], response.finish_reason or "")
+            said_last = said([self._reply.message], response.finish_reason or "")
+            told[names.OUTPUT_MESSAGES] = self._tracing.clean(said_last)
         return told
 
 
@@ -491,7 +500,7 @@ class ToolSpan(_Call):
         if self._tracing.content:
             from perdure.telemetry.content import as_text
 
-            told[names.ARGUMENTS] = as_text(self._call.arguments)
+            told[names.ARGUMENTS] = self._tracing.clean(as_text(self._call.arguments))
         return told
 
     def _told_last(self) -> dict[str, Any]:
@@ -499,7 +508,7 @@ class ToolSpan(_Call):
             return {}
         from perdure.telemetry.content import as_text
 
-        return {names.RESULT: as_text(self._result)}
+        return {names.RESULT: self._tracing.clean(as_text(self._result))}
 
 
 class TracedDriver:

@@ -14,7 +14,7 @@ from perdure.model.session import AgentSession
 from perdure.protocols import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
@@ -51,6 +51,11 @@ class Telemetry:
         self._tracing = Tracing(tracer_provider, self.meters, self.report, content=self.content)
         atexit.register(_flush, ref(self))  # it comes before the SDK's own, whose providers were made before
         self._reported: set[tuple[type[Exception], str]] = set()
+
+    def clean_with(self, clean: Callable[[str], str]) -> None:
+        """Have content pass through a function before it is traced: what a connection redacts is in no span."""
+        if clean not in self._tracing.cleaners:
+            self._tracing.cleaners.append(clean)
 
     def run(
         self,
