@@ -436,6 +436,6 @@ async def test_what_a_connection_redacts_is_in_no_span() -> None:
     driver = ScriptedDriver([ToolCall("look_up", {"name": secret}, id="c1"), f"It is {secret}."])
     options = {"tools": [look_up], "telemetry": seen.telemetry, "redact": DEFAULT}
     async with perdure.connect("memory://", driver=driver, **options) as sessions:
-        await sessions.send("order-7", f"My key is {secret}")
+        await (await sessions.open("order-7")).send(f"My key is {secret}")
     assert "look_up" in seen.text()
     assert secret not in seen.text()
