@@ -523,3 +523,20 @@ async def test_a_store_that_redacts_serves_everywhere(tmp_path: Path) -> None:
     ) as app:
         assert (await (await app.open("mine")).send(CANARY)).text == MARK
     assert not [raw for raw in stored("sqlite", tmp_path) if CANARY.encode() in raw]
+
+
+async def test_an_adapter_over_a_store_that_redacts(tmp_path: Path) -> None:
+    """What another framework saves is redacted in texts, arguments and results, and given back in its own form."""
+    pytest.importorskip("agents")
+    from perdure.adapters.openai_agents import PerdureSession
+
+    store = perdure.redacting(url_of("sqlite", tmp_path), redactors.DEFAULT)
+    session = PerdureSession("chat", store=store)
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": json.dumps({"q": CANARY})}
+    result = {"type": "function_call_output", "call_id": "c1", "output": f"found {CANARY}"}
+    await session.add_items([{"role": "user", "content": f"a {CANARY}"}, call, result])  # type: ignore[list-item]  # as items
+    given = await session.get_items()
+    assert json.loads(json.dumps(given).replace(MARK, CANARY))[0]["content"] == f"a {CANARY}"
+    assert json.loads(given[1]["arguments"]) == {"q": MARK}  # type: ignore[typeddict-item]  # it is a call
+    perdure.shared(store).close()
+    assert not [raw for raw in stored("sqlite", tmp_path) if CANARY.encode() in raw]
