@@ -107,9 +107,8 @@ class TestFileStore(EveryContract):
         return FileStore(where / "sessions")
 
 
-@pytest.mark.sample(3)
-class TestPostgresStore(EngineContract):
-    """Sessions in a real PostgreSQL, each test's in a schema of its own."""
+class OnPostgres:
+    """A real PostgreSQL, each test's sessions in a schema of its own."""
 
     shared = True
 
@@ -120,6 +119,11 @@ class TestPostgresStore(EngineContract):
     def _gives_back(self, tmp_path: Path) -> Iterator[None]:
         yield
         postgres_server.give_back(tmp_path)
+
+
+@pytest.mark.sample(3)
+class TestPostgresStore(OnPostgres, EngineContract):
+    """Sessions in PostgreSQL, and the tables there that they are kept in."""
 
     def open_engine(self, where: Path) -> PostgresEngine:
         return PostgresEngine(postgres_server.dsn(), postgres_server.lent_schema(where), 8)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests import postgres_server
-from tests.stores.test_contract import EveryContract
+from tests.stores.sealed_scene import ring_in
+from tests.stores.test_contract import EveryContract, OnPostgres
 
-from perdure.keys import FileKeyRing
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
-
-MASTER = b"a master key of 32 random bytes."
-
-
-def ring_in(where: Path) -> FileKeyRing:
-    return FileKeyRing(where / "keys.json", master=MASTER, create=True)
 
 
 @pytest.mark.sample(4)
@@ -31,18 +24,8 @@ class TestSealedSqliteStore(EveryContract):
 
 
 @pytest.mark.sample(6)
-class TestSealedPostgresStore(EveryContract):
-    """Sessions in a real PostgreSQL, sealed."""
-
-    shared = True
-
-    def setup_method(self) -> None:
-        postgres_server.dsn()  # so that it runs, and the processes of a race inherit its address
-
-    @pytest.fixture(autouse=True)
-    def _gives_back(self, tmp_path: Path) -> Iterator[None]:
-        yield
-        postgres_server.give_back(tmp_path)
+class TestSealedPostgresStore(OnPostgres, EveryContract):
+    """Sessions in PostgreSQL, sealed."""
 
     def open_store(self, where: Path) -> PostgresStore:
         schema = postgres_server.lent_schema(where)
