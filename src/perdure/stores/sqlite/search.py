@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 
 from perdure import codec
-from perdure.errors import InvalidData, StoreError
+from perdure.errors import CorruptRecord, InvalidData, StoreError
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
@@ -410,11 +410,10 @@ _OWNER = """
 
 
 def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
-    rows = rows_of(
-        db,
-        "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
-        (index.note(part.cursor), _CHUNK),
-    )
+    cursor = index.note(part.cursor)
+    sql = "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?"
+    rows = rows_of(db, sql, (cursor, _CHUNK))
+    _require_order(db, cursor, [row[0] for row in rows])
     if not rows:
         return 0
     if part is NAMES:
@@ -423,6 +422,16 @@ def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
         _add_words(index, db, rows)
     index.take_note(**{part.cursor: rows[-1][0]})
     return len(rows)
+
+
+def _require_order(db: apsw.Connection, cursor: int, rowids: Sequence[int]) -> None:
+    """Raise CorruptRecord if the rows behind the cursor are out of order, or do not lead to the last one.
+
+    A damaged tree can say that there are more, and give none: to ask again would go on for ever.
+    """
+    is_in_order = all(before < after for before, after in pairwise((cursor, *rowids)))
+    if not is_in_order or (not rowids and first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")[0] > cursor):
+        raise CorruptRecord(None, "of the table msg", "its rows are out of order, or the last ones are not found")
 
 
 def _add_names(index: _IndexFile, rows: Sequence[Any]) -> None:
