@@ -46,6 +46,7 @@ _CHUNK = 2_000
 _PATIENCE = 2.0
 _PAUSE = 0.003
 _ATTEMPTS = 20
+_MOST_MADE = 3
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
@@ -168,6 +169,8 @@ class SearchIndex:
     def __init__(self, main: Path) -> None:
         self.path = search_path(main)
         self._open: _IndexFile | None = None
+        self._made_anew = 0
+        """How often the index was made anew since something was last done with it."""
 
     def close(self) -> None:
         if self._open is not None:
@@ -212,15 +215,26 @@ class SearchIndex:
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:
         """Do something with the index; with a new one, if the one there is damaged or has been removed."""
         try:
-            return job(self._opened())
-        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
+            return self._done(job)
+        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone) as error:
+            # If a new one meets the same again and again, it is the store that is damaged.
+            self._made_anew += 1
+            if self._made_anew > _MOST_MADE:
+                self._made_anew = 0
+                raise CorruptRecord(None, "of the database file", f"it cannot be indexed ({error})") from None
             self.close()
             self.path.unlink(missing_ok=True)
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
         try:
-            return job(self._opened())
+            return self._done(job)
         except apsw.Error as error:
             raise as_store_error(error) from None
+
+    def _done(self, job: Callable[[_IndexFile], T]) -> T:
+        done = job(self._opened())
+        if done != 0:  # messages were indexed, or none is lacking, or something was found
+            self._made_anew = 0
+        return done
 
     def _opened(self) -> _IndexFile:
         if self._open is not None and not self._open.is_in_place():
