@@ -9,16 +9,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 from tests.stores.files import TORTURE
 from tests.stores.rotting import Scene, attack_on, furnished
 
+from perdure.errors import CorruptRecord
 from perdure.model.ids import use
 from perdure.stores.file import FileStore
 from perdure.stores.jobs import loading
+from perdure.stores.sqlite import SqliteStore
 from perdure.testing import RotContract
 from perdure.testing.outcomes import Outcome, note
 from perdure.testing.rot.attack import Report
+from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
 ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 70, "search": 25, "wal": 80}
@@ -99,3 +103,22 @@ class TestRotOfFiles(RotContract):
 
     def open_store(self, where: Path) -> FileStore:
         return FileStore(where / "sessions")
+
+
+async def test_a_search_in_a_damaged_store_ends(tmp_path: Path) -> None:
+    """With an error: the index is not made anew for ever where it is the messages that cannot be read."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        await store.create(new_session(*(f"word{number} {'x' * 200}" for number in range(200)), id="s"))
+    db = apsw.Connection(str(path))
+    sql = "SELECT pageno FROM dbstat WHERE name = 'msg' AND pagetype = 'leaf' ORDER BY path LIMIT 1 OFFSET 3"
+    (page,) = db.execute(sql).fetchone() or (0,)
+    db.close()
+    raw = bytearray(path.read_bytes())
+    raw[(page - 1) * 4096 : (page - 1) * 4096 + 512] = bytes(512)
+    path.write_bytes(raw)
+    async with SqliteStore(path) as store, asyncio.timeout(30):
+        with pytest.raises(CorruptRecord):
+            await store.search("word7")
+        with pytest.raises(CorruptRecord):
+            await store.find_message("nobody")

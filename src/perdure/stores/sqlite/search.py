@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 
 from perdure import codec
-from perdure.errors import InvalidData, KeyMissing, KeyUnavailable, StoreError
+from perdure.errors import CorruptRecord, InvalidData, KeyMissing, KeyUnavailable, StoreError
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.folder import sync_directory
@@ -48,6 +48,7 @@ _CHUNK = 2_000
 _PATIENCE = 2.0
 _PAUSE = 0.003
 _ATTEMPTS = 20
+_MOST_MADE = 3
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
@@ -171,6 +172,8 @@ class SearchIndex:
         self.path = search_path(main)
         self._sealing = sealing
         self._open: _IndexFile | None = None
+        self._made_anew = 0
+        """How often the index was made anew since something was last done with it."""
 
     def close(self) -> None:
         if self._open is not None:
@@ -219,11 +222,16 @@ class SearchIndex:
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:
         """Do something with the index; with a new one, if the one there is damaged or has been removed."""
         try:
-            return job(self._opened())
-        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
+            return self._done(job)
+        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone) as error:
+            # If a new one meets the same again and again, it is the store that is damaged.
+            self._made_anew += 1
+            if self._made_anew > _MOST_MADE:
+                self._made_anew = 0
+                raise CorruptRecord(None, "of the database file", f"it cannot be indexed ({error})") from None
             self._remove()
         try:
-            return job(self._opened())
+            return self._done(job)
         except apsw.Error as error:
             raise as_store_error(error) from None
 
@@ -231,6 +239,12 @@ class SearchIndex:
         self.close()
         self.path.unlink(missing_ok=True)
         self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+
+    def _done(self, job: Callable[[_IndexFile], T]) -> T:
+        done = job(self._opened())
+        if done != 0:  # messages were indexed, or none is lacking, or something was found
+            self._made_anew = 0
+        return done
 
     def _opened(self) -> _IndexFile:
         if self._open is not None and not self._open.is_in_place():
@@ -454,11 +468,10 @@ _OWNER = """
 
 
 def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
-    rows = rows_of(
-        db,
-        "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
-        (index.note(part.cursor), _CHUNK),
-    )
+    cursor = index.note(part.cursor)
+    sql = "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?"
+    rows = rows_of(db, sql, (cursor, _CHUNK))
+    _require_order(db, cursor, [row[0] for row in rows])
     if not rows:
         return 0
     if part is NAMES:
@@ -467,6 +480,16 @@ def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
         _add_words(index, db, rows)
     index.take_note(**{part.cursor: rows[-1][0]})
     return len(rows)
+
+
+def _require_order(db: apsw.Connection, cursor: int, rowids: Sequence[int]) -> None:
+    """Raise CorruptRecord if the rows behind the cursor are out of order, or do not lead to the last one.
+
+    A damaged tree can say that there are more, and give none: to ask again would go on for ever.
+    """
+    is_in_order = all(before < after for before, after in pairwise((cursor, *rowids)))
+    if not is_in_order or (not rowids and first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")[0] > cursor):
+        raise CorruptRecord(None, "of the table msg", "its rows are out of order, or the last ones are not found")
 
 
 def _add_names(index: _IndexFile, rows: Sequence[Any]) -> None:
