@@ -188,7 +188,7 @@ class Player:
         try:
             await store.save(say(await store.load("b"), "again"))
         except PerdureError as error:
-            if not is_over:
+            if not is_over and "open" not in str(error):
                 return f"{told} raised {outcome}; then the disk was well again, and a save raised {error}"
         else:
             if is_over and "refuses more" in str(outcome):
