@@ -136,7 +136,9 @@ class _Cards(_Known):
     """The redactor of card numbers: no text hints at them, only eight digits in a row, or in two groups."""
 
     def may_be_in(self, text: str) -> bool:
-        return _EIGHT_DIGITS.search(text) is not None
+        # To count all digits takes a third of the time that the pattern takes to look for some.
+        digits = text.encode("utf-8", "surrogatepass").translate(None, _NO_DIGITS)
+        return len(digits) >= _FEWEST_DIGITS and _EIGHT_DIGITS.search(text) is not None
 
 
 _HINT = re.compile("[A-Za-z0-9 _.@+-]+")
@@ -305,6 +307,8 @@ def _is_card(found: str) -> bool:
     return (sum(map(int, plain)) + sum(map(_DOUBLED.__getitem__, doubled))) % 10 == 0
 
 
+_NO_DIGITS = bytes(each for each in range(256) if chr(each) not in string.digits)
+_FEWEST_DIGITS = 13
 _EIGHT_DIGITS = re.compile("[2-6][0-9]{3}[ -]?[0-9]{4}")
 CARD_NUMBERS = _Cards(
     "card-number",
