@@ -97,6 +97,8 @@ class Marker:
         self._file = str(path)
         self._frame_size = FRAME.size + page_size
         self._boot = number_of_boot()
+        self._frames = 0
+        self._last = b""
         self._log: int | None = None
         self._mark: int | None = None
 
@@ -117,10 +119,14 @@ class Marker:
         before = os.pread(self._log, 8, place - self._frame_size + 16 if frames > 1 else HEADER_SIZE - 8)
         if len(head) != FRAME.size or head[4:8] == _NO_COMMIT:
             return
-        found = os.stat(self._file)
+        if frames < self._frames or not self._frames:
+            # The log was begun again, so the file has been written. If somebody writes it in between, the mark has an
+            # older time than the file, and says less.
+            found = os.stat(self._file)
+            self._last = _LAST.pack(self._boot, found.st_mtime_ns, found.st_size)
+        self._frames = frames
         # As `Mark.encoded` has it, from bytes that are in that order already: a save waits for it.
-        told = _FIRST.pack(_KIND, frames) + head[:16] + before + head[16:]
-        body = told + _LAST.pack(self._boot, found.st_mtime_ns, found.st_size)
+        body = _FIRST.pack(_KIND, frames) + head[:16] + before + head[16:] + self._last
         if self._mark is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._mark = os.open(mark_path(self._path), flags, 0o600)
