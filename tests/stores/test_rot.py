@@ -98,7 +98,7 @@ def test_without_checksums_damage_is_silent(memory: Path, monkeypatch: pytest.Mo
 class TestRotOfFiles(RotContract):
     """The contract as others apply it, to a directory of files."""
 
-    flips = 400 if TORTURE else 10
+    flips = 400 if TORTURE else 3
     left_to_check = ("queue", "lenient")
 
     def open_store(self, where: Path) -> FileStore:

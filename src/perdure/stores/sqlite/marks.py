@@ -22,7 +22,9 @@ FRAME = struct.Struct(">6I")
 HEADER_SIZE = 32
 _KIND = b"pmk1"
 _BODY = struct.Struct(">4s10I2Q")
+_FIRST, _LAST = struct.Struct(">4sI"), struct.Struct(">I2Q")
 _SIZE = _BODY.size + 4
+_NO_COMMIT = bytes(4)
 Pair = tuple[int, int]
 
 
@@ -92,8 +94,11 @@ class Marker:
 
     def __init__(self, path: Path, page_size: int) -> None:
         self._path = path
+        self._file = str(path)
         self._frame_size = FRAME.size + page_size
         self._boot = number_of_boot()
+        self._frames = 0
+        self._last = b""
         self._log: int | None = None
         self._mark: int | None = None
 
@@ -102,26 +107,30 @@ class Marker:
 
         A mark that cannot be written stays as it was, and that is still true: the commit does not fail for it.
         """
-        with suppress(OSError, struct.error):
+        with suppress(OSError):
             self._set(frames)
 
     def _set(self, frames: int) -> None:
         if self._log is None:
             self._log = os.open(log_path(self._path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         place = HEADER_SIZE + (frames - 1) * self._frame_size
+        head = os.pread(self._log, FRAME.size, place)
         # The checksum of the frame before it, or of the header, each of which ends its 24 or 32 bytes.
         before = os.pread(self._log, 8, place - self._frame_size + 16 if frames > 1 else HEADER_SIZE - 8)
-        page, commits, salt1, salt2, sum1, sum2 = FRAME.unpack(os.pread(self._log, FRAME.size, place))
-        if not commits:
+        if len(head) != FRAME.size or head[4:8] == _NO_COMMIT:
             return
-        old1, old2 = struct.unpack(">2I", before)
-        found = os.stat(self._path, follow_symlinks=False)
-        of_log = (frames, page, commits, (salt1, salt2), (old1, old2), (sum1, sum2))
-        mark = Mark(*of_log, self._boot, found.st_mtime_ns, found.st_size)
+        if frames < self._frames or not self._frames:
+            # The log was begun again, so the file has been written. If somebody writes it in between, the mark has an
+            # older time than the file, and says less.
+            found = os.stat(self._file)
+            self._last = _LAST.pack(self._boot, found.st_mtime_ns, found.st_size)
+        self._frames = frames
+        # As `Mark.encoded` has it, from bytes that are in that order already: a save waits for it.
+        body = _FIRST.pack(_KIND, frames) + head[:16] + before + head[16:] + self._last
         if self._mark is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._mark = os.open(mark_path(self._path), flags, 0o600)
-        os.pwrite(self._mark, mark.encoded(), 0)
+        os.pwrite(self._mark, body + crc32(body).to_bytes(4, "big"), 0)
 
     def close(self) -> None:
         for handle in (self._log, self._mark):
