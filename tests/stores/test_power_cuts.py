@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs Linux and a C compiler")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 class TestSqliteStore(PowerCutContract):
     """Sessions in one SQLite file."""
 
@@ -39,7 +39,7 @@ class TestSqliteStore(PowerCutContract):
         self.lose("creation", "directories are not synced", lambda path, is_directory: is_directory)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 class TestFileStore(PowerCutContract):
     """Sessions in a directory."""
 
