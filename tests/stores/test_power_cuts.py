@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -52,6 +53,11 @@ class TestFileStore(PowerCutContract):
     def put_older(self, where: Path) -> bool:
         shutil.copytree(GOLDEN / "format-1-head-2-schema-4" / "files", where / "sessions")
         return True
+
+    @pytest.mark.skipif(not os.environ.get("PERDURE_TORTURE"), reason="slow, and a directory has hardly a migration")
+    def test_migration(self) -> None:
+        """A directory that an older release has written."""
+        super().test_migration()
 
     def test_a_directory_that_is_not_synced_loses(self) -> None:
         """The control: only files are synced, and their names are not."""
