@@ -27,7 +27,7 @@ from perdure.testing.samples import new_session, texts
 
 IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 ROUNDS = 200 if IS_TORTURE else 4
-MANY = 16 if IS_TORTURE else 6
+MANY = 16 if IS_TORTURE else 4
 STOPPED = 200 if IS_TORTURE else 4
 AT_ONCE = 4
 STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}

@@ -23,7 +23,7 @@ ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 12
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs Linux and a C compiler")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 class TestSqliteStore(DiskFaultContract):
     """Sessions in one SQLite file."""
 
@@ -36,7 +36,7 @@ class TestSqliteStore(DiskFaultContract):
         return SqliteStore(where / "sessions.db")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 class TestFileStore(DiskFaultContract):
     """Sessions in a directory."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs Linux and a C compiler")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 class TestSqliteStore(PowerCutContract):
     """Sessions in one SQLite file."""
 
@@ -39,7 +40,7 @@ class TestSqliteStore(PowerCutContract):
         self.lose("creation", "directories are not synced", lambda path, is_directory: is_directory)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 class TestFileStore(PowerCutContract):
     """Sessions in a directory."""
 
@@ -52,6 +53,11 @@ class TestFileStore(PowerCutContract):
     def put_older(self, where: Path) -> bool:
         shutil.copytree(GOLDEN / "format-1-head-2-schema-4" / "files", where / "sessions")
         return True
+
+    @pytest.mark.skipif(not os.environ.get("PERDURE_TORTURE"), reason="slow, and a directory has hardly a migration")
+    def test_migration(self) -> None:
+        """A directory that an older release has written."""
+        super().test_migration()
 
     def test_a_directory_that_is_not_synced_loses(self) -> None:
         """The control: only files are synced, and their names are not."""
