@@ -360,8 +360,8 @@ class Keeping(Looking):
         """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
 
         Only what the directory does not have is written. With `keep`, so many backups of this store are left. `full`
-        writes everything anew. A `gentle` one pauses for others in this process. `progress` is told the bytes that are done, and of how many. `perdure.backups.restore`
-        puts a store back.
+        writes everything anew. A `gentle` one pauses for others in this process. `progress` is told the bytes that are
+        done, and of how many. `perdure.backups.restore` puts a store back.
         """
         from perdure.archive.backups import backup
 

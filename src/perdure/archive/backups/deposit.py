@@ -15,8 +15,8 @@ from perdure.stores.copies import Outline
 
 Tell = Callable[[int, int], None]
 _TOLD_AFTER = 1 << 20
-# Each hash lets go of the interpreter, and has it back before a thread that waits for it is awake: saves beside a backup
-# in one process took three times as long. So this one sleeps now and then, as `aio.in_turns` does.
+# Each hash lets go of the interpreter, and has it back before a thread that waits for it is awake: saves beside a
+# backup in one process took three times as long. So this one sleeps now and then, as `aio.in_turns` does.
 _TURN = 0.0005
 _PAUSE = 0.00025
 
@@ -26,7 +26,7 @@ class Stopped(Exception):
 
 
 class Packing:
-    """A copy that is being put into a directory of backups. `full` writes all chunks anew; `gentle` pauses for others."""
+    """A copy that is being put into a directory of backups: `full` writes all chunks, `gentle` pauses for others."""
 
     def __init__(
         self, target: Target, name: str, before: Backup | None, tell: Tell, *, full: bool, gentle: bool
