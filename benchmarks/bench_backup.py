@@ -37,7 +37,7 @@ async def sizes(run: Run, store: SqliteStore, path: Path) -> None:
 
     async def full() -> None:
         target = path.parent / f"full-{next(numbers)}"
-        await backup(store, target)
+        await backup(store, target, gentle=False)
         await asyncio.to_thread(shutil.rmtree, target)
 
     def copied() -> None:
@@ -69,7 +69,7 @@ async def increments(
             await runtime.execute(session.id, AddTurn())
             place = folder / f"whole-{next(numbers)}" if kind == "full" else target
             began = time.perf_counter()
-            made = (await backup(store, place)).backup
+            made = (await backup(store, place, gentle=False)).backup
             taken[kind].append(time.perf_counter() - began)
             if kind == "full":
                 shutil.rmtree(place)

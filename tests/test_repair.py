@@ -148,7 +148,7 @@ async def test_a_search_index_is_made_anew(
 
 async def test_flipped_bits_in_indexes_are_repaired(original: Path, tmp_path: Path) -> None:
     """Of an index all is made anew. Where SQLite cannot even clear it, that is reported."""
-    rounds = 300 if os.environ.get("PERDURE_TORTURE") else 8
+    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 8
     path = placed(original, tmp_path / "original")
     pages = index_pages(path)
     rng, mended, found = random.Random(17), 0, 0

@@ -52,7 +52,8 @@ def backup(
 def _back_up(ctx: click.Context, target: str, keep: int | None, full: bool, as_json: bool) -> None:
     async def work(sessions: Sessions) -> BackupReport:
         with progress("backing up (MB)") as tell:
-            return await sessions.backup(target, keep=keep, full=full, progress=_in_megabytes(tell))
+            told = _in_megabytes(tell)
+            return await sessions.backup(target, keep=keep, full=full, gentle=False, progress=told)
 
     try:
         report = on_sessions(ctx, work)

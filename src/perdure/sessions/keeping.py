@@ -393,18 +393,19 @@ class Keeping(Looking):
         *,
         keep: int | None = None,
         full: bool = False,
+        gentle: bool = True,
         progress: Progress | None = None,
     ) -> BackupReport:
         """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
 
         Only what the directory does not have is written. With `keep`, so many backups of this store are left. `full`
-        writes everything anew. `progress` is told the bytes that are done, and of how many. `perdure.backups.restore`
-        puts a store back.
+        writes everything anew. A `gentle` one pauses for others in this process. `progress` is told the bytes that are
+        done, and of how many. `perdure.backups.restore` puts a store back.
         """
         from perdure.archive.backups import backup
 
         self._require_no_owner("A backup is of the whole store; export an owner's sessions instead.")
-        return await backup(self.store, target, keep=keep, full=full, progress=progress)
+        return await backup(self.store, target, keep=keep, full=full, gentle=gentle, progress=progress)
 
     async def gc(self) -> int:
         """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""

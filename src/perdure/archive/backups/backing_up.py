@@ -38,25 +38,28 @@ async def backup(
     *,
     keep: int | None = None,
     full: bool = False,
+    gentle: bool = True,
     progress: Progress | None = None,
 ) -> BackupReport:
     """Add a backup of an open store to a directory, while others read and write. All tables are of one state.
 
     Only chunks that the directory does not have are written; `full` writes all of them anew. Killed at any instant, it
     leaves earlier backups whole, and the next one clears up. With `keep`, older backups of this store are removed, so
-    that so many are left. `progress` is told the bytes that are done, and of how many.
+    that so many are left. A `gentle` one pauses now and then, so that others in this process have their turn; one that
+    is alone in its process is quicker without. `progress` is told the bytes that are done, and of how many.
 
     ConfigurationError for a store in memory, StoreError if the directory cannot be written to.
     """
     kept = _checked_keep(keep)
     expect(full, bool, "$.full")
+    expect(gentle, bool, "$.gentle")
     if progress is not None:
         expect_function(progress, "$.progress")
     if not isinstance(store, Store):
         raise ConfigurationError(f"A {type(store).__name__} cannot be backed up. Export its sessions instead.")
     store.require_copyable()
     place = Target.at(target)
-    making = _Making(store, place, kept, full, progress)
+    making = _Making(store, place, kept, progress, full=full, gentle=gentle)
     work = asyncio.ensure_future(making.run())
     try:
         return await asyncio.shield(work)
@@ -76,7 +79,17 @@ def _checked_keep(keep: int | None) -> int | None:
 class _Making:
     """A backup that is being made."""
 
-    def __init__(self, store: Store, target: Target, keep: int | None, full: bool, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        target: Target,
+        keep: int | None,
+        progress: Progress | None,
+        *,
+        full: bool,
+        gentle: bool,
+    ) -> None:
+        self._is_gentle = gentle
         self._store = store
         self._target = target
         self._keep = keep
@@ -100,7 +113,8 @@ class _Making:
         name = f"{at:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
         before = await aside(self._target.backups, self._store.origin)
         await aside(self._target.mark_unfinished, name)
-        packing = Packing(self._target, name, before[-1] if before else None, self._tell, full=self._full)
+        last = before[-1] if before else None
+        packing = Packing(self._target, name, last, self._tell, full=self._full, gentle=self._is_gentle)
         self._packing = packing
         packing.is_stopped = self._is_stopped
         try:

@@ -37,7 +37,7 @@ COUNTED = ("session", "head", "msg", "blob")
 
 def copy_out(path: Path, lock_timeout: float, deposit: Deposit, db: apsw.Connection) -> Outline:
     """Put the file into a deposit. `db` reads, and is in no transaction."""
-    with _raw(path) as file, _pinned(path, lock_timeout, db) as (log, size):
+    with _raw(path) as file, _pinned(path, lock_timeout, _place(deposit), db) as (log, size):
         page_size = db.pragma("page_size")
         outline = Outline(
             engine=ENGINE,
@@ -61,7 +61,9 @@ def copy_out(path: Path, lock_timeout: float, deposit: Deposit, db: apsw.Connect
 
 
 @contextmanager
-def _pinned(path: Path, lock_timeout: float, db: apsw.Connection) -> Iterator[tuple[Snapshot, int]]:
+def _pinned(
+    path: Path, lock_timeout: float, since: list[int] | None, db: apsw.Connection
+) -> Iterator[tuple[Snapshot, int]]:
     """Keep the state of the file that is committed now, and yield its log and its size.
 
     All who write take the lock: what the log has while it is held is what the transaction sees.
@@ -74,7 +76,7 @@ def _pinned(path: Path, lock_timeout: float, db: apsw.Connection) -> Iterator[tu
             db.execute("BEGIN")
             first_row(db, "SELECT 1 FROM meta")
             page_size = db.pragma("page_size")
-            log = snapshot_of_log(path, page_size, max(frames, 0), is_moved=frames == moved)
+            log = snapshot_of_log(path, page_size, max(frames, 0), since, is_moved=frames == moved)
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")
@@ -128,6 +130,11 @@ def _read(file: apsw.VFSFile, log: Snapshot, page_size: int, start: int, size: i
     return bytes(patched)
 
 
+def _place(deposit: Deposit) -> list[int] | None:
+    """Return where the write-ahead log ended at the last copy."""
+    return None if deposit.last is None or deposit.last.engine != ENGINE else deposit.last.facts.get("log")
+
+
 def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int, bytes]:
     """Return the chunks of which the log proves that they are as they were copied last; none if it was begun anew.
 
@@ -137,13 +144,12 @@ def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int
     last = deposit.last
     if last is None or last.engine != ENGINE or last.facts.get("page_size") != outline.facts["page_size"]:
         return {}
-    changed = log.pages_since(last.facts.get("log"))
-    if changed is None:
+    if log.changed is None:
         return {}
     per_chunk = CHUNK // outline.facts["page_size"]
     # The end of a shorter file was no whole chunk, unless by chance.
     whole = min(last.facts["pages"], outline.facts["pages"]) // per_chunk
-    touched = {(page - 1) // per_chunk for page in changed}
+    touched = {(page - 1) // per_chunk for page in log.changed}
     chunks = enumerate(deposit.chunks_of_last(_PART)[:whole])
     return {number: chunk for number, chunk in chunks if number not in touched}
 
