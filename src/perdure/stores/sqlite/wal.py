@@ -169,7 +169,7 @@ class _Log:
 
     def pages(self, first: int, last: int) -> list[int]:
         """Return the pages of some frames. Many are read at once: one by one, a long log takes a tenth of a second."""
-        size, found = _FRAME.size + self._page_size, list[int]()
+        size, found = FRAME.size + self._page_size, list[int]()
         for start in range(first, last + 1, _FRAMES_AT_ONCE):
             count = min(_FRAMES_AT_ONCE, last + 1 - start)
             raw = os.pread(self._handle, count * size, self._place(start))
