@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, StoreError
@@ -188,7 +189,7 @@ def _of_store(store: Any, ids: Sequence[str]) -> Iterator[Question]:
         yield from verb("token", f"{number + 1:x}" * 64)
     for text in ("apple", "zebra3", "common", "word7", '"turn 3"', "ord*"):
         if hasattr(store, "search"):
-            yield Question(f"search {text}", lambda store, text=text: _hits(store, text), "lenient")
+            yield Question(f"search {text}", partial(_hits, text=text), "lenient")
     yield from verb("check", kind="check")
 
 
@@ -241,7 +242,7 @@ async def _of_log(store: Any, key: str) -> list[Question]:
     if hasattr(store, "find_message") and said:
         for message in (said[0], said[-1]):
             name = f"find_message {key} {message.id}"
-            found.append(Question(name, lambda store, id=message.id: store.find_message(id), "lenient"))
+            found.append(Question(name, partial(_found, message_id=message.id), "lenient"))
     hashes = sorted({part.hash for message in said for part in message.parts if getattr(part, "hash", None)})
     if hashes and hasattr(store, "attachments"):
         found.append(Question(f"attachments {key}", lambda store: store.attachments(key, hashes)))
@@ -262,9 +263,9 @@ async def _of_record(store: Any, key: str) -> list[Question]:
     for run in (*runs[:1], *runs[-1:]):
         loop = run.loop_id
         found += [
-            Question(f"loop {key} {loop}", lambda store, loop=loop: SessionRuntime(store).loop(key, loop)),
-            Question(f"read {key} {loop}", lambda store, loop=loop: store.read(key, run=loop), "lenient"),
-            Question(f"runs {key} {loop}", lambda store, loop=loop: store.runs(key, run=loop), "lenient"),
+            Question(f"loop {key} {loop}", partial(_loop, key=key, loop=loop)),
+            Question(f"read {key} {loop}", partial(_entries, key=key, loop=loop), "lenient"),
+            Question(f"runs {key} {loop}", partial(_runs, key=key, loop=loop), "lenient"),
         ]
     kept = []
     for question in found:  # a record that was not written by a loop may not be one
@@ -274,6 +275,22 @@ async def _of_record(store: Any, key: str) -> list[Question]:
         except PerdureError:
             continue
     return kept
+
+
+async def _loop(store: Any, key: str, loop: str) -> Any:
+    return await SessionRuntime(store).loop(key, loop)
+
+
+async def _entries(store: Any, key: str, loop: str) -> Any:
+    return await store.read(key, run=loop)
+
+
+async def _runs(store: Any, key: str, loop: str) -> Any:
+    return await store.runs(key, run=loop)
+
+
+async def _found(store: Any, message_id: str) -> Any:
+    return await store.find_message(message_id)
 
 
 async def _events(store: Any, key: str) -> list[Any]:
