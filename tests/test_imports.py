@@ -48,7 +48,7 @@ stores.format.metadata stores.format.packing stores.format.placement stores.form
 stores.jobs stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
 stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
 stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.glimpse stores.sqlite.readers
-stores.sqlite.schema stores.sqlite.steps
+stores.lock_holder stores.sqlite.marks stores.sqlite.schema stores.sqlite.steps
 stores.sqlite.worker
 stores.sealed_jobs stores.sealing stores.store stores.tapes
 """

@@ -69,7 +69,7 @@ LINES: dict[str, list[list[str]]] = {
     "doctor": [[]],
 }
 # These are about no one owner's sessions: a first directory, a shell, a whole store, the sessions of all.
-OTHERS = {"tour", "init", "completion", "backup", "copy", "worker", "serve", "acp", "mcp"}
+OTHERS = {"tour", "init", "completion", "backup", "keys", "copy", "worker", "serve", "acp", "mcp"}
 
 
 def test_no_command_is_forgotten() -> None:

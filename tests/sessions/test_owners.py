@@ -40,6 +40,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "reason": "no",
     "loop_id": "x",
     "before": 1,
+    "rule": perdure.Retention(versions=3),
     "text": "hello",
     "name": "a name",
     "key": "k",
@@ -53,6 +54,8 @@ OTHERS = {
     *("open", "exists", "snapshot", "run", "list", "headers", "find"),
     "queue",  # see test_operating.py
     *("export", "import_", "purge", "gc", "erase_owner"),
+    *("apply_retention", "holds", "lift_hold"),  # see test_retention.py
+    "backup",  # of a whole store: see tests/test_backup.py
 }
 
 

@@ -389,6 +389,8 @@ GIVEN: dict[str, Any] = {
     "key": "bobs-key",
     "part": _media("0" * 64),
     "idle": 0.0,
+    "rule": perdure.Retention(versions=3),
+    "case": "x",
 }
 OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 

@@ -295,8 +295,13 @@ def arguments(store: Any, verb: str, good: dict[str, Any]) -> dict[str, Any]:
     return {"session": new_session("c")} if verb == "create" else given
 
 
+# These are called by the archive alone, which checks what it is given.
+OF_THE_ARCHIVE = {"at", "copy_out", "count", "landing", "lapse_claims", "repair", "require_copyable"}
+
+
 def verbs_of(store: Any) -> list[str]:
-    return [name for name, _ in inspect.getmembers(type(store), inspect.isfunction) if not name.startswith("_")]
+    found = [name for name, _ in inspect.getmembers(type(store), inspect.isfunction) if not name.startswith("_")]
+    return [name for name in found if name not in OF_THE_ARCHIVE]
 
 
 async def test_every_parameter_of_every_verb_is_tried(url: str) -> None:

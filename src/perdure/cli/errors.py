@@ -65,6 +65,7 @@ EXIT_CODES: dict[str, int] = {
     "StoreNotEmpty": CONFLICT,
     "StoreError": STORE_FAILED,
     "DriverError": RUN_FAILED,
+    "RedactionFailed": RUN_FAILED,
     "ToolError": RUN_FAILED,
     "AgentStop": RUN_FAILED,
     "ConfigurationError": NOT_SET_UP,

@@ -35,7 +35,11 @@ class Directory:
     """An open directory, for the use of one thread."""
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
-        if unfinished(path).exists():
+        try:
+            is_unfinished = unfinished(path).exists()
+        except OSError as error:
+            raise store_error(error, path) from None
+        if is_unfinished:
             raise RestoreUnfinished(path, unfinished(path))
         self.folder = Folder(path)
         self.blobs = Blobs(path)

@@ -63,7 +63,7 @@ def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: in
     if _is_in_file(mark, path, page_size):
         return False
     is_same_boot = mark.boot != 0 and mark.boot == number_of_boot()
-    if log is None:
+    if log is None or log.is_blank:
         # After a power cut the time says nothing: `fdatasync` may have left it as it was.
         found = os.stat(path, follow_symlinks=False)
         return is_same_boot and (found.st_mtime_ns, found.st_size) == (mark.changed, mark.length)
@@ -159,6 +159,7 @@ class _Log:
         is_known = magic & ~1 == _MAGIC
         self._order = "><"[not magic & 1] if is_known else "<>"[sys.byteorder == "big"]
         self.salts: tuple[int, int] = (salt1, salt2)
+        self.is_blank = not any(self._raw)
         self._sum: _Sum = (found[0], found[1])
         self.is_sound = is_known and _sum_of(self._raw[:24], (0, 0), self._order) == self._sum
         self._count = (os.fstat(handle).st_size - _HEADER.size) // (FRAME.size + page_size)

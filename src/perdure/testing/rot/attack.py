@@ -101,8 +101,7 @@ class RottenFiles:
             if name not in self._sound:
                 path.unlink()
         for name, raw in self._sound.items():
-            left = there.get(name)
-            if left is None or self._written.get(name) != _state(left):
+            if name not in there or self._written.get(name) != _state(there[name]):
                 self._write(name, raw)
                 self._note(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, StoreError
@@ -188,34 +189,13 @@ def _of_store(store: Any, ids: Sequence[str]) -> Iterator[Question]:
         yield from verb("token", f"{number + 1:x}" * 64)
     for text in ("apple", "zebra3", "common", "word7", '"turn 3"', "ord*"):
         if hasattr(store, "search"):
-            yield Question(f"search {text}", _hits_of(text), "lenient")
+            yield Question(f"search {text}", partial(_hits, text=text), "lenient")
     yield from verb("check", kind="check")
 
 
 async def _hits(store: Any, text: str) -> list[Any]:
     """Return what a search finds: a score depends on what else is indexed."""
     return sorted((hit.session_id, hit.message_id, hit.snippet) for hit in await store.search(text, limit=500))
-
-
-def _hits_of(text: str) -> Ask:
-    async def ask(store: Any) -> Any:
-        return await _hits(store, text)
-
-    return ask
-
-
-def _verb(name: str, *given: Any, **options: Any) -> Ask:
-    async def ask(store: Any) -> Any:
-        return await getattr(store, name)(*given, **options)
-
-    return ask
-
-
-def _loop(key: str, loop: str) -> Ask:
-    async def ask(store: Any) -> Any:
-        return await SessionRuntime(store).loop(key, loop)
-
-    return ask
 
 
 async def _of_session(store: Any, info: Any) -> list[Question]:
@@ -262,7 +242,7 @@ async def _of_log(store: Any, key: str) -> list[Question]:
     if hasattr(store, "find_message") and said:
         for message in (said[0], said[-1]):
             name = f"find_message {key} {message.id}"
-            found.append(Question(name, _verb("find_message", message.id), "lenient"))
+            found.append(Question(name, partial(_found, message_id=message.id), "lenient"))
     hashes = sorted({part.hash for message in said for part in message.parts if getattr(part, "hash", None)})
     if hashes and hasattr(store, "attachments"):
         found.append(Question(f"attachments {key}", lambda store: store.attachments(key, hashes)))
@@ -283,9 +263,9 @@ async def _of_record(store: Any, key: str) -> list[Question]:
     for run in (*runs[:1], *runs[-1:]):
         loop = run.loop_id
         found += [
-            Question(f"loop {key} {loop}", _loop(key, loop)),
-            Question(f"read {key} {loop}", _verb("read", key, run=loop), "lenient"),
-            Question(f"runs {key} {loop}", _verb("runs", key, run=loop), "lenient"),
+            Question(f"loop {key} {loop}", partial(_loop, key=key, loop=loop)),
+            Question(f"read {key} {loop}", partial(_entries, key=key, loop=loop), "lenient"),
+            Question(f"runs {key} {loop}", partial(_runs, key=key, loop=loop), "lenient"),
         ]
     kept = []
     for question in found:  # a record that was not written by a loop may not be one
@@ -295,6 +275,22 @@ async def _of_record(store: Any, key: str) -> list[Question]:
         except PerdureError:
             continue
     return kept
+
+
+async def _loop(store: Any, key: str, loop: str) -> Any:
+    return await SessionRuntime(store).loop(key, loop)
+
+
+async def _entries(store: Any, key: str, loop: str) -> Any:
+    return await store.read(key, run=loop)
+
+
+async def _runs(store: Any, key: str, loop: str) -> Any:
+    return await store.runs(key, run=loop)
+
+
+async def _found(store: Any, message_id: str) -> Any:
+    return await store.find_message(message_id)
 
 
 async def _events(store: Any, key: str) -> list[Any]:
