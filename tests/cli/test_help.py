@@ -50,7 +50,11 @@ def test_a_name_means_the_same_everywhere() -> None:
     for name, option in options():
         if (name, option.opts[-1]) in (("export", "--output"), ("tree", "--limit")):  # `tree` took it before --last
             continue
-        if (name, option.opts[-1]) in (("restore", "--from"), ("restore", "--at"), ("backup", "--keep")):  # of a whole store, not a session
+        if (name, option.opts[-1]) in (
+            ("restore", "--from"),
+            ("restore", "--at"),
+            ("backup", "--keep"),
+        ):  # of a whole store, not a session
             continue
         for spelled in option.opts:
             form = (tuple(sorted(option.opts)), option.metavar, type(option.type).__name__)

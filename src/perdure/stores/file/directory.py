@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,10 +35,9 @@ class Directory:
     """An open directory, for the use of one thread."""
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
-        try:
+        is_unfinished = False
+        with suppress(OSError):  # what cannot be looked at, the folder says
             is_unfinished = unfinished(path).exists()
-        except OSError as error:
-            raise store_error(error, path) from None
         if is_unfinished:
             raise RestoreUnfinished(path, unfinished(path))
         self.folder = Folder(path)
