@@ -80,7 +80,7 @@ def placed(original: Path, where: Path) -> Path:
     return where / "sessions.db"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("damage", REPAIRED_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_what_follows_from_versions_is_repaired(
     original: Path,
@@ -108,7 +108,7 @@ async def test_what_follows_from_versions_is_repaired(
     assert bodies(path) == said
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("damage", LEFT_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_what_would_have_to_be_guessed_is_left(
     original: Path,
@@ -130,6 +130,7 @@ async def test_what_would_have_to_be_guessed_is_left(
     assert bodies(path) == said
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", IN_SEARCH_INDEX, ids=lambda damage: damage.done[:60])
 async def test_a_search_index_is_made_anew(
     original: Path,
@@ -148,7 +149,7 @@ async def test_a_search_index_is_made_anew(
 
 async def test_flipped_bits_in_indexes_are_repaired(original: Path, tmp_path: Path) -> None:
     """Of an index all is made anew. Where SQLite cannot even clear it, that is reported."""
-    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 8
+    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 4
     path = placed(original, tmp_path / "original")
     pages = index_pages(path)
     rng, mended, found = random.Random(17), 0, 0

@@ -28,7 +28,7 @@ from perdure.errors import RestoreUnfinished
 from perdure.testing.outcomes import Outcome, note
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
-ROUNDS = {"sqlite": 200, "file": 200, "postgres": 200} if TORTURE else {"sqlite": 8, "file": 5, "postgres": 4}
+ROUNDS = {"sqlite": 200, "file": 200, "postgres": 200} if TORTURE else {"sqlite": 4, "file": 3, "postgres": 2}
 
 
 class Children:
@@ -179,7 +179,7 @@ DAMAGES = (
 
 async def test_a_killed_repair_can_be_repeated(tmp_path: Path) -> None:
     """What it has repaired stays, nothing else is wrong, and the next one finishes it."""
-    rounds = 200 if TORTURE else 5
+    rounds = 200 if TORTURE else 3
     await filled("sqlite", tmp_path / "original")
     damaged = apsw.Connection(str(tmp_path / "original" / "sessions.db"))
     for statement in DAMAGES:
