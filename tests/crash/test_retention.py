@@ -22,12 +22,14 @@ from perdure.model.ids import now, use
 from perdure.testing import FrozenClock
 from perdure.testing.outcomes import Outcome, note
 
-ROUNDS = 70 if os.environ.get("PERDURE_TORTURE") else 1
+IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
+ROUNDS = 10 if IS_TORTURE else 1
 COUNT = 12
 
 
+@pytest.mark.parametrize("seed", range(7 if IS_TORTURE else 1))
 @pytest.mark.parametrize("kind", ["sqlite", "files", "postgres"])
-async def test_a_round_that_is_killed(kind: str, tmp_path: Path) -> None:
+async def test_a_round_that_is_killed(kind: str, seed: int, tmp_path: Path) -> None:
     """Each session is there whole, or gone whole. What is held, young or a fork's is there; the rest goes next."""
     for number in range(ROUNDS):
         where = tmp_path / str(number)
@@ -35,7 +37,7 @@ async def test_a_round_that_is_killed(kind: str, tmp_path: Path) -> None:
         address = address_of(kind, where)
         async with connect(store_at(address), model="offline") as app:
             kept = await _filled(app)
-        _kill(address, random.Random(number))
+        _kill(address, random.Random(seed * ROUNDS + number))
         async with connect(store_at(address), model="offline") as app:
             assert (await fsck(app.store)).problems == ()
             assert await _shown(app, kept) == kept
