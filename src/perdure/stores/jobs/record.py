@@ -452,6 +452,7 @@ def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
     """Return an idempotency key and the version that its run has saved; None if there is none, or no such session."""
     rows = yield Select("session", ("sid",), {"id": session_id})
     if not rows:
+        yield from require_absent(session_id)
         return None
     sid = rows[0][0]
     where = {"sid": sid, "name": name}

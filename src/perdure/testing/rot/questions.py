@@ -222,7 +222,7 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
     verb("runs", kind="lenient")
     verb("branches", kind="lenient")
     verb("progress", kind="progress")
-    verb("timers", limit=FULL)
+    verb("timers", limit=FULL, kind="queue")
     verb("adoptions", info.version)
     for name in ("first", "key-3", "nobody's"):
         verb("find_key", name)
