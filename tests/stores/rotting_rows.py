@@ -23,6 +23,7 @@ UNPROTECTED = frozenset(
         ("run", "first_pos"),
         ("run", "end_pos"),
         ("meta", "erasures"),
+        ("meta", "uid"),
         ("rate", "until"),
         ("rate", "name"),
     }

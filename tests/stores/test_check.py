@@ -24,6 +24,8 @@ from perdure.stores.engine import Delete, Select, Update
 from perdure.stores.file.log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.format.rows import hash_of
 from perdure.stores.sqlite import check as sqlite_check
+from perdure.stores.sqlite.search import has_sums
+from perdure.stores.sqlite.sums import connect_with_sums
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, show
 
