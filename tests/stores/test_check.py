@@ -188,7 +188,8 @@ def _names_a_copy(repair: str) -> bool:
 
 
 def execute(path: Path, script: str) -> None:
-    connection = apsw.Connection(str(path))
+    is_index = path.name.endswith("-search")  # which has a checksum in each page
+    connection = connect_with_sums(path, has_sums) if is_index else apsw.Connection(str(path))
     for statement in script.split(";"):
         connection.execute(statement).fetchall()
         assert connection.changes() or statement.startswith(("DROP", "INSERT INTO message")), statement
