@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests import postgres_server
 from tests.crash.addresses import address_of
-from tests.crash.worker_chaos import ATTACKS, BEYOND, Attack, Stage, chaos, stage, take_overs, told
+from tests.crash.worker_chaos import ATTACKS, BEYOND, Attack, Stage, Victim, chaos, stage, take_overs, told
 from tests.crash.worker_process import Task
 
 LONGER = 2.0
@@ -27,6 +27,8 @@ SIZE = {"sessions": 500, "messages": 4, "workers": 8} if IS_TORTURE else {"sessi
 """How much is done while workers are killed; the other attacks are played in full by torture alone."""
 SMALL = SIZE if IS_TORTURE else {"sessions": 12, "messages": 2, "workers": 3, "lease": 2.0}
 EVERY = (1.0, 2.0) if IS_TORTURE else (0.9, 1.1)
+TIMES = 1_000_000 if IS_TORTURE else 4
+"""How often workers are attacked at most: torture does not end before all is done."""
 PATIENCE = 600.0 if IS_TORTURE else 60.0
 needs_torture = pytest.mark.skipif(not IS_TORTURE, reason="make torture plays it")
 
@@ -56,7 +58,7 @@ async def attacked(
 ) -> Stage:
     """Attack workers until all is done. Nothing may be wrong then, and no run may have waited for too long."""
     async with stage(task_of(address, where, lease=lease, **task), remote=remote) as on:
-        wrong = await chaos(on, attack, workers=workers, every=every, patience=PATIENCE)
+        wrong = await chaos(on, attack, workers=workers, every=every, times=TIMES, patience=PATIENCE)
         found = take_overs(on)
         print(f"{len(on.harms)} attacks, {told(found)}; slowness {on.slowness:.1f}")
         assert wrong == []
@@ -123,7 +125,7 @@ def own_server() -> Iterator[Any]:
 async def test_a_database_that_is_restarted(tmp_path: Path, own_server: Any, dispatcher: str) -> None:
     """Workers wait for it."""
 
-    async def restarts(on: Stage) -> None:
+    async def restarts(on: Stage, _: Victim) -> None:
         if len(on.harms) < 3:
             on.note("database")
             await asyncio.to_thread(own_server.stop)

@@ -120,17 +120,16 @@ class Stage:
         self._wanted += count
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
-    def any_worker(self) -> Victim | None:
-        """Return a worker to be harmed, in the middle of a run if there is one.
-
-        Return None if half of them are not at work, as on a slow machine.
-        """
-        at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
-        if len(at_work) <= self._wanted // 2:
-            return None
-        last = {line.session_id: line for line in ledger_of(self.task) if line.what in ("start", "over")}
-        names = {line.by for line in last.values() if line.what == "start"}
-        return self.chance.choice([each for each in at_work if each.name in names] or self.workers)
+    async def worker_in_a_run(self) -> Victim:
+        """Wait for a worker in the middle of a run, while more than half of them are at work, and return it."""
+        while True:
+            at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
+            if len(at_work) > self._wanted // 2:
+                last = {line.session_id: line for line in ledger_of(self.task) if line.what in ("start", "over")}
+                names = {line.by for line in last.values() if line.what == "start"}
+                if found := [each for each in at_work if each.name in names]:
+                    return self.chance.choice(found)
+            await asyncio.sleep(0.02)
 
     def note(self, name: str) -> None:
         """Note that something is harmed now."""
@@ -164,22 +163,17 @@ async def stage(task: Task, **options: Any) -> AsyncIterator[Stage]:
         await made.close()
 
 
-Attack = Callable[[Stage], Awaitable[None]]
+Attack = Callable[[Stage, Victim], Awaitable[None]]
 
 
-async def kills(on: Stage) -> None:
+async def kills(on: Stage, victim: Victim) -> None:
     """Kill a worker, and start another in its place."""
-    victim = on.any_worker()
-    if victim is not None:
-        await on.kill(victim)
-        await on.start("work")
+    await on.kill(victim)
+    await on.start("work")
 
 
-async def stops(on: Stage) -> None:
+async def stops(on: Stage, victim: Victim) -> None:
     """Stop a worker for longer than its lease, then let it run on."""
-    victim = on.any_worker()
-    if victim is None or victim.is_stopped:
-        return
     victim.is_stopped = True
     on.harm(victim, signal.SIGSTOP)
     try:
@@ -190,14 +184,10 @@ async def stops(on: Stage) -> None:
     await asyncio.sleep(1.0)  # in which it tries to write
 
 
-async def terminates(on: Stage) -> None:
+async def terminates(on: Stage, victim: Victim) -> None:
     """Ask a worker to end, and start another in its place once it has."""
-    victim = on.any_worker()
-    if victim is None:
-        return
     on.workers.remove(victim)
     victim.is_to_end = True
-    await victim.listening.wait()
     on.harm(victim, signal.SIGTERM)
     assert await victim.end() == 0, f"{victim.name} did not end in good order"
     await on.start("work")
@@ -206,13 +196,13 @@ async def terminates(on: Stage) -> None:
 ATTACKS: dict[str, Attack] = {"kill": kills, "stop": stops, "term": terminates}
 
 
-async def attacking(on: Stage, attack: Attack, every: tuple[float, float]) -> None:
+async def attacking(on: Stage, attack: Attack, every: tuple[float, float], times: int) -> None:
     """Attack again and again. One attack does not wait for the end of another."""
     under_way: set[asyncio.Task[Any]] = set()
     try:
-        while True:
+        for _ in range(times):
             await asyncio.sleep(on.chance.uniform(*every))
-            under_way.add(asyncio.ensure_future(attack(on)))
+            under_way.add(asyncio.ensure_future(attack(on, await on.worker_in_a_run())))
             for done in [each for each in under_way if each.done()]:
                 under_way.remove(done)
                 done.result()
@@ -250,13 +240,13 @@ async def all_done(task: Task, patience: float) -> bool:
 
 
 async def chaos(
-    on: Stage, attack: Attack, *, workers: int, every: tuple[float, float], patience: float, poster_dies: bool = True
+    on: Stage, attack: Attack, *, workers: int, every: tuple[float, float], times: int, patience: float
 ) -> list[str]:
     """Have all messages answered while workers are attacked. Return what is wrong."""
     await on.start_workers(workers)
-    attacks = asyncio.ensure_future(attacking(on, attack, every))
+    attacks = asyncio.ensure_future(attacking(on, attack, every, times))
     try:
-        await leave_messages(on, patience, killed_after=0.5 if poster_dies else None)
+        await leave_messages(on, patience, killed_after=0.5)
         in_time = await all_done(on.task, patience)
     finally:
         attacks.cancel()

@@ -22,18 +22,24 @@ UNPROTECTED = frozenset(
         ("session", "line"),
         ("run", "first_pos"),
         ("run", "end_pos"),
+        ("meta", "erasures"),
+        ("meta", "uid"),
         ("rate", "until"),
         ("rate", "name"),
     }
 )
 """Columns that nothing says again. They are named in docs/reliability.md."""
+NAMING = frozenset(
+    {"sid", "id", "name", "hash", "run", "loop", "digest", "child", "tag", "key", "log", "version", "seq"}
+)
+"""Columns that name a row: changed, it is another row, and the one that was there is missing."""
 DERIVED = frozenset({"words", "seal", "name_hash"})
 
 
 class RottenRows:
     """The rows of a schema. Triggers and checks do not see the change, as they do not see damage to a disk."""
 
-    def __init__(self, dsn: str, schema: str) -> None:
+    def __init__(self, dsn: str, schema: str, *, naming: bool = False) -> None:
         self._db = psycopg.connect(dsn, autocommit=True)
         self._db.execute("SET session_replication_role = replica")
         self._schema = schema
@@ -52,7 +58,8 @@ class RottenRows:
         self._columns = [
             each
             for each in self._columns
-            if self._sound.get(each[0])
+            if (each[1] in NAMING) == naming
+            and self._sound.get(each[0])
             and each[:2] not in UNPROTECTED
             and each[1] not in DERIVED
             and each[2] in _CHANGED

@@ -21,9 +21,10 @@ from perdure.stores.sqlite import SqliteStore, schema
 from perdure.testing.samples import new_session, say
 
 pytestmark = needs_proc
-STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+# By the thread itself: sent to the process, it may reach another thread first, and this one runs on for a moment.
+STOP = "signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)"
 WRITER = f"""
-import asyncio, os, signal, sys
+import asyncio, signal, sys, threading
 from perdure.stores.sqlite import SqliteStore
 
 def stop(db):
@@ -38,7 +39,7 @@ async def main():
 asyncio.run(main())
 """
 HOLDER = f"""
-import os, signal, sys
+import signal, sys, threading
 from pathlib import Path
 from perdure.stores.folder import Folder
 
@@ -46,7 +47,7 @@ with Folder(Path(sys.argv[1])).locked(["s"], 5):
     {STOP}
 """
 STRANGER = f"""
-import os, signal, sys
+import signal, sys, threading
 import apsw
 
 db = apsw.Connection(sys.argv[1])
@@ -119,7 +120,9 @@ async def test_a_store_that_nobody_else_has_open_is_not_opened_without_its_lock(
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("Hello", id="s"))
-    lock = f"import os, signal, sys, fcntl; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); {STOP}"
+    lock = (
+        f"import os, signal, sys, fcntl, threading; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); {STOP}"
+    )
     with stopped(lock, schema.lock_path(path)) as process:
         await refused(SqliteStore(path, lock_timeout=0.1).__aenter__(), process.pid)
 

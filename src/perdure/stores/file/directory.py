@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, RestoreUnfinished, StoreError
+from perdure.errors import (
+    CorruptRecord,
+    InvalidData,
+    InvalidSessionFile,
+    RestoreUnfinished,
+    StoreError,
+    UnreadableFile,
+)
 from perdure.stores.engine import unfinished
 from perdure.stores.file import group
 from perdure.stores.file.blobs import Blobs
@@ -130,7 +137,16 @@ class Directory:
                 log.feed(read_from(handle, log.end))
         except NotAFile as error:
             raise CorruptRecord(stem, log_file(stem), str(error.strerror)) from None
+        if log.torn and not log.damage and owner_of(stem) == stem:
+            self._require_torn(log)
         return log
+
+    def _require_torn(self, log: SessionLog) -> None:
+        """Note damage if what seems torn was written whole once: a document was made from it."""
+        with suppress(InvalidSessionFile, UnreadableFile):  # of which others tell
+            header = self.header(log.stem)
+            if header is not None and header.key == log.key and header.end > log.end:
+                log.damage.append(cut_short(log, header))
 
     def since(self, session_id: str, header: Header) -> SessionLog:
         """What has been written to a log since its document was made; nothing before that is read."""

@@ -61,6 +61,8 @@ def read(session_id: str, hashes: Collection[str]) -> Job[dict[str, bytes]]:
             place = yield from _place_of(sid, key, shown)
         if place is None:
             yield from _require_unnamed(session_id, sid, key, shown or ())
+            if not (yield Select("log", ("log",), {"sid": sid, "name": ""})):
+                raise CorruptRecord(session_id, "its log", "it is missing")
             raise InvalidData("$.hash", f"session {session_id!r} has no file of the hash {key}")
         places[key] = name_of(*place)
     return (yield from read_bodies(session_id, places))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from perdure.codec import hash_of_bytes
-from perdure.errors import CorruptRecord, InvalidData, KeyUnavailable
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId, KeyUnavailable
 from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import Problem
 from perdure.stores.engine import Count, Job, Select, Where
@@ -75,7 +75,7 @@ _AT_ONCE = 500
 _MOST_TOLD = 20
 
 # Whatever damaged data can bring about in code that reads it.
-_DAMAGE = (CorruptRecord, InvalidData, TypeError, ValueError, LookupError, AttributeError)
+_DAMAGE = (CorruptRecord, InvalidData, InvalidSessionId, TypeError, ValueError, LookupError, AttributeError)
 
 
 def check() -> Job[list[Problem]]:

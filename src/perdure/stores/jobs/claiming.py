@@ -218,6 +218,7 @@ def is_interrupted(session_id: str) -> Job[bool]:
 def _claim_of(session_id: str) -> Job[Facts]:
     rows = yield Select("session", ("sid", "claim", "expires"), {"id": str(session_id)})
     if not rows:
+        yield from require_absent(session_id)
         return Facts()
     sid, claim, expires = rows[0]
     stands = claim is not None and (yield from is_in_future(expires))

@@ -14,22 +14,31 @@ from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.saving import owners_of_logs
 from perdure.stores.jobs.values import gather
 
-Parents = dict[str, str | None]
-"""What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork."""
+Parents = dict[str, str | CorruptRecord | None]
+"""What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork.
+
+Where that cannot be told, it is the damage, which is raised if somebody's line depends on it.
+"""
 
 
 def line_of(session_id: SessionId) -> Job[list[SessionId]]:
     """Return a session's line, the first first; if its beginning is erased, from the oldest that is known by name."""
     yield from sid_of(session_id)
     known: Parents = yield from _parents_near(session_id)
-    line, parent = {str(session_id): None}, known.get(session_id)
+    line, parent = {str(session_id): None}, _sound(known.get(session_id))
     # One that was erased and made anew may be a fork of its own fork.
     while parent is not None and parent not in line:
         line[parent] = None
         if parent not in known:
             known |= yield from _parents_near(parent)
-        parent = known.get(parent)
+        parent = _sound(known.get(parent))
     return [SessionId(each) for each in line if each != session_id][::-1]
+
+
+def _sound(parent: str | CorruptRecord | None) -> str | None:
+    if isinstance(parent, CorruptRecord):
+        raise parent
+    return parent
 
 
 def _parents_near(session_id: str) -> Job[Parents]:
@@ -66,15 +75,15 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
     }
     found: Parents = {}
     for sid, session_id, parent in rows:
-        if sid in firsts and _is_fork(session_id, sid, *firsts[sid]):
-            found[session_id] = parent
+        try:
+            if sid in firsts and _is_fork(session_id, sid, *firsts[sid]):
+                found[session_id] = parent
+        except CorruptRecord as damage:
+            found[session_id] = damage
     return found
 
 
 def _is_fork(session_id: str, sid: int, crc: int | None, body: bytes) -> bool:
-    try:
-        raw = unpacked_head(body, crc, session_id, sid, 1)
-        # Decoding takes longer than all else here, and few heads have the word anywhere.
-        return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None
-    except CorruptRecord:
-        return False
+    raw = unpacked_head(body, crc, session_id, sid, 1)
+    # Decoding takes longer than all else here, and few heads have the word anywhere.
+    return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None

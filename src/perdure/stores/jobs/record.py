@@ -39,6 +39,7 @@ from perdure.stores.jobs.saving import (
 )
 
 _NEAR = 256
+_NOWHERE = (1, 0)
 _RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
 
 
@@ -121,7 +122,7 @@ def _reach_of(session_id: str, sid: int, run: str) -> Job[tuple[int, int]]:
         return rows[0][0], rows[0][1]
     if (yield Select("run", ("run",), where, again=True)):
         raise CorruptRecord(session_id, f"run {run}", "the index of runs does not find it")
-    return 1, 0
+    return _NOWHERE
 
 
 def _require_ends(session_id: str, run: str, *ends: JournalEntry) -> None:
@@ -374,6 +375,9 @@ def runs(
     if run is not None:
         where["loop"] = run
     rows = yield Select("run", _RUN, where, order="-first_seq", limit=limit)
+    is_sought = run is not None and not rows and before is None and limit != 0
+    if is_sought and (yield from _reach_of(session_id, sid, str(run))) != _NOWHERE:
+        raise CorruptRecord(session_id, f"run {run}", "the index of runs does not find it")
     return (yield from _on_record(session_id, sid, origin, rows[::-1]))
 
 
@@ -452,6 +456,7 @@ def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
     """Return an idempotency key and the version that its run has saved; None if there is none, or no such session."""
     rows = yield Select("session", ("sid",), {"id": session_id})
     if not rows:
+        yield from require_absent(session_id)
         return None
     sid = rows[0][0]
     where = {"sid": sid, "name": name}
@@ -462,6 +467,13 @@ def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
     if (yield Select("key", ("sid",), where, again=True)):
         raise CorruptRecord(session_id, f"key {name!r}", "it is noted, and its row is missing or has another name")
     return None
+
+
+def require_all_keys(session_id: str, sid: int, found: int) -> Job[None]:
+    """Raise CorruptRecord if a session has more idempotency keys than were found, by another way to them."""
+    there = yield Select("key", ("sid",), {"sid": sid}, again=True)
+    if len(there) != found:
+        raise CorruptRecord(session_id, "its idempotency keys", f"{len(there)} are noted, and {found} are there")
 
 
 def require_key(session_id: str, sid: int, name: str, digest: str, version: int, crc: int | None) -> None:

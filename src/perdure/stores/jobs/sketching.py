@@ -82,10 +82,14 @@ def _sound(session_id: str, rows: Iterable[Row]) -> Iterator[Sketch]:
         yield piece
 
 
+_BEYOND = 1 << 32
+"""No answer is so long; and a checksum sees no more of a number."""
+
+
 def piece_of(session_id: str, start: int, crc: int | None, body: bytes) -> Sketch | None:
     """Return the piece that a row holds; None if the row is not what was written."""
     # Damage can change a column's type, too.
-    if type(start) is not int or type(body) is not bytes or start < 0:
+    if type(start) is not int or type(body) is not bytes or not 0 <= start < _BEYOND:
         return None
     if crc is not None and crc != _checksum(session_id, start, body):
         return None

@@ -17,6 +17,8 @@ from perdure.stores.format.rows import checksum
 from perdure.stores.jobs.erasing import count_erasure
 
 COLUMNS = ("digest", "id", "owner", "crc", "body")
+_ID = 12
+"""How much of its digest the id of a token is."""
 
 
 def add_token(token: Token) -> Job[None]:
@@ -31,6 +33,9 @@ def add_token(token: Token) -> Job[None]:
 def token(digest: str) -> Job[Token | None]:
     for row in (yield Select("token", COLUMNS, {"digest": digest})):
         return token_of(row)
+    # From the index of ids alone: what only that finds is there, and damaged. No two tokens begin alike.
+    if (yield Select("token", ("id",), {"id": digest[:_ID]})):
+        raise _damaged(digest[:_ID], "it is noted, and its row is missing")
     return None
 
 

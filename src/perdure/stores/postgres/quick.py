@@ -61,7 +61,7 @@ _INBOX = """
 _RUNS = """
     SELECT session.id, session.sid, run.loop, run.first_seq, run.last_seq, run.log, run.first_pos, run.end_pos,
         first.last, first.count, first_run.loop, first.crc, first.body,
-        last.last, last.count, last_run.loop, last.crc, last.body
+        last.last, last.count, last_run.loop, last.crc, last.body, own.name
     FROM session
     LEFT JOIN LATERAL (
         SELECT * FROM run
@@ -76,12 +76,14 @@ _RUNS = """
     ) AS last ON true
     LEFT JOIN run AS first_run ON first_run.run = first.run
     LEFT JOIN run AS last_run ON last_run.run = last.run
+    LEFT JOIN log AS own ON own.log = run.log AND own.sid = session.sid
     WHERE session.id = %(id)s
     ORDER BY run.first_seq
 """
 _RUN = _RUNS.replace("AND run.first_seq <", "AND run.loop = %(run)s AND run.first_seq <", 1)
 _LOG = f"""
-    SELECT session.id, log.log, (SELECT coalesce(max(msg.pos) + 1, 0) FROM msg WHERE msg.log = log.log)
+    SELECT session.id, log.log, (SELECT coalesce(max(msg.pos) + 1, 0) FROM msg WHERE msg.log = log.log),
+        session.msg_end
     FROM session JOIN log ON log.sid = session.sid AND log.name = %s
     WHERE session.id = %s AND {LOG_IS_SOUND}
 """
@@ -159,7 +161,7 @@ async def _runs(
         loop = restored(stored_loop)
         first = _entry(_entries(session_id, sid, *row[8:13]), first_seq)
         last = _entry(_entries(session_id, sid, *row[13:18]), last_seq)
-        _require(first.run == last.run == loop)
+        _require(first.run == last.run == loop and row[18] in ("", stored_loop))
         found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
     return found
 
@@ -167,7 +169,9 @@ async def _runs(
 async def _log_of(link: Link, session_id: str, name: str, origin: str) -> tuple[LogRef, int]:
     rows = await link.rows(_LOG, (plain(name), session_id))
     _require(len(rows) == 1 and rows[0][0] == session_id)
-    return LogRef(origin, rows[0][1]), rows[0][2]
+    _, log, end, msg_end = rows[0]
+    _require(bool(name) or end == msg_end)
+    return LogRef(origin, log), end
 
 
 async def _progress(link: Link, session_id: str, after: int) -> RunProgress:

@@ -243,7 +243,9 @@ def _answer(statement: Statement, at: float | None, heads: Heads, locked: Locked
 def _select(asked: Select) -> Queries[list[Any]]:
     if asked.table == "meta":
         return (yield from _select_meta(asked))
-    if asked.again and asked.table == "key":  # by the hash of its name: the name or its index may be damaged
+    if (
+        asked.again and asked.table == "key" and "name" in asked.where
+    ):  # by the hash of its name: the name or its index may be damaged
         read = SQL.select(replace(asked, where={}))[0]
         by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
         return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))

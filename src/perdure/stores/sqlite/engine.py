@@ -41,7 +41,7 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.format.rows import Batch
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
-from perdure.stores.jobs.loading import Load, Loaded
+from perdure.stores.jobs.loading import Load, Loaded, exists
 from perdure.stores.jobs.saving import (
     BATCH_COLUMNS,
     RUN_COLUMNS,
@@ -173,7 +173,10 @@ class SqliteEngine(IndexedEngine):
     async def page(self, page: Request[Any]) -> Any:
         if not isinstance(page, Page):
             return await super().page(page)
-        return await self.opened.readers.run(partial(_read_page, page))
+        rows: list[HeaderRow] = await self.opened.readers.run(partial(_read_page, page))
+        if not rows and page.query.id is not None:  # a damaged index of ids is no reason not to find it
+            await self.run(partial(exists, page.query.id), "glance")
+        return rows
 
     async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
         """Drive a job that erases something; leave nothing of that, in the file or in the search index."""

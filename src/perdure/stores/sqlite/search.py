@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, KeyMissing, KeyUnavailable, StoreError
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId, KeyMissing, KeyUnavailable, StoreError
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.folder import sync_directory
@@ -182,7 +182,10 @@ class SearchIndex:
 
     def search(self, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
         """Search what is indexed; None if something is lacking, unless it is to be searched all the same."""
-        return self._surely(lambda index: _search(index, db, query, surely))
+        try:
+            return self._surely(lambda index: _search(index, db, query, surely))
+        except (InvalidSessionId, InvalidData, TypeError) as error:  # a row of the store that is no longer one
+            raise CorruptRecord(None, "of the database file", str(error)) from None
 
     def named(self, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
         """Return where messages of a number may stand; None if something is lacking, unless it is to be told anyway."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import CorruptRecord, InvalidData, PerdureError, SessionLocked, StoreError
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId, PerdureError, SessionLocked, StoreError
 from perdure.stores.file_lock import FileLock
 from perdure.stores.lock_holder import locked_error
 from perdure.stores.sqlite import schema
@@ -268,6 +268,8 @@ def read(connection: apsw.Connection, request: Request) -> None:
     except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
         request.error = CorruptRecord(None, "of the database file", f"a column has changed its type ({error})")
         request.error.__cause__ = error
+    except InvalidSessionId as error:  # those that are given were checked before
+        request.error = CorruptRecord(None, "of the session table", str(error))
     except Exception as error:  # around a request: the thread serves others after it
         request.error = as_store_error(error)
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, StoreError
+from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, SessionNotFound, StoreError
 from perdure.model.session import SessionInfoList, SessionStatus
 from perdure.model.transcript import LogRef
 from perdure.protocols import RunProgress, SessionHeads
@@ -15,7 +15,7 @@ from perdure.testing.rot.furnishing import FAR
 
 TYPED = (CorruptRecord, InvalidSessionFile, StoreError)
 """What says that something is damaged."""
-Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "check"]
+Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "log", "check"]
 Ask = Callable[[Any], Awaitable[Any]]
 FULL = 1_000
 
@@ -80,7 +80,9 @@ def is_right(question: Question, right: Any, found: Any, has_reported: bool) -> 
     `has_reported` tells whether a session or a version could not be loaded.
     """
     if isinstance(found, Failed):
-        return found.is_typed
+        # A log of which no version is left belongs to nobody.
+        is_lost = question.kind == "log" and isinstance(found.error, SessionNotFound)
+        return found.is_typed or (is_lost and has_reported)
     match question.kind:
         case "list":
             return _is_list_right(right, found)
@@ -222,7 +224,7 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
     verb("runs", kind="lenient")
     verb("branches", kind="lenient")
     verb("progress", kind="progress")
-    verb("timers", limit=FULL)
+    verb("timers", limit=FULL, kind="queue")
     verb("adoptions", info.version)
     for name in ("first", "key-3", "nobody's"):
         verb("find_key", name)
@@ -236,7 +238,7 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
 
 async def _of_log(store: Any, key: str) -> list[Question]:
     log, end = await store.log_of(key)
-    found = [Question(f"messages {key}", lambda store: _messages(store, log, end))]
+    found = [Question(f"messages {key}", lambda store: _messages(store, log, end), "log")]
     session = await store.load(key)
     said = [*session.state.messages]
     if hasattr(store, "find_message") and said:
@@ -257,7 +259,7 @@ async def _of_record(store: Any, key: str) -> list[Question]:
     """Return the questions of those who read a record as loops and events."""
     runs = await store.runs(key)
     found = [
-        Question(f"record {key}", lambda store: SessionRuntime(store).record(key)),
+        Question(f"record {key}", lambda store: SessionRuntime(store).record(key), "lenient"),
         Question(f"events {key}", lambda store: _events(store, key)),
     ]
     for run in (*runs[:1], *runs[-1:]):

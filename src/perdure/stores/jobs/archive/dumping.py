@@ -18,7 +18,7 @@ from perdure.stores.jobs.attachments import read_bodies as read_files
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
 from perdure.stores.jobs.lines import noted_by_owners, own_stretches
 from perdure.stores.jobs.loading import is_message_sound
-from perdure.stores.jobs.record import read_inbox, read_record, require_key
+from perdure.stores.jobs.record import read_inbox, read_record, require_all_keys, require_key
 from perdure.stores.jobs.saving import owners_of_logs, require_log
 from perdure.stores.jobs.values import gather_unmet
 from perdure.stores.tapes import merged, without
@@ -206,6 +206,7 @@ def _keys(session_id: str, sid: int) -> Job[dict[str, tuple[str, int]]]:
     for name, digest, version, crc in (yield Select("key", ("name", "digest", "version", "crc"), {"sid": sid})):
         require_key(session_id, sid, name, digest, version, crc)
         keys[name] = (digest, version)
+    yield from require_all_keys(session_id, sid, len(keys))
     return keys
 
 
