@@ -80,6 +80,21 @@ def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
     assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
 
 
+def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
+    """The hold is named, and nothing is destroyed; others' keys, and those of a store that is gone, can be forgotten."""
+    (held,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
+    said("tag", held["id"], "hold:case-7", "--keys", "ring.json")
+    refused = said("keys", "forget", "ada", "--yes", "--keys", "ring.json", code=5)
+    assert held["id"] in refused.err
+    assert "under hold" in refused.err
+    assert len(said("keys", "list", "--keys", "ring.json").lines) == 2
+    assert said("keys", "forget", "bob", "--yes", "--keys", "ring.json").out == "keys forgotten: 1\n"
+    gone = said("keys", "forget", "ada", "--yes", "--keys", "ring.json", "--store", "sqlite:///gone.db")
+    assert gone.out == "keys forgotten: 1\n"
+    assert "no store at gone.db" in gone.err
+    assert not Path("gone.db").exists()
+
+
 def test_erasing_an_owner_can_forget_the_key(said: Callable[..., Any]) -> None:
     done = said("erase", "--of", "bob", "--forget-key", "--yes", "--keys", "ring.json")
     assert done.out == "sessions erased: 1\nkeys forgotten: 1\n"

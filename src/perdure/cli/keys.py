@@ -9,11 +9,17 @@ import click
 
 from perdure.cli.errors import NOT_FOUND, Failure
 from perdure.cli.options import settings_of, store_command
-from perdure.cli.setup import keys_in, ring_path
+from perdure.cli.setup import keys_in, on_sessions, ring_path, store_url
 from perdure.cli.terminal import is_terminal, note, print_json, print_table, say
+from perdure.errors import SessionHeld
+from perdure.model.session import SessionStatus
+from perdure.paging import pages
+from perdure.protocols import Filters, Retains
+from perdure.sessions.default_store import path_of
 
 if TYPE_CHECKING:
     from perdure.keys import FileKeyRing
+    from perdure.sessions.sessions import Sessions
 
 _VERBS = ("master", "new", "list", "renew", "rotate", "forget")
 _COLUMNS = ("ID", "OWNER", "MADE", "MASTER")
@@ -32,7 +38,7 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
     PERDURE_MASTER_KEY_FILE names. `new FILE` makes a key ring. `renew OWNER` gives an owner a new data key for what is
     written from now on. `rotate` wraps all data keys with the newest master key: put it first, and the older ones
     behind it with commas between. `forget OWNER` destroys the owner's keys, which erases all that they have sealed,
-    in backups too.
+    in backups too; it is refused while a legal hold is on a session of theirs in the store.
     """
     if verb in ("renew", "forget") and (name is None) != no_owner:
         raise click.UsageError(f"Name the owner: perdure keys {verb} OWNER, or add --no-owner.")
@@ -53,7 +59,9 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
     elif verb == "rotate":
         say(f"keys wrapped with the newest master key: {_ring(ctx).rotate()}")
     else:
-        _forget(_ring(ctx), name, yes)
+        ring = _ring(ctx)
+        _require_no_hold(ctx, name)
+        _forget(ring, name, yes)
 
 
 def _ring(ctx: click.Context) -> FileKeyRing:
@@ -93,6 +101,29 @@ def _show(ring: FileKeyRing, as_json: bool) -> None:
         print_table(_COLUMNS, rows, spare=("MASTER",), flexible=("OWNER",))
     elif is_terminal():
         note("There are no keys yet. The first is made when the first session is written.")
+
+
+def _require_no_hold(ctx: click.Context, owner: str | None) -> None:
+    """Refuse to destroy keys of what a legal hold is on, as far as the store that is named tells.
+
+    A store that is not there holds nothing: the keys may be all that is left of it.
+    """
+    path = path_of(store_url(ctx).value)
+    if path is not None and not path.exists():
+        note(f"There is no store at {path}, so nobody was asked for legal holds.")
+        return
+    on_sessions(ctx, lambda sessions: _refuse_held(sessions, owner))
+
+
+async def _refuse_held(sessions: Sessions, owner: str | None) -> None:
+    store = sessions.store
+    if not isinstance(store, Retains):
+        return
+    for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
+        async for page in pages(store.list, **filters):
+            ids = [info.id for info in page if info.owner == owner]
+            for session_id, tag in (await store.holds(ids)).items():
+                raise SessionHeld(session_id, tag)
 
 
 def _forget(ring: FileKeyRing, owner: str | None, yes: bool) -> None:
