@@ -81,7 +81,7 @@ def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
 
 
 def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
-    """The hold is named, and nothing is destroyed; others' keys, and those of a store that is gone, can be forgotten."""
+    """The hold is named and nothing destroyed. Keys of others, and of a store that is gone, can be forgotten."""
     (held,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
     said("tag", held["id"], "hold:case-7", "--keys", "ring.json")
     refused = said("keys", "forget", "ada", "--yes", "--keys", "ring.json", code=5)
