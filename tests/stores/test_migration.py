@@ -154,6 +154,29 @@ async def test_a_migration_that_fails_changes_nothing(old: tuple[Path, bytes], m
         assert await exported(store) == said
 
 
+def _said_by(schema: str) -> list[Any]:
+    """Return what a file holds after statements were carried out in it: its schema, word for word, and its rows."""
+    db = apsw.Connection(":memory:")
+    for name, function in _FUNCTIONS.items():
+        db.create_scalar_function(name, function, deterministic=True)
+    db.execute(schema, {"after": 0, "upto": 0}).fetchall()  # steps of migrations name a range of sessions: none here
+    made = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY rowid").fetchall()
+    rows = {table: db.execute(f"SELECT * FROM {table}").fetchall() for kind, table, *_ in made if kind == "table"}
+    rows["meta"] = [(key, "random" if key == "uid" else value) for key, value in rows["meta"]]
+    return [*made, rows]
+
+
+def test_a_new_file_has_the_schema_that_all_migrations_make() -> None:
+    """The statements of `schema.sql` are those of a file that has been through every release."""
+    room = files("perdure.stores.sqlite")
+    scripts = sorted(path.name for path in (room / "migrations").iterdir() if path.name.endswith(".sql"))
+    migrated = "".join(
+        ";\n".join([*in_steps, rest])
+        for in_steps, rest in (steps.halves((room / "migrations" / name).read_text()) for name in scripts)
+    )
+    assert _said_by((room / "schema.sql").read_text()) == _said_by(migrated)
+
+
 DAMAGES = {
     "another body": "UPDATE event SET body = x'7b' WHERE rowid = {0}",
     "no body": "UPDATE event SET body = NULL WHERE rowid = {0}",
