@@ -66,23 +66,35 @@ def unit_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def import_nodes(path: Path) -> list[ast.AST]:
-    """The imports in a file, wherever they stand: a walk through a whole file takes long."""
-    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    """The imports in a file, those at the top first."""
+    # Trees of the whole package take hundreds of megabytes, so none is kept.
+    return [*_import_statements(tree_of(path))]
+
+
+def _import_statements(tree: ast.Module) -> Iterator[ast.AST]:
+    blocks: list[list[ast.stmt]] = [tree.body]
+    for block in blocks:  # which grows meanwhile. Expressions are passed over: they are most of a tree, and import nothing
+        for node in block:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node
+            for name in ("body", "orelse", "finalbody"):
+                blocks.append(getattr(node, name, []))
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                blocks.append(part.body)
 
 
 def imports(path: Path) -> Iterator[Import]:
     """The parts of perdure that a file imports, wherever in it the import stands."""
-    at_top = set(map(id, tree_of(path).body))
     for node in import_nodes(path):
         for name in imported_names(node, path):
-            yield Import(unit_named(name), node.lineno, id(node) not in at_top)  # type: ignore[attr-defined]
+            deferred = node.col_offset > 0  # type: ignore[attr-defined]
+            yield Import(unit_named(name), node.lineno, deferred)  # type: ignore[attr-defined]
 
 
 def imported_names(node: ast.AST, path: Path) -> list[list[str]]:
