@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -59,8 +60,10 @@ class Process:
         return self.told[-1].turns if self.told else 0
 
     async def end(self, number: int = signal.SIGTERM) -> int:
+        # Not `send_signal`: it may reap a process that has just ended, and asyncio then reports 255 for it.
         if self._process.returncode is None:
-            self._process.send_signal(number)
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
         await self.listening
         return await self._process.wait()
 

@@ -56,8 +56,10 @@ class Victim:
         """Set once it works. Before that, SIGTERM ends it as any other process."""
 
     def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        # Not `send_signal`: it may reap a process that has just ended, and asyncio then reports 255 for it.
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     async def ready(self) -> None:
         """Wait until it works, or was killed before it did."""
