@@ -119,7 +119,7 @@ async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_pat
         assert [*await store.lapsed()] == ["gamma"]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("directory", "name"), [each for each in STORED if "-head-" in each[0].name], ids=named)
 async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_path: Path) -> None:
     """Compactions of compactions are taken off, one by one, down to what was said at first."""

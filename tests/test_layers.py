@@ -79,7 +79,8 @@ def import_nodes(path: Path) -> list[ast.AST]:
 
 def _import_statements(tree: ast.Module) -> Iterator[ast.AST]:
     blocks: list[list[ast.stmt]] = [tree.body]
-    for block in blocks:  # which grows meanwhile. Expressions are passed over: they are most of a tree, and import nothing
+    # The list grows meanwhile. Expressions are passed over: they are most of a tree, and import nothing.
+    for block in blocks:
         for node in block:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 yield node

@@ -80,7 +80,7 @@ def placed(original: Path, where: Path) -> Path:
     return where / "sessions.db"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("damage", REPAIRED_IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_what_follows_from_versions_is_repaired(
     original: Path,

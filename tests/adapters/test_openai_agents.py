@@ -179,12 +179,12 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", range(RACES))
 def test_processes_lose_nothing(tmp_path: Path, number: int) -> None:
-    """Four processes append 50 times each: all is kept, and each batch in one piece."""
-    url, names = f"sqlite:///{tmp_path}/chats.db", [f"p{n}" for n in range(4)]
+    """Several append 50 times each: all is kept, and each batch in one piece."""
+    url, names = f"sqlite:///{tmp_path}/chats.db", [f"p{n}" for n in range(4 if TORTURE else 2)]
     started = [start("append", url, name, "50") for name in names]
     for process in started:
         process.communicate(timeout=300)
-    assert [process.returncode for process in started] == [0] * 4
+    assert [process.returncode for process in started] == [0] * len(names)
     assert_whole(asyncio.run(PerdureSession("chat", store=url).get_items()), names, 50)
     shared(url).close()
 

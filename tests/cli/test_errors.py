@@ -37,6 +37,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         assert any(row.startswith(f"| {code} ") and f"`{name}`" in row for row in rows), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

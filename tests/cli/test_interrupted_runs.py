@@ -54,6 +54,7 @@ def store(home: Path) -> str:
     return "kept.db"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("looking", [["ls"], ["show", "q1"], ["tag", "q1", "vip"]], ids=lambda words: words[0])
 def test_the_hint_says_where_the_tools_go(process: Callable[..., Any], store: str, looking: list[str]) -> None:
     """With the file put in, it works as it stands."""

@@ -113,7 +113,7 @@ def told_by(name: str, line: list[str], it: str) -> str:
     return re.sub(r"[\d.,]+", "#", text)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_says_what_it_says_where_the_other_owner_is_not(
     name: str, home: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def check(session: AgentSession, ledger: Path) -> None:
     assert {m.id for m in compile_prompt(session.state.messages)} == {m.id for m in session.state.messages}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS)), ("postgres", 0), ("postgres", 1)])
 async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, kind: str, seed: int) -> None:
     """Wherever SIGKILL strikes, the run ends, no completed tool runs twice, and no unknown outcome is repeated."""
@@ -101,7 +101,7 @@ async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, kind: str, seed
         assert (await fsck(store)).problems == ()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS // 2)), ("postgres", 0)])
 async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, kind: str, seed: int) -> None:
     """Branches that had ended stand, the others go on, one is selected, and no branch repeats a charge."""

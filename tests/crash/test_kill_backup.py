@@ -104,6 +104,7 @@ async def version_of(store: Any, session_id: str) -> int:
     return int(session.version)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ROUNDS)
 async def test_a_killed_backup_leaves_the_others_whole(kind: str, tmp_path: Path) -> None:
     """Every backup that was reported is there and can be restored; the next one clears up."""
@@ -132,6 +133,7 @@ async def test_a_killed_backup_leaves_the_others_whole(kind: str, tmp_path: Path
     assert failures == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ROUNDS)
 async def test_a_killed_restore_never_looks_whole(kind: str, tmp_path: Path) -> None:
     """It has not begun, or opening it raises RestoreUnfinished, or it is all there; repeated, it succeeds."""

@@ -17,7 +17,7 @@ import perdure
 from perdure import ApproveToolCalls, ConfigurationError, LoopFactory, SessionRuntime, recover
 from perdure.testing import ScriptedDriver
 
-ROUNDS, SEEDS = (60, 3) if os.environ.get("PERDURE_TORTURE") else (3, 1)
+ROUNDS, SEEDS = (60, 3) if os.environ.get("PERDURE_TORTURE") else (2, 1)
 
 
 async def killed(database: str, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:

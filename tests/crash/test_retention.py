@@ -27,6 +27,7 @@ ROUNDS = 10 if IS_TORTURE else 1
 COUNT = 12
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(7 if IS_TORTURE else 1))
 @pytest.mark.parametrize("kind", ["sqlite", "files", "postgres"])
 async def test_a_round_that_is_killed(kind: str, seed: int, tmp_path: Path) -> None:

@@ -250,7 +250,8 @@ async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
     """What is queued meanwhile is answered behind it, and whoever comes too late hears nothing of another's answer."""
 
     def reply(request: Any) -> Any:
-        return Chunks(["to ", Delay(0.05, request.messages[-1].text)])
+        text = request.messages[-1].text
+        return Chunks(["to ", Delay(0.5 if text == "one" else 0.0, text)])
 
     async with connect(driver=ScriptedDriver(reply)) as sessions:
         chat = await sessions.open()

@@ -214,7 +214,7 @@ IN_SQLITE = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("damage", IN_SQLITE, ids=lambda damage: str(damage.done)[:90])
 async def test_a_damaged_row_of_a_sqlite_file_is_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
@@ -239,6 +239,7 @@ IN_SEARCH_INDEX = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", IN_SEARCH_INDEX, ids=lambda damage: damage.done[:90])
 async def test_a_search_index_that_claims_what_is_not_so_is_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
@@ -373,7 +374,7 @@ IN_POSTGRES = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("damage", IN_POSTGRES, ids=lambda damage: damage.done[:90])
 async def test_a_damaged_row_of_a_postgres_schema_is_named(
     schema: Schema, originals: Callable[[str], Path], tmp_path: Path, damage: Damage

@@ -22,6 +22,7 @@ ROUNDS = 100 if TORTURE else 4
 EVERY = ("plain", "list", "names", "queue", "heads", "lenient")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shard", range(50 if TORTURE else 1))
 @pytest.mark.parametrize("naming", [False, True])
 async def test_a_damaged_row_is_never_a_wrong_answer(tmp_path: Path, naming: bool, shard: int) -> None:

@@ -46,6 +46,7 @@ class Timed:
     """A model that notes when it is asked; the first `failures` times it cannot answer."""
 
     def __init__(self, failures: int = 0) -> None:
+        self.made = time.monotonic()
         self.at: list[float] = []
         self._failures = failures
         self._voice = ScriptedDriver(lambda request: "re")
@@ -56,9 +57,9 @@ class Timed:
             raise TransientDriverError(request.model.name, "not yet")
         return await self._voice.respond(request, on_delta)
 
-    @property
-    def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
+    def keeps(self, seconds: float) -> bool:
+        """Tell whether no call came before its place. A busy machine may note any of them late."""
+        return all(at - self.made >= place * seconds - 0.01 for place, at in enumerate(self.at))
 
 
 def sessions_at(rate: Any, model: Timed, store: Any = None, **options: Any) -> Sessions:
@@ -107,12 +108,12 @@ class TestWaiting:
     async def test_calls_wait_for_their_places(self) -> None:
         """In one session and in several: at once what the burst holds, and then one behind the other."""
         model = Timed()
-        async with sessions_at(RateLimit(requests=10, seconds=1, burst=2), model) as sessions:
-            chats = [await sessions.open() for _ in range(5)]
+        async with sessions_at(RateLimit(requests=5, seconds=1, burst=2), model) as sessions:
+            chats = [await sessions.open() for _ in range(4)]
             await asyncio.gather(*(chat.send("Hello") for chat in chats))
-        assert len(model.at) == 5
-        assert model.gaps[0] < 0.08
-        assert model.at[-1] - model.at[0] >= 0.29
+        assert len(model.at) == 4
+        assert model.at[1] - model.at[0] < 0.18
+        assert model.at[-1] - model.made >= 0.39
 
     async def test_each_try_takes_a_place(self) -> None:
         """A model that fails is asked again no faster than the rate allows, by a driver of one's own as well."""
@@ -122,7 +123,7 @@ class TestWaiting:
             reply = await (await sessions.open()).send("Hello")
         assert reply.text == "re"
         assert len(model.at) == 4
-        assert all(gap >= 0.09 for gap in model.gaps)
+        assert model.keeps(0.1)
 
     async def test_branches_share_it(self) -> None:
         """What runs side by side is one behind the other at the model."""
@@ -132,7 +133,7 @@ class TestWaiting:
             action = SendParallel("Hello", sessions.loops, configs=["a", "b", "c"], strategy=LongestAnswer())
             await sessions.runtime.execute(chat.id, action)
         assert len(model.at) >= 3
-        assert all(gap >= 0.09 for gap in model.gaps[:2])
+        assert model.keeps(0.1)
 
     async def test_a_stream_waits_too(self) -> None:
         """Nothing is heard before its place."""
@@ -142,7 +143,7 @@ class TestWaiting:
             await chat.send("Hello")
             heard = [chunk async for chunk in chat.stream("Again")]
         assert heard
-        assert model.gaps[0] >= 0.19
+        assert model.keeps(0.2)
 
     async def test_a_wait_can_be_cancelled(self) -> None:
         """The run ends as any that is cancelled, and the model is not asked."""
