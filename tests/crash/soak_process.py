@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 from tests.crash.addresses import store_at
 
-from perdure import AgentDefinition, ModelRequest, PerdureError, ToolCall, tool
+from perdure import AgentDefinition, ModelReply, ModelRequest, PerdureError, ToolCall, tool
+from perdure.protocols import OnDelta
 from perdure.sessions.connect import connect
 from perdure.testing import ScriptedDriver
 from perdure.workers import Worker
@@ -80,8 +81,18 @@ def expected(name: str, turns: int = TURNS) -> list[str]:
     return [text for each in asked for text in (each, "", f"{each} was sent", f"re {each}")]
 
 
+class Forgetful(ScriptedDriver):
+    """A model that keeps nothing of what it was asked, as those of a provider keep nothing here."""
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        answer = await super().respond(request, on_delta)
+        self.requests.clear()
+        self._given.clear()
+        return answer
+
+
 def sessions_of(task: Task) -> Any:
-    return connect(store_at(task.address), driver=ScriptedDriver(reply), tools=[look_up])
+    return connect(store_at(task.address), driver=Forgetful(reply), tools=[look_up])
 
 
 async def work(task: Task) -> None:
