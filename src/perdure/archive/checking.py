@@ -46,14 +46,14 @@ RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
     "its earlier versions may still load, and a fork of one of them can go on."
 )
-_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file anew."
+_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file again."
 _VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
 _KEY = (
-    "A request that is sent again under this key would be answered anew, or not as it was. Restore the session from a "
+    "A request that is sent again under this key would be answered again, or not as it was. Restore the session from a "
     "backup, or use another key for what is still to be sent."
 )
-_HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
+_HEADER = "Save the session once (a tag or a note will do): that writes its header again."
 _TRY_AGAIN = "Look at the reason, mend it, and check again."
 _DECODED_AT_ONCE = 256
 

@@ -145,7 +145,7 @@ def read_sessions(file: BinaryIO) -> Iterator[Found]:
     if line.at != count:
         lines.refuse(f"the file should hold {line.at} sessions, and holds {count}")
     if not lines.is_over():
-        lines.refuse("the file goes on after its last line")
+        lines.refuse("the file continues after its last line")
 
 
 def _check_first(lines: _Lines) -> None:
@@ -266,7 +266,7 @@ class _Draft:
                 digest = self._sound(lambda: msgspec.json.decode(body, type=str))
                 self._keys[line.name] = (digest, line.at)
             case _:
-                self._lines.refuse(f"{line.kind!r} is no part of a session that this release knows")
+                self._lines.refuse(f"{line.kind!r} is not a part of a session that this release knows")
 
     def _message(self, raw: bytes) -> bytes:
         """Return a message as it is stored. Earlier releases have exported files within their messages."""

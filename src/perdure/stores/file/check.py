@@ -20,16 +20,16 @@ _LOG = (
     "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can go on while "
     "this session is mended."
 )
-_DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it anew."
+_DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it again."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
 _UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
 _NO_GROUP = (
     "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
     "itself. Remove it when you have looked at them."
 )
-_HINT = "Run `perdure gc`, which makes it anew."
+_HINT = "Run `perdure gc`, which makes it again."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
@@ -94,7 +94,7 @@ def _document(desk: Desk, log: SessionLog) -> Iterator[Problem]:
     if header is None or log.damage:
         return  # the next save makes a missing document again
     if log.version == 0:
-        yield Problem(log.stem, name, "there is no log to it", _NO_LOG)
+        yield Problem(log.stem, name, "it has no log", _NO_LOG)
     elif header.key != log.key:
         yield Problem(log.stem, name, "it was made from another log", _DOCUMENT)
     elif header.info.version > log.version or header.end > log.end:

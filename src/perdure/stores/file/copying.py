@@ -98,7 +98,7 @@ def _cut_of(directory: Directory) -> _Cut:
         moving |= {owner_of(name.rpartition(".")[0]) for name in changed}
         if len(moving) > _MOST_LOCKED:
             moving = {owner_of(name.rpartition(".")[0]) for name in sorted(changed)[:_MOST_LOCKED]}
-    raise StoreError("So many sessions are written at once that they cannot be copied.", "Repeat it later.")
+    raise StoreError("Too many sessions are written at once to be copied.", "Repeat it later.")
 
 
 def _stamps(folder: Folder) -> dict[str, Stamp]:

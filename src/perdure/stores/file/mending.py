@@ -35,7 +35,7 @@ def mend(directory: Directory, desk: Desk) -> list[Problem]:
 
 
 def _follows(problem: Problem) -> bool:
-    if problem.session_id is None or problem.what == "there is no log to it":
+    if problem.session_id is None or problem.what == "it has no log":
         return False
     kind = problem.where.partition("/")[0]
     return kind in (hints.WAITING, hints.TIMERS) or problem.where == document_file(problem.session_id)

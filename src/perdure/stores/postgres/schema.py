@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 def check_schema(name: str) -> str:
     """Return the name of a schema. Raise InvalidData if it is not a plain one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidData("$.schema", f"{name!r} is no name for a schema; use letters, digits and _, 48 at most")
+        raise InvalidData("$.schema", f"{name!r} is not a name for a schema; use letters, digits and _, 48 at most")
     return name
 
 

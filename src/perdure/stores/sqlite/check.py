@@ -18,7 +18,7 @@ _FILE = (
 )
 # SQLite's words, in its list of damage, for a page that it could not read.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
-_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it again."
 
 
 def faults(db: apsw.Connection) -> list[Problem]:

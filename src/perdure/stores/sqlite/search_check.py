@@ -23,7 +23,7 @@ def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
         return
     for what in _faults(db, path):
         repair = (
-            f"Stop those who search, and delete the file {path.name}: the next search makes it anew from the store."
+            f"Stop those who search, and delete the file {path.name}: the next search makes it again from the store."
         )
         yield Problem(None, _WHERE, what, repair)
 
