@@ -1,4 +1,4 @@
-"""Sessions that leave their store, for a file or for another store; and whether a store is what it should be."""
+"""Sessions moved to a file or to another store, and checks and repairs of whole stores."""
 
 from perdure.archive.checking import FsckReport, fsck
 from perdure.archive.copying import CopyReport, copy

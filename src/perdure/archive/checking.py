@@ -1,4 +1,4 @@
-"""Verifies every promise that a store's content makes, and says of each that is broken what to do. Changes nothing."""
+"""A check of everything that a store's content promises. It says what to do about each fault, and changes nothing."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
     "its earlier versions may still load, and a fork of one of them can go on."
 )
-_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file anew."
+_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file again."
 _VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
 _KEY = (
-    "A request that is sent again under this key would be answered anew, or not as it was. Restore the session from a "
+    "A request that is sent again under this key would be answered again, or not as it was. Restore the session from a "
     "backup, or use another key for what is still to be sent."
 )
-_HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
+_HEADER = "Save the session once (a tag or a note will do): that writes its header again."
 _TRY_AGAIN = "Look at the reason, mend it, and check again."
 _DECODED_AT_ONCE = 256
 
-# Whatever damaged data can bring about in code that reads it; none of it may end the check.
+# The errors that damaged data can cause in code that reads it. None of them may end the check.
 _DAMAGE = (PerdureError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class FsckReport(msgspec.Struct, frozen=True):
-    """What a check has looked at, and what it has found wrong."""
+    """The result of a check: how much it has read, and the problems that it has found."""
 
     sessions: int = 0
     messages: int = 0
@@ -74,9 +74,9 @@ class FsckReport(msgspec.Struct, frozen=True):
 
 
 async def fsck(store: SessionStore, *, session_id: str | None = None, progress: Progress | None = None) -> FsckReport:
-    """Check a store, or one session of it. Damage is reported, never raised; SessionNotFound for an unknown id.
+    """Check a store, or one session of it. Damage is reported, and never raised.
 
-    A session that is being run is checked as of its last version.
+    A session that is being run is checked as of its last version. Raise SessionNotFound for an unknown id.
     """
     survey = _Survey(store)
     infos = await survey.listed(session_id)
@@ -94,7 +94,7 @@ async def fsck(store: SessionStore, *, session_id: str | None = None, progress: 
 
 
 class _Survey:
-    """A check under way."""
+    """A check that is under way."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class _Survey:
         self._lengths: dict[str, int] = {}
 
     def distinct(self, session_id: str | None) -> Iterator[Problem]:
-        """What was found, each thing once: several checks may stumble over one damaged record."""
+        """Yield each problem once. Several checks may meet the same damaged record."""
         met: set[tuple[str | None, str]] = set()
         for problem in self.problems:
             if (problem.session_id, problem.where) not in met and session_id in (None, problem.session_id):
@@ -112,7 +112,7 @@ class _Survey:
 
     @contextmanager
     def watching(self, session_id: str | None, where: str) -> Iterator[None]:
-        """Note what damaged data raises, and go on behind it."""
+        """Note what damaged data raises in the block, and continue after the block."""
         try:
             yield
         except _DAMAGE as error:
@@ -122,7 +122,7 @@ class _Survey:
         self.problems.append(Problem(session_id, where, what, repair))
 
     async def listed(self, session_id: str | None) -> list[AgentSessionInfo]:
-        """The sessions to look at. Those whose header is damaged are noted, and looked at no further."""
+        """Return the sessions to check. Sessions with a damaged header are noted, and not checked further."""
         found: dict[str, AgentSessionInfo] = {}
         wanted: list[Filters] = [{"id": session_id}] if session_id else [{}, {"status": SessionStatus.DELETED}]
         for filters in wanted:
@@ -135,7 +135,7 @@ class _Survey:
         return sorted(found.values(), key=lambda info: (info.created_at, info.id))
 
     async def check_session(self, info: AgentSessionInfo) -> None:
-        """Look at one session. If it was erased meanwhile, what was not found of it is no damage."""
+        """Check one session. If it was erased meanwhile, drop its problems, since missing parts are not damage then."""
         known = len(self.problems)
         await self._look_at(info)
         if len(self.problems) > known and await self._is_gone(info.id):
@@ -161,9 +161,9 @@ class _Survey:
             await self._check_record(self._store, info.id)
 
     async def _check_whole(self, info: AgentSessionInfo) -> None:
-        """Every version, value and message of a session: in one go if the store gives it out whole."""
+        """Check every version, value and message of a session, all at once if the store can return it whole."""
         with self.watching(info.id, "versions"):
-            with suppress(SessionBusy):  # what is saved can be looked at, whoever runs it
+            with suppress(SessionBusy):  # saved versions can be checked below, even while the session runs
                 if isinstance(self._store, Archive):
                     await self._check_archived(self._store, info)
                     return
@@ -175,10 +175,10 @@ class _Survey:
         archived = await store.dump(info.id)
         stretches = await aside(self._look_through, archived, info)
         if not all(self._is_known(archived, *stretch) for stretch in stretches):
-            await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
+            await store.dump(info.id, alone=True)  # this reads the rest from other sessions, or says what is missing
 
     def _look_through(self, archived: ArchivedSession, info: AgentSessionInfo) -> Sequence[Stretch]:
-        """Note what is wrong with an archived session, and return the stretches of logs that its versions name."""
+        """Note what is wrong with an archived session. Return the stretches of logs that its versions name."""
         for name, rows in archived.logs.items():
             self._check_log(info, name, rows)
         if newest_version(archived) < info.version:
@@ -192,6 +192,7 @@ class _Survey:
     def _check_log(self, info: AgentSessionInfo, name: str, rows: Mapping[int, bytes]) -> None:
         session_id = info.id
         self.messages += len(rows)
+        # Once versions were forgotten, a log may have gaps.
         if info.first_version == 1:
             self._lengths[name] = len(rows)
             if sorted(rows) != list(range(len(rows))):
@@ -202,14 +203,14 @@ class _Survey:
 
     def _check_messages(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
         try:
-            codec.decode_messages(list(rows.values()))  # all at once, which is quicker than one by one
+            codec.decode_messages(list(rows.values()))  # quicker than one by one, which is done only to find a fault
         except _DAMAGE:
             for at, raw in rows.items():
                 with self.watching(session_id, f"message {at} of log {name}"):
                     codec.decode_message(raw)
 
     def _is_known(self, archived: ArchivedSession, log: int | str, start: int, stop: int) -> bool:
-        """Whether a stretch has been looked at: with its own session, or as what goes along with this one."""
+        """Tell whether a stretch has been checked, with its own session or as a part of this one."""
         name = str(log)
         return name in archived.logs or name in archived.lent or stop <= self._lengths.get(name, 0)
 
@@ -225,7 +226,8 @@ class _Survey:
                 if run.start < run.stop:
                     await journal.messages(run.log, run.start, run.stop)
                 first, last = starts.get(run.loop_id, 0), ends.get(run.loop_id, 0)
-                if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):  # else it went on meanwhile
+                # If it reaches beyond the entries that were read, it has grown meanwhile.
+                if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):
                     noted = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}"
                     what = f"{noted}, and it does from {first} to {last}" if last else f"{noted}, and has none"
                     self.note(session_id, f"run {run.loop_id}", what, _RECORD)
@@ -236,7 +238,7 @@ class _Survey:
 
 
 def _view_faults(session: AgentSession) -> Iterator[str]:
-    """What a model could not be shown: results without their calls, and, once a run is over, calls without results."""
+    """Yield what a model would refuse: results without their calls, and calls without results once a run is over."""
     called: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     for message in session.state.messages:
@@ -248,13 +250,13 @@ def _view_faults(session: AgentSession) -> Iterator[str]:
             called[call.id] += 1
     yield from (f"call {call!r} has {count} results" for call, count in answered.items() if count > called[call] > 0)
     if session.state.status is ExecutionStatus.COMPLETED:
-        # Of its own calls: one that somebody has rewound to stands in the view without its result, and may.
+        # Only the run's own calls: after a rewind, an older call may be in the view without its result.
         own = {call.id for step in session.state.steps for call in step.tool_calls}
         yield from (f"call {call!r} has no result" for call in called if call in own and not answered[call])
 
 
 def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:
-    """What is wrong with the idempotency keys: a run that was sent under one says so, and is saved with its end."""
+    """Yield what is wrong with idempotency keys. A run with a key names it, and is saved together with its end."""
     ended = {entry.run for entry in archived.entries if entry.kind == "agent_end"}
     for run, name, digest in _keys_told(archived.entries):
         kept = archived.keys.get(name)
@@ -268,7 +270,7 @@ def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:
 
 
 def _keys_told(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, str]]:
-    """For each key the run that has answered the request, or that tries to; one that failed may have been repeated."""
+    """Yield each key with the last run for it, which has answered the request or tries to. Earlier ones have failed."""
     last: dict[str, tuple[str, str, str]] = {}
     for entry in entries:
         told = entry.body.get("key") if entry.kind == "agent_start" and isinstance(entry.body, Mapping) else None
@@ -279,7 +281,7 @@ def _keys_told(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, str]]:
 
 
 def _run_of(archived: ArchivedSession, version: int) -> str | None:
-    """The run that a version shows the end of."""
+    """Return the run that ended with a version."""
     raw = archived.heads[version - first_version(archived)]
     run = StoredHead(raw, archived.session_id, version).run(archived.values)
     return None if run is None else run.execution_id
@@ -288,7 +290,7 @@ def _run_of(archived: ArchivedSession, version: int) -> str | None:
 def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
     kinds: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.run is not None and entry.kind in KINDS:  # what a newer release has written is not for us to judge
+        if entry.run is not None and entry.kind in KINDS:  # other kinds are a newer release's, whose rules are unknown
             kinds.setdefault(entry.run, []).append(entry.kind)
     for run, told in kinds.items():
         if told[0] != "agent_start":
@@ -298,7 +300,7 @@ def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _problem(error: BaseException, session_id: str | None, where: str) -> Problem:
-    """What went wrong, as a line in a report."""
+    """Return an error as a line of a report."""
     match error:
         case CorruptRecord():
             repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE

@@ -1,4 +1,4 @@
-"""Everything of one store into another, to be repeated after any interruption, and compared at the end."""
+"""A copy of one store into another, which can be repeated after any interruption, and is compared at the end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from perdure.stores.jobs.archive.archived import is_same
 
 
 class CopyReport(MoveReport, frozen=True):
-    """What a copy came to. Sessions that were there already, and the same, are `skipped`."""
+    """The result of a copy. Sessions that the target already has unchanged are `skipped`."""
 
     verified: int = 0
-    """How many sessions are the same on both sides."""
+    """The number of sessions that are the same on both sides."""
     differing: tuple[SessionId, ...] = ()
-    """Those that have not: they were changed while the copy was made. Copy again when they are at rest."""
+    """The sessions that differ, since they were changed during the copy. Copy again when they are not being run."""
 
 
 async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Progress | None = None) -> CopyReport:
-    """Bring every session of one store into another: versions, records, links, idempotency keys, unfinished runs.
+    """Copy every session of one store into another: versions, records, links, idempotency keys, unfinished runs.
 
-    It can be stopped at any instant and repeated: sessions that are over are not written twice. Nothing in the source
-    is changed. SessionBusy if a session is being run, SessionConflict if another has its id in the target.
+    It can be stopped at any instant and repeated: sessions that were copied are not written twice. Nothing in the
+    source is changed. Raise SessionBusy if a session is being run, and SessionConflict if another session has its id in
+    the target.
     """
     ids = await in_order(source)
     tell = progress or _nobody
@@ -34,6 +35,7 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
         is_new = await target.restore(archived)
         size = await aside(_size, archived) if is_new else 0
         report = report.plus(archived, size, is_new=is_new)
+        # A long session is freed page by page: freed at once, it would stop every thread for a moment.
         pages = await aside(Pages, archived)
         del archived
         await pages.let_go()
@@ -49,16 +51,16 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
 
 
 def _nobody(done: int, steps: int) -> None:
-    """Nobody asks how far it is."""
+    """Ignore the progress, if the caller does not ask for it."""
 
 
 def _size(archived: ArchivedSession) -> int:
-    """Return how many bytes a session would take in an export."""
+    """Return the number of bytes that a session would take in an export."""
     return sum(map(len, encode_session(archived)))
 
 
 async def _is_same(source: ArchivingStore, target: ArchivingStore, session_id: SessionId) -> bool:
-    """Whether a session, read again from both sides, is the same."""
+    """Tell whether a session is the same on both sides when it is read again."""
     try:
         return await aside(is_same, await source.dump(session_id), await target.dump(session_id))
     except (SessionBusy, SessionNotFound):

@@ -1,4 +1,4 @@
-"""A session as lines of JSON, and back again. What is not as it was written is refused, with the number of the line."""
+"""A session as lines of JSON, and back. A line that has changed since it was written is refused, with its number."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.jobs.archive.archived import first_version
 
 FORMAT = 1
+# A value has at most MAX_BYTES, and a file fewer, even in base64. So every line of an export is shorter than this.
 _LONGEST = 2 * codec.MAX_BYTES
 _LINES_AT_ONCE = 1_024
 _NOTHING = msgspec.Raw(b"null")
-# What bytes that are no JSON, or are nested too deep, can bring about.
+# The errors for bytes that are not JSON, or that nest too deep.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A line of the file. `name` and `at` say where in its session something stands."""
+    """A line of the file. `name` and `at` say where in the session its body belongs."""
 
     kind: str
     name: str = ""
@@ -35,7 +36,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 
 _CONVERSATION = re.compile(rb'\s*(\[|\{\s*"(messages|role|type)")')
-"""How a file of messages in OpenAI's form begins: an array, or an object a line."""
+"""The beginning of a file of messages in OpenAI's form: an array, or an object in each line."""
 
 
 class _First(msgspec.Struct, frozen=True):
@@ -44,7 +45,7 @@ class _First(msgspec.Struct, frozen=True):
 
 
 class _Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a session's first line says of it."""
+    """The facts in a session's first line."""
 
     owners: dict[str, float] = {}
     interrupted: bool = False
@@ -55,9 +56,9 @@ def message_count(archived: ArchivedSession) -> int:
 
 
 class Pages:
-    """What keeps the messages of an archived session in memory when the session itself is not used any more.
+    """References to the messages of an archived session, kept after the session itself is dropped.
 
-    Freed all at once, 100,000 messages keep every thread waiting for up to 200 ms: `let_go` frees them page by page.
+    If 100,000 messages are freed at once, every thread waits for up to 200 ms. `let_go` frees them page by page.
     """
 
     def __init__(self, archived: ArchivedSession) -> None:
@@ -65,7 +66,7 @@ class Pages:
         self._pages = list(iter(lambda: list(islice(rows, _LINES_AT_ONCE)), []))
 
     async def let_go(self) -> None:
-        """Free the messages, unless someone else still uses them. After each page, other tasks have their turn."""
+        """Free the messages, unless they are still in use elsewhere. After each page, other tasks have their turn."""
         while self._pages:
             self._pages.pop()
             await asyncio.sleep(0)
@@ -124,7 +125,7 @@ def last_line(sessions: int) -> bytes:
 
 
 class Found(NamedTuple):
-    """A session that was read, and where it stands in the file."""
+    """A session that was read, and its place in the file."""
 
     archived: ArchivedSession
     where: str
@@ -132,7 +133,7 @@ class Found(NamedTuple):
 
 
 def read_sessions(file: BinaryIO) -> Iterator[Found]:
-    """The sessions of a file, one by one; InvalidData where it is not what was written."""
+    """Yield the sessions of a file. Raise InvalidData at the first line that has changed or is missing."""
     lines = _Lines(file)
     _check_first(lines)
     count = 0
@@ -144,7 +145,7 @@ def read_sessions(file: BinaryIO) -> Iterator[Found]:
     if line.at != count:
         lines.refuse(f"the file should hold {line.at} sessions, and holds {count}")
     if not lines.is_over():
-        lines.refuse("the file goes on after its last line")
+        lines.refuse("the file continues after its last line")
 
 
 def _check_first(lines: _Lines) -> None:
@@ -173,7 +174,7 @@ class _Lines:
         self.begin()
 
     def peek(self) -> bytes:
-        """Return the first line, which is read once more by `raw`."""
+        """Return the first line. `raw` returns it again."""
         self._peeked = self._file.readline(_LONGEST + 1)
         return self._peeked
 
@@ -188,16 +189,16 @@ class _Lines:
         return raw
 
     def begin(self) -> None:
-        """Begin to sum up the lines of a session. The line that was read last is its first."""
+        """Begin the checksum of a session's lines. The line that was read last is the first."""
         self.start, self.size = self.number, len(self.last)
         self._digest = hashlib.blake2b(self.last, digest_size=16)
 
     def sum_up(self) -> None:
-        """Take the line that was read last as one more of the session."""
+        """Add the line that was read last to the checksum."""
         self._digest.update(self.last)
 
     def is_summed_up(self) -> bool:
-        """Tell whether the line that was read last is the end of what was summed up."""
+        """Tell whether the line that was read last has the right number of lines, and the right checksum."""
         return self.last == _encoded(_end(self.number - self.start, self._digest.hexdigest()))
 
     def next(self) -> Line:
@@ -228,7 +229,7 @@ def _read_session(lines: _Lines, first: Line) -> Found:
 
 
 class _Draft:
-    """A session while its lines come in."""
+    """A session whose lines are being read."""
 
     def __init__(self, lines: _Lines, first: Line) -> None:
         self._lines = lines
@@ -256,7 +257,7 @@ class _Draft:
             case "version" | "entry" | "inbox":
                 before = self._in_turn[line.kind]
                 if line.kind == "version" and not before:
-                    self._first_version = max(line.at, 1)  # older ones were forgotten; the newest tells of it
+                    self._first_version = max(line.at, 1)  # older ones were forgotten, as the newest says
                 following = len(before) + (self._first_version if line.kind == "version" else 1)
                 if line.at != following:
                     self._lines.refuse(f"{line.kind} {following} should stand here, not {line.at}")
@@ -265,10 +266,10 @@ class _Draft:
                 digest = self._sound(lambda: msgspec.json.decode(body, type=str))
                 self._keys[line.name] = (digest, line.at)
             case _:
-                self._lines.refuse(f"{line.kind!r} is no part of a session that this release knows")
+                self._lines.refuse(f"{line.kind!r} is not a part of a session that this release knows")
 
     def _message(self, raw: bytes) -> bytes:
-        """Return a message in the form in which it is stored. Earlier releases have exported files within messages."""
+        """Return a message as it is stored. Earlier releases have exported files within their messages."""
         kept, attachments = codec.detached_raw(codec.encode_message(codec.decode_message(raw)))
         self._blobs |= {each.hash: each.body for each in attachments if each.body is not None}
         return kept

@@ -1,8 +1,8 @@
-"""Sessions as one file of JSON Lines, which another store takes in whole: versions, logs, records, keys and links.
+"""Sessions as one file of JSON Lines for another store: versions, logs, records, keys and links.
 
-The first line says what the file is; each session is a `session` line, its parts, and an `end` line with their number
-and checksum; the last line says how many sessions there are. A file that was cut short or altered is refused at the
-line where that shows, and no session is ever taken in by half.
+The first line says what the file is. Each session is a `session` line, its parts, and an `end` line with their number
+and checksum. The last line says how many sessions there are. A file that was cut short or altered is refused at the
+line where that shows. Each session is taken in whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from perdure.stores.format.heads import decode_info
 from perdure.stores.jobs.archive.archived import check, split_name
 
 Progress = Callable[[int, int], None]
-"""Told how many sessions are done, and of how many; the second is 0 where that is not known."""
-# Python lets go of its lock for each read. If that takes no longer than it takes another thread to wake up, this one
-# has the lock again by then, and the event loop may wait for a long time: at 8 KB a read it was up to 170 ms.
+"""A function that is called with the number of sessions done and the number of all, or 0 if that is not known."""
+# Python releases the GIL for each read. If the read is shorter than the wake-up of another thread, this thread has the
+# GIL again by then. The event loop may then wait for long: up to 170 ms with reads of 8 KB.
 _READ_AT_ONCE = 1 << 20
 
 
 class MoveReport(msgspec.Struct, frozen=True):
-    """What an export or an import came to. Sessions that were there already, and the same, are `skipped`."""
+    """The result of an export or an import. Sessions that the store already has unchanged are `skipped`."""
 
     sessions: int = 0
     skipped: int = 0
@@ -41,7 +41,7 @@ class MoveReport(msgspec.Struct, frozen=True):
     bytes: int = 0
 
     def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
-        """Return the report with one more session in it."""
+        """Return the report with one more session."""
         messages = self.messages + (message_count(archived) if is_new else 0)
         return MoveReport(self.sessions + is_new, self.skipped + (not is_new), messages, self.bytes + size)
 
@@ -53,7 +53,7 @@ async def export_sessions(
     *,
     progress: Progress | None = None,
 ) -> MoveReport:
-    """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
+    """Write sessions into a file, all of them by default. A file at a path appears when it is complete."""
     if isinstance(target, str | os.PathLike):
         return await _export_to_path(store, checked_path(target, "$.target"), session_ids, progress)
     ids = await in_order(store, session_ids)
@@ -74,7 +74,7 @@ async def export_sessions(
 
 
 async def _write(archived: ArchivedSession, target: BinaryIO) -> int:
-    """Write a session's lines, and return their bytes. Page by page: who cancels waits for no more than one."""
+    """Write a session's lines, and return the number of bytes. A cancelled caller waits for one page at most."""
     pages, size = encode_session(archived), 0
     while written := await aside(_write_page, pages, target):
         size += written
@@ -95,11 +95,11 @@ async def import_sessions(
     owner: str | None = None,
     progress: Progress | None = None,
 ) -> MoveReport:
-    """Take in the sessions of a file, each in one commit; those that are there already, and the same, are skipped.
+    """Take in the sessions of a file, each in one commit. Sessions that the store already has unchanged are skipped.
 
-    InvalidData names the line at which a file is not what was written, SessionConflict a session that is here and is
-    another. What stands before that is taken in; the rest is, and nothing twice, when the file is imported again.
-    With an `owner`, a session of anybody else's is refused, and one whose id anybody could have: see `_check_owner`.
+    Raise InvalidData with the line at which a file was altered, or SessionConflict if another session has the same id.
+    The sessions before that line are taken in. Import the file again to take in the rest; nothing is taken in twice.
+    With an `owner`, sessions of other owners are refused, and so are ids that any owner could have: see `_check_owner`.
     """
     if isinstance(source, str | os.PathLike):
         with await opened(checked_path(source, "$.source")) as file:
@@ -120,7 +120,7 @@ async def import_sessions(
 
 
 async def opened(path: str) -> BinaryIO:
-    """Open a file to read from."""
+    """Open a file for reading."""
     try:
         return await asyncio.to_thread(open, path, "rb", _READ_AT_ONCE)
     except OSError as error:
@@ -130,7 +130,7 @@ async def opened(path: str) -> BinaryIO:
 async def _check_owner(store: SessionStore, found: Found, owner: str | None) -> None:
     """Raise InvalidData unless a session may be taken in for an owner.
 
-    Its id has to be one that nobody else can have: whether any other is taken, an owner must not learn from the answer.
+    Its id must be one that no other owner can have. Otherwise the answer would tell whether another owner's id is used.
     """
     archived = found.archived
     if owner is None or not archived.heads:
@@ -159,7 +159,10 @@ async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:
 
 
 def _not_in_the_file(archived: ArchivedSession, present: set[str]) -> set[str]:
-    """Whom a session shows without bringing along what: linked to one who is here, it would tell that one's secrets."""
+    """Return the sessions that a session shows without bringing their messages.
+
+    Linked to a session that is in the store already, it would show that session's messages.
+    """
     absent = archived.owners.keys() - present
     if not absent:
         return set()
@@ -176,7 +179,7 @@ async def _export_to_path(
 
 
 async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:
-    """A session for a place where these others are: what it shows of any others is carried along."""
+    """Return a session for a place that has the sessions `present`. What it shows of any others is carried along."""
     archived = await store.dump(session_id)
     if archived.owners.keys() <= present:
         return archived
@@ -184,7 +187,7 @@ async def dump_for(store: Archive, session_id: str, present: set[str]) -> Archiv
 
 
 async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None) -> list[SessionId]:
-    """Ids of sessions, of all by default, parents before their children and else as they were created."""
+    """Return the ids of sessions, all by default: parents before their children, otherwise in order of creation."""
     infos = await _all_infos(store) if session_ids is None else [await _info(store, each) for each in session_ids]
     waiting = {info.id: info for info in sorted(infos, key=lambda info: (info.created_at, info.id))}
     ordered: dict[SessionId, None] = {}
@@ -210,7 +213,7 @@ async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:
 
 
 def _sound(page: SessionInfoList) -> SessionInfoList:
-    """Return a page. Raise what is wrong with one of its headers."""
+    """Return a page. Raise the error of its first damaged header."""
     if page.damaged:
         raise page.damaged[0]
     return page

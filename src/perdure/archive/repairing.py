@@ -1,4 +1,4 @@
-"""Repair what can be repaired without guessing, and say what was done, what is left, and what helps there."""
+"""Repair of what can be repaired without guessing. A report says what was done, what is left, and what helps there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perdure.stores.store import Store
 
 
 class RepairReport(msgspec.Struct, frozen=True):
-    """What was wrong in a store, and what has become of it."""
+    """The problems of a store, and what was done about them."""
 
     found: tuple[Problem, ...] = ()
-    """What the check has found before."""
+    """The problems that the check found before."""
     repaired: tuple[Problem, ...] = ()
-    """What was written again; in a dry run, what would be."""
+    """The problems that were repaired; in a dry run, those that would be."""
     left: tuple[Problem, ...] = ()
-    """What a check finds afterwards, each with what helps; in a dry run, what nothing is known to mend."""
+    """The problems that a check finds afterwards; in a dry run, those that cannot be repaired."""
     is_dry_run: bool = False
 
     @property
@@ -34,8 +34,9 @@ class RepairReport(msgspec.Struct, frozen=True):
 async def repair(store: SessionStore, *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
     """Repair a store: indexes, columns and notes that follow from versions and messages. Others may use it meanwhile.
 
-    No version, message or record is changed. What was repaired of a session is on its record, as an entry of the kind
-    "repaired". It may be killed at any instant and repeated. ConfigurationError if the store cannot be repaired.
+    No version, message or earlier entry of a record is changed. What was repaired in a session is added to its record,
+    as an entry of the kind "repaired". It may be killed at any instant and repeated. Raise ConfigurationError if the
+    store cannot be repaired.
     """
     expect(dry_run, bool, "$.dry_run")
     if progress is not None:
@@ -50,6 +51,6 @@ async def repair(store: SessionStore, *, dry_run: bool = False, progress: Progre
 
 
 def _beside(found: Iterable[Problem], repaired: Iterable[Problem]) -> Iterable[Problem]:
-    """Return what was found and is not among what would be repaired, as far as the places tell."""
+    """Return the problems that would not be repaired, as far as their places tell."""
     places = Counter((each.session_id, each.where) for each in repaired)
     return (each for each in found if not places[each.session_id, each.where])

@@ -14,10 +14,10 @@ from perdure.model.ids import new_id
 
 @asynccontextmanager
 async def whole_file(path: str) -> AsyncIterator[BinaryIO]:
-    """Give a file to write. It takes its name once it is written and synced; after an error nothing is left."""
+    """Yield a file to write. It gets its name once it is written and synced. After an error nothing is left of it."""
     unfinished = f"{path}.{new_id()}.tmp"
     try:
-        # What was said is for its owner's eyes, wherever it goes; nor does it go where somebody's link leads.
+        # Only its owner may read what was said, and a symbolic link must not lead it to another place.
         handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -29,12 +29,12 @@ async def whole_file(path: str) -> AsyncIterator[BinaryIO]:
         what = f"{path} could not be written: {error.strerror}."
         raise StoreError(what, "Name another file, or make room.") from None
     finally:
-        with suppress(OSError):
+        with suppress(OSError):  # it has its name by now, or could not be created
             os.unlink(unfinished)
 
 
 def checked_path(given: str | os.PathLike[str], where: str) -> str:
-    """Return the name of a file; InvalidData if the system cannot take it."""
+    """Return the name of a file. Raise InvalidData if the system cannot take it."""
     path = os.fspath(given)
     try:
         is_possible = b"\0" not in os.fsencode(path)
@@ -46,7 +46,7 @@ def checked_path(given: str | os.PathLike[str], where: str) -> str:
 
 
 def _sync_directory(path: str) -> None:
-    """Make a renaming last: until then a power cut may undo it."""
+    """Make a renaming durable. Before that, a power cut may undo it."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
 """The only way between the model and bytes, or plain data.
 
-Bytes are one canonical form: UTF-8 JSON, defaults left out. Fields and parts that this release does not know are
-kept on the value they came with and written back where they stood. What a stored byte may hold is settled here,
-once: finite numbers, whole characters, bounded depth and size. Nothing is written that could not be read again.
+Bytes have one canonical form: UTF-8 JSON without defaults. Fields and parts that this release does not know are kept on
+their value, and written back in the same place. This package alone decides what may be stored: finite numbers, whole
+characters, bounded depth and size. Nothing is written that could not be read again.
 """
 
 from perdure.codec.attachments import MOST_BYTES as MOST_BYTES

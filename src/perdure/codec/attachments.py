@@ -15,10 +15,10 @@ from perdure.errors import InvalidData
 from perdure.model.message import Media, Message
 
 MOST_INLINE = 4096
-"""Bytes of an image or a file that stay within its message: to keep fewer apart costs more than it saves."""
+"""The most bytes of an image or a file that stay within its message. To keep fewer apart costs more than it saves."""
 MOST_BYTES = 48_000_000
 """The largest file. In an export it is one line of base64, and no line is longer than 128 MiB."""
-# Every message that names bytes by their hash holds this. Within a text, JSON has a backslash before the quote.
+# Every message that names bytes by their hash contains this. A text cannot: there JSON puts a backslash before a quote.
 _MARK = b'"hash":"'
 
 
@@ -35,7 +35,7 @@ def hash_of_bytes(body: bytes) -> str:
 
 
 def has_attachments(message: Message) -> bool:
-    """Tell whether a message has bytes that are kept apart, be they still within it or not."""
+    """Tell whether a message has bytes that are kept apart, or will be once it is stored."""
     for part in message.parts:  # noqa: SIM110 - a generator takes twice as long, and this runs for every message
         if type(part) is Media and _is_apart(part):
             return True
@@ -47,9 +47,9 @@ def _is_apart(part: Media) -> bool:
 
 
 def detached(message: Message) -> tuple[Message, tuple[Attachment, ...]]:
-    """Return a message with large bytes named by their hash, as a store keeps it; and those bytes.
+    """Return a message as a store keeps it, with large bytes named by their hash, and those bytes.
 
-    InvalidData if they are more than a message may have.
+    Raise InvalidData if a file is larger than MOST_BYTES.
     """
     kept, found = _detached(message)
     for each in found:
@@ -74,6 +74,7 @@ def _detached_part(part: Media, found: dict[str, Attachment]) -> Media:
     if body is not None:
         part = replace(part, data=None, hash=hash_of_bytes(body), size=len(body))
     assert part.hash is not None, "a part is checked when it is made"
+    # The same file may come twice, once with its bytes and once by its hash alone: the bytes win.
     if part.hash not in found or found[part.hash].body is None:
         found[part.hash] = Attachment(part.hash, part.size or 0, body)
     return part
@@ -85,7 +86,7 @@ def hashes_in(raw: bytes) -> frozenset[str]:
 
 
 def detached_raw(raw: bytes) -> tuple[bytes, tuple[Attachment, ...]]:
-    """Return a stored message with large bytes apart. Earlier releases have stored them within it."""
+    """Return a stored message with large bytes apart. Earlier releases have stored the bytes within it."""
     if len(raw) <= MOST_INLINE or b'"media"' not in raw:
         return raw, ()
     message, found = _detached(decode_message(raw))
@@ -93,7 +94,7 @@ def detached_raw(raw: bytes) -> tuple[bytes, tuple[Attachment, ...]]:
 
 
 def detached_post(body: Any) -> tuple[Any, tuple[Attachment, ...]]:
-    """Return what is posted to an inbox with the large bytes of its messages apart, and those bytes."""
+    """Return an item for an inbox with the large bytes of its messages apart, and those bytes."""
     found: dict[str, Attachment] = {}
 
     def part(message: Message) -> Message:
@@ -105,7 +106,7 @@ def detached_post(body: Any) -> tuple[Any, tuple[Attachment, ...]]:
 
 
 def attached_post(body: Any, bodies: Mapping[str, bytes]) -> Any:
-    """Return an item of an inbox with the bytes that are given put back into its messages."""
+    """Return an item of an inbox with these bytes put back into its messages."""
     return _changed_post(body, lambda message: message.with_files(bodies))
 
 
@@ -123,10 +124,10 @@ def _changed_post(body: Any, change: Callable[[Message], Message]) -> Any:
 
 
 def _messages_with_media(body: Any) -> Iterator[tuple[int, Message]]:
-    """Yield the messages of an item that have an image or a file. Anybody may post data of any form: it is left."""
+    """Yield the messages of an item that have an image or a file. Other data of any form is left as it is."""
     messages = body.get("messages") if isinstance(body, Mapping) else None
     for place, plain in enumerate(messages if isinstance(messages, Sequence) else ()):
         parts = plain.get("parts") if isinstance(plain, Mapping) else None
         if any(isinstance(each, Mapping) and each.get("type") == "media" for each in parts or ()):
-            with suppress(InvalidData):
+            with suppress(InvalidData):  # data that only looks like a message may be posted too
                 yield place, from_dict(Message, plain)

@@ -1,4 +1,4 @@
-"""A value as a document: plain data with a format number, in which each of its messages stands once."""
+"""A value as a document: plain data with a format number, which contains each of its messages once."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ V = TypeVar("V")
 
 
 def to_dict(value: Value) -> dict[str, Any]:
-    """A document: the value's fields, a format number, and `logs` in which each of its messages stands once."""
+    """Return a document: the value's fields, a format number, and `logs`, which contain each of its messages once."""
     met: list[Span] = []
 
     def meet(span: Span) -> str:
         met.append(span)
         return ""
 
+    # Encoded twice: the first time finds all spans, since the names of logs depend on all of them.
     encode(value, meet)
     logs = _Logs(met)
     document = {"format": FORMAT, **decode_plain(encode(value, logs.name))}
@@ -43,7 +44,7 @@ def to_dict(value: Value) -> dict[str, Any]:
 
 
 def _is_record(kind: type) -> bool:
-    """Tell whether a type is that of records. Nobody has one who has not imported them, and a save needs none."""
+    """Tell whether a type is that of records. Their module is not imported for this, since a save does not need it."""
     records = sys.modules.get("perdure.model.record")
     return records is not None and issubclass(kind, records.SessionRecord)
 
@@ -55,7 +56,7 @@ def _record_form() -> ModuleType:
 
 
 def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
-    """The value of a document that `to_dict` made."""
+    """Return the value of a document that `to_dict` has made."""
     if not isinstance(document, Mapping):
         raise InvalidData("$", f"expected an object, got {type(document).__name__}")
     plain = dict(document)
@@ -71,7 +72,7 @@ def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
 
 
 def check_format(number: object, newest: int = FORMAT) -> None:
-    """Raise unless a document's format number is one that this release reads."""
+    """Raise InvalidData unless this release reads a document's format number."""
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= newest:
         raise InvalidData(
             "$.format", f"format {brief(number)} is not one this release reads (1 to {newest}); a newer perdure may"
@@ -79,7 +80,7 @@ def check_format(number: object, newest: int = FORMAT) -> None:
 
 
 class _Logs:
-    """The logs of one document: the stretches of tape that its spans name, in order of mention, each message once."""
+    """The logs of one document: the stretches of tape that its spans name, in order of mention and without overlaps."""
 
     def __init__(self, spans: list[Span]) -> None:
         by_tape: dict[Tape, list[Span]] = {}

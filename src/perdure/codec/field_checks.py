@@ -1,4 +1,4 @@
-"""A look at those fields of a value in which anything may stand; which these are is found out once for each type."""
+"""Checks of the fields of a value that may contain any JSON. The fields to check are found once for each type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.model.value import Value
 
 
 def check_fields(value: object, path: str) -> None:
-    """Raise InvalidData unless the fields of values in which anything may stand hold JSON that comes back as it is."""
+    """Raise InvalidData unless all free fields of a value contain JSON that is read back unchanged."""
     if isinstance(value, Value):
         plan = _plan(type(value))
         for field, where, default, check in plan.fields:
@@ -37,7 +37,7 @@ def _check_unknown(unknown: Mapping[str, Any], names: frozenset[str], path: str)
 
 
 class _Plan(NamedTuple):
-    """Of one kind of value: the names of its fields, and those to be looked at: name, path, default, and how."""
+    """The plan for one kind of value: all field names, and name, path, default and check of each field to check."""
 
     names: frozenset[str]
     fields: tuple[tuple[str, str, object, Callable[[object, str], None]], ...]
@@ -54,13 +54,13 @@ def _plan(kind: type[Value]) -> _Plan:
 
 
 def _check_for(kind: inspect.Type) -> Callable[[object, str], None] | None:
-    """How to look at a field of some type: as JSON, as values, or (None) not at all."""
+    """Return the check for a field of some type: as JSON, as values, or None for no check."""
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     if any(isinstance(member, _FREE) for member in members):
         return check_lossless
     return check_fields if any(isinstance(member, _HOLDS_VALUES) for member in members) else None
 
 
-_SEVERAL = (tuple, list)  # a union would be made anew at each of many calls
+_SEVERAL = (tuple, list)  # `tuple | list` would make a new union at each of many calls
 _FREE = (inspect.AnyType, inspect.DictType, inspect.IntType, inspect.FloatType)
 _HOLDS_VALUES = (inspect.StructType, inspect.VarTupleType, inspect.ListType)

@@ -1,4 +1,4 @@
-"""What JSON may be stored: finite numbers, whole characters, bounded depth."""
+"""The rules for JSON that may be stored: finite numbers, whole characters, bounded depth."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perdure.model.value import FrozenDict, FrozenList, brief, kind_of
 
 
 def check_json(value: object, path: str = "$", depth: int = 0) -> None:
-    """Raise InvalidData, with the path, unless a value is JSON; bytes and datetimes pass, for fields of those types."""
+    """Raise InvalidData with the path unless a value is JSON. Bytes and datetimes pass, for fields of those types."""
     if not _is_sound(value, depth):
         _find_fault(value, path, depth, (bool, bytes, datetime))
 
 
 def check_document(plain: object) -> None:
-    """The same for a whole document, in which callers' own data, deep as it may be, stands at some depth."""
+    """Check a whole document in the same way. It may nest deeper, since callers' own data is at some depth in it."""
     check_json(plain, depth=-MAX_DEPTH)
 
 
 def check_lossless(value: object, path: str) -> None:
-    """The same for data that is to come back as it goes in: nothing passes that turns into something else."""
+    """Check data that has to be read back unchanged. Nothing passes that JSON would turn into something else."""
     if not _is_sound(value, 0):
         _find_fault(value, path, 0, (bool, msgspec.Raw))
 
@@ -38,14 +38,14 @@ def check_text(text: str, path: str) -> None:
 
 
 def _is_sound(value: Any, depth: int) -> bool:
-    """Whether data is surely JSON. Quick, since nearly all is; what is doubtful gets a closer look, with its path."""
+    """Tell whether data is surely JSON. This is quick, since nearly all data is. Doubtful data gets a closer look."""
     kind = type(value)
     if kind is str:
         return _is_whole(value)
     if value is None or kind is bool:
         return True
     if kind is int:
-        return bool(-(2**63) <= value < 2**64)
+        return bool(-(2**63) <= value < 2**64)  # 64 bits, with a sign or without
     if kind is float:
         return math.isfinite(value)
     if depth >= MAX_DEPTH:
@@ -56,7 +56,7 @@ def _is_sound(value: Any, depth: int) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a text has no lone surrogate."""
+    """Tell whether a text is free of lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -67,7 +67,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -> None:
-    """Raise InvalidData at the first thing that is wrong, with its path."""
+    """Raise InvalidData for the first fault, with its path."""
     if depth > MAX_DEPTH:
         raise InvalidData(path[:200], f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, plain):

@@ -1,4 +1,4 @@
-"""Messages as bytes, and back: what a value's way does, but quicker, for there are many."""
+"""Messages as bytes, and back. This is what `values` does for any value, but quicker, since there are many messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _message_decoder = msgspec.json.Decoder(Message)
 
 
 def encode_message(message: Message) -> bytes:
-    """Return a message's bytes, after what callers put into it has been checked."""
+    """Return a message's bytes, after a check of what callers have put into it."""
     return encode_settled(message)[0]
 
 
 def encode_settled(message: Message) -> tuple[bytes, Message]:
-    """Return a message's bytes, and the message as every later load gives it: of plain types all through."""
+    """Return a message's bytes, and the message as every later load returns it, with plain types only."""
     if type(message) is not Message:
         raise InvalidData("$", f"expected a Message, got {type(message).__name__}")
     try:
@@ -37,13 +37,13 @@ def encode_settled(message: Message) -> tuple[bytes, Message]:
             if back == message and is_in_bounds(message, raw):
                 return raw, back
     except (*DECODE_ERRORS, UnicodeError):
-        pass  # the long way finds out what is wrong, and says where
+        pass  # the slow way below finds out what is wrong, and says where
     raw = encode(message)
     return raw, decode_message(raw)
 
 
 def settled(message: Message) -> Message:
-    """Return a message as every later load gives it: itself, unless a text in it is of a subclass of str."""
+    """Return a message as every later load returns it: itself, unless a text in it is of a subclass of str."""
     texts = (message.id, message.role, *(text for part in message.parts for text in _texts_of(part)))
     return message if all(type(text) is str for text in texts) else decode_message(encode_message(message))
 
@@ -55,7 +55,7 @@ def _texts_of(part: Part) -> Sequence[str]:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether nothing in a message can get lost on the way, as in most: then its types are all there is to check."""
+    """Tell whether all parts of a message are of types that come back unchanged, as in most messages."""
     if message.unknown or type(message.id) is not str or not _is_flat(message.metadata):
         return False
     for part in message.parts:  # noqa: SIM110 - a generator takes twice as long, and this runs for every message
@@ -84,7 +84,7 @@ def _is_plain_part(part: Part) -> bool:
 
 
 def _is_flat(mapping: Mapping[str, Any], depth: int = 2) -> bool:
-    """Whether a mapping is frozen and holds nothing but scalars, or a few levels of these: it cannot nest too deep."""
+    """Tell whether a mapping is frozen and contains only scalars, or a few levels of them, so it is not too deep."""
     if mapping is EMPTY:
         return True
     if type(mapping) is not FrozenDict:
@@ -98,7 +98,7 @@ def _is_flat(mapping: Mapping[str, Any], depth: int = 2) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether a value is JSON that comes back as it is: of numbers, finite ones, and whole ones of 64 bits."""
+    """Tell whether a value is a scalar that comes back unchanged. Numbers have to be finite, and fit into 64 bits."""
     kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**63)  # type: ignore[operator]  # as was asked
@@ -110,13 +110,13 @@ def _is_scalar(value: object) -> bool:
 def decode_message(raw: bytes) -> Message:
     try:
         return _message_decoder.decode(raw)
-    except DECODE_ERRORS:
+    except DECODE_ERRORS:  # it has fields that this release does not know, or it is damaged
         return decode(Message, raw)
 
 
 def decode_messages(raws: Sequence[bytes]) -> list[Message]:
-    """Many messages from their bytes, as quickly as can be."""
+    """Return many messages from their bytes, as quickly as possible."""
     try:
         return list(map(_message_decoder.decode, raws))
-    except DECODE_ERRORS:
+    except DECODE_ERRORS:  # one of them needs the slower way, which also names the fault
         return list(map(decode_message, raws))

@@ -1,4 +1,4 @@
-"""The pieces of a transcript as plain data: spans of logs that have names, and blocks."""
+"""The pieces of a transcript as plain data: spans of named logs, and blocks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import msgspec
 from perdure.codec.unknown import stashed, type_info
 from perdure.model.transcript import Block, Piece, Span
 
-_MAX_POSITION = 2**40  # so that the length of any view is a number that len() can give
+_MAX_POSITION = 2**40  # so that the length of any view is a number that len() can return
 
 LogName = int | str
 NameOf = Callable[[Span], LogName]
 SpanOf = Callable[[LogName, int, int], Span]
 DumpBlock = Callable[[Block], Any]
-"""A block of a view as plain data, or the name under which it is stored apart."""
+"""A function that returns a block of a view as plain data, or the name under which it is stored apart."""
 BlockOf = Callable[[str], Block]
-"""The block that is stored apart under a name."""
+"""A function that returns the block stored apart under a name."""
 
 
 def dump_pieces(pieces: Sequence[Piece], name_of: NameOf, dump_block: DumpBlock | None = None) -> list[Any]:
-    """Pieces as plain data: `[log, start, stop]` for a span, an object for a block, or a name for one stored apart."""
+    """Return pieces as plain data: `[log, start, stop]` for a span, an object or a stored name for a block."""
     dump = dump_block or functools.partial(_dump_block_whole, name_of=name_of)
     return [dump_span(piece, name_of) if isinstance(piece, Span) else dump(piece) for piece in pieces]
 
 
 def load_pieces(plain: object, span_of: SpanOf, block_of: BlockOf | None = None) -> tuple[Piece, ...]:
-    """Pieces from plain data; a ValueError says what is wrong with it."""
+    """Return pieces from plain data. Raise ValueError if something is wrong with it."""
     return tuple(
         _load_block(item, _load_covered(item.get("covered"), span_of, block_of), span_of)
         if isinstance(item, Mapping)
@@ -43,7 +43,7 @@ def dump_span(span: Span, name_of: NameOf) -> list[Any]:
 
 
 def dump_block(block: Block, name_of: NameOf, **extent: Any) -> dict[str, Any]:
-    """A block without what it covers; `extent` says that."""
+    """Return a block as plain data, without what it covers. `extent` has that."""
     plain = msgspec.to_builtins(msgspec.structs.replace(block, covered=(), shown=(), unknown={}))
     for name in ("~", "covered"):
         plain.pop(name, None)
@@ -56,7 +56,10 @@ def _dump_block_whole(block: Block, name_of: NameOf) -> dict[str, Any]:
 
 
 def _dump_covered(pieces: Sequence[Piece], name_of: NameOf) -> list[Any]:
-    """Blocks in a block would nest without end; so each stands behind the pieces it covers, and says how many."""
+    """Return covered pieces as a flat list, since blocks in blocks would nest without end.
+
+    A block comes after the pieces that it covers, and says how many these are.
+    """
     plain: list[Any] = []
     todo: list[tuple[Piece, bool]] = [(piece, False) for piece in reversed(pieces)]
     while todo:

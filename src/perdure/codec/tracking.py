@@ -1,4 +1,4 @@
-"""What Python's garbage collector need not visit: the JSON inside of messages that were read in bulk."""
+"""Relief for Python's garbage collector: it need not visit the JSON inside of messages that were read in bulk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def untrack(messages: Iterable[Message]) -> None:
     """Take the frozen JSON of decoded messages out of the garbage collector's lists.
 
     Python tracks every instance of a subclass of dict or list. Whenever a quarter of what it tracks is new, it visits
-    everything in the process, and all threads wait: 20 to 150 ms, several times while one long session is read.
+    everything in the process, and all threads wait. That takes 20 to 150 ms, several times for one long session.
     Decoded JSON that is frozen cannot be part of a cycle, so there is nothing to collect.
     """
     forget = _forget()
@@ -50,12 +50,12 @@ def _untrack(value: Any, forget: Callable[[Any], object]) -> None:
 
 @cache
 def _forget() -> Callable[[Any], object]:
-    """Return what CPython calls itself for a plain dict of texts and numbers."""
+    """Return the function that CPython itself calls for a plain dict of texts and numbers."""
     try:
         from ctypes import py_object, pythonapi  # here, since it takes 5 ms, and most processes read no long session
 
         untrack = pythonapi.PyObject_GC_UnTrack
-    except (ImportError, AttributeError):  # another Python, with a collector of its own
+    except (ImportError, AttributeError):  # another Python, which has its own collector
         return bool
     untrack.argtypes, untrack.restype = (py_object,), None
     return untrack

@@ -1,4 +1,4 @@
-"""Fields and parts that this release does not know: kept on the value they came with, and put back where they stood."""
+"""Fields and parts that this release does not know. They are kept on their value, and put back in the same place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from perdure.model.value import Value
 
 
 def is_marked(raw: bytes) -> bool:
-    """Whether bytes hold an unknown field or part, or else the marks under which a value keeps them."""
+    """Tell whether bytes contain the marks under which a value keeps unknown fields and parts."""
+    # The single character first: it is quick to find, and most bytes have none.
     return b"~" in raw and (b'"~":' in raw or b'"~part"' in raw)
 
 
 def restored(value: object, plain: Any) -> Any:
-    """A value's plain data with what was stashed put back where it stood."""
+    """Return a value's plain data with what was stashed put back in its place."""
     if isinstance(value, UnknownPart):
         return plain["body"]
     if isinstance(value, Value):
@@ -33,7 +34,7 @@ def restored(value: object, plain: Any) -> Any:
 
 
 def stashed(kind: inspect.Type, plain: Any) -> Any:
-    """Plain data with what its type does not know moved to where the type keeps such things."""
+    """Return plain data with what its type does not know moved to where the type keeps such data."""
     if isinstance(kind, inspect.UnionType):
         return _stashed_in_union(kind, plain)
     if isinstance(kind, inspect.StructType) and isinstance(plain, Mapping):

@@ -27,7 +27,7 @@ DECODE_ERRORS = (msgspec.MsgspecError, PerdureError, RecursionError, ValueError,
 
 
 def encode(value: object, name_of: NameOf | None = None, dump_block: DumpBlock | None = None) -> bytes:
-    """Canonical bytes. Transcripts become pieces over the log names that `name_of` gives their spans."""
+    """Return a value's canonical bytes. `name_of` gives the names of logs for the spans of transcripts."""
     if name_of is None and isinstance(value, Value):
         raw = encode_if_sound(value)
         if raw is not None:
@@ -50,10 +50,10 @@ def encode(value: object, name_of: NameOf | None = None, dump_block: DumpBlock |
 
 
 def encode_if_sound(value: Value) -> bytes | None:
-    """Return the bytes of a value if they come back as it is, and None if a closer look is needed.
+    """Return the bytes of a value if they are read back as an equal value, and None if a closer look is needed.
 
-    This asks of compiled code what `check_fields` finds out in Python, which takes several times as long. A value that
-    comes back equal can have two faults only: see `is_in_bounds`.
+    Compiled code does here what `check_fields` does in Python, which takes several times as long. A value that comes
+    back equal can have only two faults: see `is_in_bounds`.
     """
     try:
         raw = _encoder.encode(value)
@@ -64,17 +64,17 @@ def encode_if_sound(value: Value) -> bytes | None:
 
 
 def is_in_bounds(value: Value, raw: bytes) -> bool:
-    """Return whether JSON that comes back equal is surely within the bounds of what may be stored.
+    """Tell whether JSON that comes back equal is surely within the bounds of what may be stored.
 
-    Equal values may still hold integers of more than 64 bits, which MessagePack refuses, and data that nests too deep.
-    What has few brackets cannot nest deep.
+    Equal values may still contain integers of more than 64 bits, which MessagePack refuses. They may also nest too
+    deep, but not with few brackets.
     """
     _range_checker.encode(value)
     return raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH
 
 
 def encode_json(value: object, path: str = "$") -> bytes:
-    """The bytes of callers' own data, which comes back as it goes in; InvalidData where it would not."""
+    """Return the bytes of callers' own data. Raise InvalidData if it would not be read back unchanged."""
     check_lossless(value, path)
     raw = msgspec.json.encode(value)
     if len(raw) > MAX_BYTES:
@@ -83,24 +83,24 @@ def encode_json(value: object, path: str = "$") -> bytes:
 
 
 def join(parts: Mapping[str, Any]) -> bytes:
-    """The bytes of an object whose parts are bytes already, or were checked by whoever put them together."""
+    """Return the bytes of an object. Its parts are bytes already, or the caller has checked them."""
     return msgspec.json.encode(parts)
 
 
 def decode(kind: type[V], raw: bytes, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
-    """A value from its bytes. Fields it does not know are kept; anything else that is wrong is InvalidData."""
+    """Return a value from its bytes, with its unknown fields. Raise InvalidData if anything else is wrong."""
     try:
         if not is_marked(raw):
             value = msgspec.json.decode(raw, type=kind, dec_hook=_read_hook(span_of, block_of))
             check_fields(value, "$")
             return value
-    except DECODE_ERRORS:
+    except DECODE_ERRORS:  # the slow way keeps unknown fields, and says what is wrong and where
         pass
     return convert(kind, decode_plain(raw), span_of, block_of)
 
 
 def decode_plain(raw: bytes | str) -> Any:
-    """Plain data from JSON."""
+    """Return plain data from JSON."""
     try:
         return msgspec.json.decode(raw)
     except DECODE_ERRORS as error:
@@ -108,13 +108,13 @@ def decode_plain(raw: bytes | str) -> Any:
 
 
 def convert(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
-    """A value from plain data, with its unknown fields kept."""
+    """Return a value from plain data, with its unknown fields."""
     check_document(plain)
     return converted(kind, plain, span_of, block_of)
 
 
 def converted(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
-    """The same for plain data that has been checked already."""
+    """Return a value from plain data that has been checked already, with its unknown fields."""
     hook = _read_hook(span_of, block_of)
     try:
         kept = stashed(type_info(kind), plain)  # type: ignore[arg-type]  # every type is hashable
@@ -129,7 +129,7 @@ def converted(kind: type[V], plain: object, span_of: SpanOf | None = None, block
 
 
 def _without_keys(plain: Any) -> Any:
-    """Plain data with the secrets left out of every model's address."""
+    """Return plain data without the secrets in models' addresses."""
     if isinstance(plain, list):
         return [_without_keys(each) for each in plain]
     if not isinstance(plain, dict):
@@ -144,7 +144,7 @@ _AT = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
 
 
 def invalid(error: BaseException) -> InvalidData:
-    """What to raise for an error met while reading, with the path if it tells one."""
+    """Return the InvalidData to raise for an error in reading, with the path if the error has one."""
     if isinstance(error, InvalidData):
         return error
     found = _AT.match(str(error))
@@ -154,6 +154,7 @@ def invalid(error: BaseException) -> InvalidData:
 
 
 def _check_readable(kind: type[Value], raw: bytes) -> None:
+    # msgspec does not check types when a value is made, only when it is read.
     try:
         _reader(kind).decode(raw)
     except DECODE_ERRORS:
@@ -166,7 +167,7 @@ def _reader(kind: type[Value]) -> msgspec.json.Decoder[Any]:
 
     def hook(kind: type, plain: Any) -> Any:
         if kind is Transcript and not any(type(piece) is dict for piece in plain):
-            return _BLANK  # they were written by dump_pieces a moment ago
+            return _BLANK  # `dump_pieces` wrote them a moment ago, so they need no check
         return read(kind, plain)
 
     return msgspec.json.Decoder(kind, dec_hook=hook)
@@ -177,7 +178,7 @@ _BLANK = Transcript()
 
 
 def _span_nowhere(log: LogName, start: int, stop: int) -> Span:
-    """Stands in for a span where pieces are only looked at."""
+    """Return a span for pieces that are only checked, and not used."""
     return Span(_NOWHERE, start, stop)
 
 
@@ -186,7 +187,7 @@ def _block_nowhere(name: str) -> Block:
 
 
 def _plain_text(value: object) -> str:
-    """Stand in for ids, which are texts of a type of their own."""
+    """Return an id as a plain text. Ids have a type of their own, which msgspec does not know."""
     if isinstance(value, str):
         return str.__str__(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")

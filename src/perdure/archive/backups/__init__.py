@@ -1,4 +1,4 @@
-"""Backups of whole stores: made while others use them, each of one state, and only what is new is written."""
+"""Backups of whole stores, made while the stores are in use. Each has one state, and only new data is written."""
 
 from perdure.archive.backups.backing_up import BackupReport, backup, list_backups
 from perdure.archive.backups.manifest import Backup

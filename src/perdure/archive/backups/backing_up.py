@@ -1,4 +1,4 @@
-"""Back a store up while others use it: one state of the whole store, of which only what is new is written."""
+"""Backups of a store that is in use. Each has one state of the whole store, and only new data is written."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from perdure.stores.store import Store
 
 
 class BackupReport(msgspec.Struct, frozen=True):
-    """What a backup came to."""
+    """The result of a backup."""
 
     backup: Backup
     removed: tuple[str, ...] = ()
-    """The ids of older backups that were removed, because no more are to be kept."""
+    """The ids of older backups that were removed, because of `keep`."""
     freed: int = 0
-    """The bytes that this has freed."""
+    """The bytes that their removal has freed."""
 
 
 async def backup(
@@ -43,12 +43,12 @@ async def backup(
 ) -> BackupReport:
     """Add a backup of an open store to a directory, while others read and write. All tables are of one state.
 
-    Only chunks that the directory does not have are written; `full` writes all of them anew. Killed at any instant, it
-    leaves earlier backups whole, and the next one clears up. With `keep`, older backups of this store are removed, so
-    that so many are left. A `gentle` one pauses now and then, so that others in this process have their turn; one that
-    is alone in its process is quicker without. `progress` is told the bytes that are done, and of how many.
+    Only chunks that the directory lacks are written; `full` writes all of them again. If it is killed at any instant,
+    earlier backups stay whole, and the next backup clears up. `keep` is the number of backups of this store to keep;
+    older ones are removed. A `gentle` backup pauses now and then, so that others in this process have their turn. If it
+    is alone in its process, it is quicker without. `progress` is called with the bytes done and the bytes of all.
 
-    ConfigurationError for a store in memory, StoreError if the directory cannot be written to.
+    Raise ConfigurationError for a store in memory, and StoreError if the directory cannot be written to.
     """
     kept = _checked_keep(keep)
     expect(full, bool, "$.full")
@@ -64,6 +64,7 @@ async def backup(
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
+        # A thread is writing. It stops at its next chunk, and is waited for, since it holds the directory's lock.
         making.stop()
         with suppress(PerdureError, Stopped, asyncio.CancelledError):
             await work
@@ -112,6 +113,7 @@ class _Making:
         at = now()
         name = f"{at:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
         before = await aside(self._target.backups, self._store.origin)
+        # Before the first pack: by this mark the next backup finds what a kill has left.
         await aside(self._target.mark_unfinished, name)
         last = before[-1] if before else None
         packing = Packing(self._target, name, last, self._tell, full=self._full, gentle=self._is_gentle)
@@ -137,12 +139,13 @@ class _Making:
             catalog=catalog,
             facts=outline.facts,
         )
+        # Last: all chunks are on the disk by now, and the backup exists once this file has its name.
         path = self._target.path / "backups" / f"{name}{manifest.SUFFIX}"
         await aside(self._target.write, path, manifest.encoded(made))
         return made
 
     def _cleared_up(self, made: Backup) -> BackupReport:
-        """Remove what is not to be kept, and what killed backups have left."""
+        """Remove the backups beyond `keep`, and what killed backups have left."""
         series = self._target.backups(made.store)
         removed = series[: -self._keep] if self._keep is not None else []
         freed = self._target.clear_up(made.id, removed)
@@ -151,7 +154,7 @@ class _Making:
 
 
 async def list_backups(target: str | os.PathLike[str]) -> Sequence[Backup]:
-    """Return the backups in a directory, the oldest first. One whose manifest is damaged is for `verify` to tell of."""
+    """Return the backups in a directory, the oldest first. Those with a damaged manifest are left to `verify`."""
     place = Target.at(target)
 
     def read() -> Sequence[Backup]:
@@ -162,7 +165,7 @@ async def list_backups(target: str | os.PathLike[str]) -> Sequence[Backup]:
 
 
 def told_in_loop(progress: Progress | None) -> Tell:
-    """Return a function that tells in this event loop's thread, whoever calls it."""
+    """Return a function that calls `progress` in this event loop's thread, from whatever thread it is called."""
     if progress is None:
         return lambda done, steps: None
     loop, tell = asyncio.get_running_loop(), progress

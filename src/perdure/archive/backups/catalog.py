@@ -1,4 +1,4 @@
-"""Which chunks the parts of a backup are made of: lines that are chunks themselves, so that backups share them too."""
+"""The catalog of a backup: the chunks of each part, as lines in chunks, so that backups can share these too."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perdure.errors import BackupDamaged
 
 _HASH = 32
 _MOST = 256
-"""The most chunks in one entry. An entry of a long part ends at a multiple of it, whatever comes behind."""
+"""The most chunks in one entry. The entries of a long part end at multiples of it, so that they stay when it grows."""
 _FULL = 1 << 15
 _ONE_IN = 32
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """The hashes of a part's chunks, or of some of them: the next entry of the same part has those that follow."""
+    """The hashes of a part's chunks, or of some of them. The next entry of the same part has those that follow."""
 
     part: str
     hashes: bytes
@@ -45,10 +45,11 @@ class Catalog:
         self._entries[-1][1].extend(key)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield it as chunks. Where one ends depends on what is in it, not on what comes before."""
+        """Yield the catalog as chunks. The end of a chunk depends on its content, not on what comes before."""
         lines = bytearray()
         for part, hashes in self._entries:
             lines += msgspec.json.encode(Entry(part, bytes(hashes))) + b"\n"
+            # By the name of the part, so that a new or changed part alters few chunks of the catalog.
             is_whole = len(hashes) == _MOST * _HASH or crc32(part.encode()) % _ONE_IN == 0
             if is_whole or len(lines) >= _FULL:
                 yield bytes(lines)

@@ -1,4 +1,4 @@
-"""Where an engine puts what it copies: chunks that are there already are named again, others go into new packs."""
+"""The deposit for an engine's copy: chunks that the directory has are only named, others go into new packs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perdure.stores.copies import Outline
 
 Tell = Callable[[int, int], None]
 _TOLD_AFTER = 1 << 20
-# Each hash lets go of the interpreter, and has it back before a thread that waits for it is awake: saves beside a
-# backup in one process took three times as long. So this one sleeps now and then, as `aio.in_turns` does.
+# Each hash releases the GIL, and has it again before a waiting thread is awake. Saves in the process of a backup took
+# three times as long. So this thread sleeps now and then, as `aio.in_turns` does.
 _TURN = 0.0005
 _PAUSE = 0.00025
 
 
 class Stopped(Exception):
-    """The one who asked for a backup wants it no more."""
+    """The error that stops a backup whose caller was cancelled."""
 
 
 class Packing:
-    """A copy that is being put into a directory of backups: `full` writes all chunks, `gentle` pauses for others."""
+    """A copy on its way into a directory of backups. `full` writes all chunks, `gentle` pauses for others."""
 
     def __init__(
         self, target: Target, name: str, before: Backup | None, tell: Tell, *, full: bool, gentle: bool
@@ -87,7 +87,7 @@ class Packing:
             self._tell(self.size, max(self._expected, self.size))
 
     def _add(self, key: bytes, chunk: bytes) -> None:
-        with as_store_error(self._target.path):  # here, or it would be taken for an error of the store
+        with as_store_error(self._target.path):  # here, so that it does not look like an error of the copied store
             if self._writer is None:
                 self._writer = next(self._writers)
             self._written.add(key)
@@ -107,7 +107,7 @@ class Packing:
         self.size = self.chunks = self._told = 0
 
     def finish(self) -> tuple[str, ...]:
-        """Put the catalog with the chunks, see all on the disk, and return the names of the catalog's chunks."""
+        """Write the catalog as chunks, sync all packs, and return the names of the catalog's chunks."""
         names: list[str] = []
         for chunk in self._catalog.chunks():
             key = sha256(chunk).digest()
@@ -119,7 +119,7 @@ class Packing:
         return tuple(names)
 
     def discard(self) -> None:
-        """Leave what cannot be finished. Packs that are whole stay, and the next backup uses them."""
+        """Drop the unfinished pack. Packs that are complete stay, and the next backup uses them."""
         if self._writer is not None:
             self._writer.discard()
             self._writer = None

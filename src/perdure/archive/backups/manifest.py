@@ -1,4 +1,4 @@
-"""A backup as its manifest tells of it: a small file that is written last, and carries its own checksum."""
+"""The manifest of a backup: a small file that is written last, and has its own checksum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     store: str
-    """The id of the store that it is of. All backups of one store are a series."""
+    """The id of its store. All backups of one store are a series."""
     engine: str
     schema: int
     release: str
@@ -30,9 +30,9 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     counts: Mapping[str, int]
     bytes: int
-    """What a restore writes."""
+    """The bytes that a restore writes."""
     added: int
-    """What this backup has added to the directory; the rest was there."""
+    """The bytes that this backup has added to the directory, which had the rest already."""
     chunks: int
     catalog: tuple[str, ...]
     """The chunks that say which chunks the parts are made of."""
@@ -55,11 +55,11 @@ def encoded(backup: Backup) -> bytes:
 
 
 def decoded(path: Path, raw: bytes) -> Backup:
-    """Return a backup; BackupDamaged if its file is not what was written."""
+    """Return a backup. Raise BackupDamaged if its file has changed since it was written."""
     try:
         found = msgspec.json.decode(raw, type=_File)
         body = bytes(found.backup)
-        # All of the file is compared: a byte between the fields would not be part of what the checksum is of.
+        # The whole file is compared, since the checksum does not cover the bytes between the fields.
         if raw != msgspec.json.encode(_File(sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n":
             raise BackupDamaged(path, "its checksum does not match")
         number = msgspec.json.decode(body, type=_Format).format

@@ -1,8 +1,8 @@
-"""Files of chunks. Each chunk is named by its SHA-256, and a file is never changed once it has its name.
+"""Packs: files of chunks. Each chunk is named by its SHA-256, and a file is never changed once it has its name.
 
     perdure pack 1\\n | chunks | index: 44 bytes for each chunk | number of chunks | SHA-256 of all but the chunks
 
-One file has many chunks, since each file costs a sync: a store of 50 MB has 1,600.
+A file has many chunks, since each file costs a sync, and a store of 50 MB has 1,600 chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNT = struct.Struct(">Q")
 _SUM = 32
 _TAIL = _COUNT.size + _SUM
 FULL = 1 << 26
-"""Bytes after which a file is closed. What a killed backup has closed by then, the next one need not write again."""
+"""The bytes after which a file is closed. The next backup need not write again what a killed one has closed."""
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITTEN_AT_ONCE = 1 << 20
 _MOST_WAITING = 8
@@ -36,7 +36,7 @@ SUFFIX = ".pack"
 
 
 class Place(NamedTuple):
-    """Where a chunk is."""
+    """The place of a chunk."""
 
     pack: Path
     offset: int
@@ -44,9 +44,9 @@ class Place(NamedTuple):
 
 
 class PackWriter:
-    """A file that is being written. It gets its name by `finish`, when all of it is on the disk.
+    """A file that is being written. `finish` gives it its name, when all of it is on the disk.
 
-    A thread of its own writes, while the next chunks are read and hashed.
+    A thread of its own writes while the next chunks are read and hashed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class PackWriter:
             self._write()
 
     def finish(self) -> int:
-        """Close the file and give it its name; return its size."""
+        """Close the file, give it its name, and return its size."""
         index = b"".join(_ENTRY.pack(key, place.offset, place.size) for key, place in self.places.items())
         rest = index + _COUNT.pack(len(self.places))
         self._waiting.append(rest + sha256(_HEADER + rest).digest())
@@ -101,14 +101,14 @@ class PackWriter:
 
 def _write_all(handle: int, parts: list[bytes]) -> None:
     written = os.writev(handle, parts)
-    if written < sum(map(len, parts)):  # on a full disk the rest raises
+    if written < sum(map(len, parts)):  # on a full disk a write may come back short, and only the next one raises
         rest = memoryview(b"".join(parts))[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
 
 
 class Packs:
-    """The files of a directory, and where each chunk is in them."""
+    """The files of a directory, and the places of their chunks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -119,7 +119,7 @@ class Packs:
         self.damaged: list[BackupDamaged] = []
 
     def open(self) -> None:
-        """Read where all chunks are. A file whose index is damaged is noted, and none of its chunks is known."""
+        """Read the places of all chunks. If the index of a file is damaged, note it; its chunks are then unknown."""
         self.close()
         self.places.clear()
         self.others.clear()
@@ -146,7 +146,7 @@ class Packs:
                 self.others.setdefault(key, []).append(place)
 
     def read(self, key: bytes) -> bytes:
-        """Return a chunk, whose hash is right. BackupDamaged if no copy of it is."""
+        """Return a chunk with the right hash. Raise BackupDamaged if no copy of it has that."""
         damage: BackupDamaged | None = None
         for place in (*([self.places[key]] if key in self.places else ()), *self.others.get(key, ())):
             try:
@@ -170,7 +170,7 @@ class Packs:
 
 
 def read_index(path: Path) -> dict[bytes, Place]:
-    """Return where the chunks of a file are; BackupDamaged if that cannot be told."""
+    """Return the places of the chunks in a file. Raise BackupDamaged if they cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | _SAFE)
     except OSError as error:
@@ -185,6 +185,7 @@ def read_index(path: Path) -> dict[bytes, Place]:
         rest = os.pread(handle, size - start - _SUM, start)
         if sha256(os.pread(handle, len(_HEADER), 0) + rest).digest() != tail[_COUNT.size :]:
             raise BackupDamaged(path, "the checksum of its index does not match")
+        # The checksum covers the header, so a header that is not ours is not damage.
         if not os.pread(handle, len(_HEADER), 0) == _HEADER:
             raise BackupDamaged(path, "a newer release has written it; upgrade perdure")
     finally:
@@ -194,5 +195,5 @@ def read_index(path: Path) -> dict[bytes, Place]:
 
 
 def chunks_in(path: Path) -> Iterator[tuple[bytes, Place]]:
-    """Yield the chunks of a file in the order in which they stand there."""
+    """Yield the chunks of a file in their order there, so that they are read from front to back."""
     yield from sorted(read_index(path).items(), key=lambda item: item[1].offset)

@@ -1,4 +1,4 @@
-"""Put a store back from a backup, in a place where there is none; and check backups without restoring them."""
+"""Restoring a store from a backup, in a place without sessions, and checking backups without a restore."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _RESTORE = "Restore another backup with `--at`, or make a new one with `perdure 
 
 
 class RestoreReport(msgspec.Struct, frozen=True):
-    """What a restore came to."""
+    """The result of a restore."""
 
     backup: Backup
     lapsed: int
-    """How many runs were under way when the backup was made: `recover` goes on with them."""
+    """The number of runs that were under way when the backup was made. `recover` continues them."""
     is_verified: bool = False
     problems: tuple[Problem, ...] = ()
-    """What the check of the restored store has found, if it was asked for."""
+    """The problems of the restored store, if it was checked, and rows that were damaged before the backup."""
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What a check of a directory of backups has found."""
+    """The result of a check of a directory of backups."""
 
     backups: tuple[Backup, ...] = ()
-    """Those that are whole: they can be restored."""
+    """The backups that are whole, and can be restored."""
     damaged: tuple[tuple[str, str], ...] = ()
-    """The ids of the others, each with what is wrong with it."""
+    """The ids of the other backups, each with what is wrong."""
     chunks: int = 0
     bytes: int = 0
     problems: tuple[BackupDamaged, ...] = ()
-    """Everything that is not what was written, whether or not a backup needs it."""
+    """All damage in the directory, even in chunks that no backup needs."""
 
     @property
     def is_sound(self) -> bool:
@@ -66,14 +66,14 @@ async def restore(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> RestoreReport:
-    """Put a store back from a directory of backups: the newest one, that of an id, or the last before a time.
+    """Restore a store from a directory of backups: the newest backup, the one with an id, or the last before a time.
 
-    `store` is a URL, or a store that is not open, of the same kind as the backup. It must have no sessions:
-    StoreNotEmpty otherwise. BackupDamaged if a chunk is not what was written. A restore that was cut short leaves a
-    place that raises RestoreUnfinished when it is opened, until the restore is repeated.
+    `store` is a URL, or a store that is not open, of the same kind as the backup. Raise StoreNotEmpty if it has
+    sessions, and BackupDamaged if a chunk is damaged. An interrupted restore leaves a place that raises
+    RestoreUnfinished when it is opened, until the restore is repeated.
 
-    Runs that were under way have lapsed: `recover` goes on with them. With `verify`, the restored store is checked as
-    `fsck` does, and its rows are counted. What is wrong is in the report, and the store is there all the same.
+    Runs that were under way have lapsed: `recover` continues them. With `verify`, the restored store is checked as by
+    `fsck`, and its rows are counted. The report says what is wrong, and the store is restored all the same.
     """
     expect(verify, bool, "$.verify")
     if at is not None and not isinstance(at, str | datetime):
@@ -111,6 +111,7 @@ async def _restored(store: Store, packs: Packs, backup: Backup, verify: bool, te
             lapsed = await landed.lapse_claims()
             if verify:
                 problems += [*await _miscounted(landed, backup), *(await fsck(landed)).problems]
+        # Last: until then opening the place raises RestoreUnfinished.
         await landing.publish()
     finally:
         await landing.end()
@@ -118,14 +119,14 @@ async def _restored(store: Store, packs: Packs, backup: Backup, verify: bool, te
 
 
 def _parts(packs: Packs, backup: Backup, tell: Tell) -> Iterator[Part]:
-    """Yield the parts of a backup. The chunks of each have to be taken before the next part is."""
+    """Yield the parts of a backup. The chunks of a part have to be taken before the next part."""
     taken = _Taken(packs, max(backup.bytes, 1), tell)
     for name, entries in groupby(entries_in(packs, backup.catalog), key=lambda entry: entry.part):
         yield Part(name, taken.chunks_of(entries))
 
 
 class _Taken:
-    """Counts the bytes that are taken in."""
+    """A count of the bytes that are taken in."""
 
     def __init__(self, packs: Packs, size: int, tell: Tell) -> None:
         self._packs = packs
@@ -152,7 +153,7 @@ async def _miscounted(store: Store, backup: Backup) -> list[Problem]:
 
 
 async def verify_backups(target: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
-    """Check every chunk and manifest in a directory of backups, and say which of them are whole. Nothing is changed."""
+    """Check every chunk and manifest in a directory of backups, and report which backups are whole. Change nothing."""
     if progress is not None:
         expect_function(progress, "$.progress")
     place = Target.at(target)
@@ -178,7 +179,7 @@ def _verified(place: Target, tell: Tell) -> VerifyReport:
 
 
 def _sound_chunks(packs: Packs, tell: Tell) -> tuple[set[bytes], int, list[BackupDamaged]]:
-    """Read all chunks. Return the hashes of those that are sound, their bytes, and what is wrong with others."""
+    """Read all chunks. Return the hashes of the sound ones, the bytes of all, and what is wrong with the others."""
     sound: set[bytes] = set()
     problems = [*packs.damaged]
     broken = {each.path for each in packs.damaged}
@@ -198,7 +199,7 @@ def _sound_chunks(packs: Packs, tell: Tell) -> tuple[set[bytes], int, list[Backu
 
 
 def _missing(packs: Packs, backup: Backup, sound: set[bytes]) -> str | None:
-    """Say what a backup lacks; None if it is whole."""
+    """Return what a backup lacks, as a text; None if it is whole."""
     catalog = [bytes.fromhex(each) for each in backup.catalog]
     lacking = [key for key in catalog if key not in sound] or [
         key for key in hashes_in(packs, backup.catalog) if key not in sound

@@ -2,7 +2,7 @@
 
 packs/ID-N.pack        chunks, which backups share
 backups/ID.json        the manifest of a backup, written when all its chunks are on the disk
-unfinished/ID          there while a backup is made; what a killed one has left is cleared up by the next
+unfinished/ID          the mark of a backup that is being made; the next one clears up what a killed one has left
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARK = "perdure-backups"
 _SAYS = b"Backups of perdure stores, format 1. See `perdure backup --list`.\n"
 _LOCK = "lock"
 _LEAST_IN_USE = 0.5
-"""A pack of which less is in use is written anew, without the rest, when old backups are removed."""
+"""The share of a pack that has to be in use. With less, removing old backups writes the used part into a new pack."""
 
 
 class Target:
@@ -35,7 +35,7 @@ class Target:
 
     @classmethod
     def at(cls, given: str | os.PathLike[str]) -> Target:
-        """Return the directory of a name; InvalidData if the system cannot take it."""
+        """Return the directory with a name. Raise InvalidData if the system cannot take the name."""
         return cls(Path(os.path.abspath(checked_path(given, "$.target"))))
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class Target:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Have the chunks at hand. BackupNotFound if there is no such directory."""
+        """Open the directory for reading within the block. Raise BackupNotFound if it does not exist."""
         if not (self.path / _MARK).is_file():
             raise BackupNotFound(self.path)
         try:
@@ -56,7 +56,7 @@ class Target:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """The same for one who adds to it, alone. The directory is made if it is not there."""
+        """Open the directory for writing within the block, under its lock. Create it if it is missing."""
         with as_store_error(self.path):
             self._make()
             lock = FileLock(self.path / _LOCK)
@@ -81,22 +81,22 @@ class Target:
         for name in ("packs", "backups", "unfinished"):
             (self.path / name).mkdir(0o700, exist_ok=True)
         if not mark.exists():
-            self.write(mark, _SAYS)  # which syncs the directories, too
+            self.write(mark, _SAYS)  # last, since it syncs the new directories too
 
     def _is_begun(self) -> bool:
-        """Tell whether nothing is in the directory, or what a first backup that was killed at once has left."""
+        """Tell whether the directory is empty, or has only what a killed first backup has left."""
         own = {"packs", "backups", "unfinished", _MARK + TEMPORARY}
         return self.path.is_dir() and {each.name for each in self.path.iterdir()} <= own
 
     def _remove_temporary(self) -> None:
-        """Remove what killed backups have left in the middle of writing it."""
+        """Remove the files that killed backups have left half written."""
         for directory in (self.path, self.path / "packs", self.path / "backups"):
             for path in directory.iterdir():
                 if path.name.endswith(TEMPORARY):
                     path.unlink()
 
     def write(self, path: Path, body: bytes) -> None:
-        """Write a small file, whole and on the disk or not at all."""
+        """Write a small file, either whole and on the disk, or not at all."""
         unfinished = path.with_name(path.name + TEMPORARY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
@@ -111,7 +111,7 @@ class Target:
         return [each for each in self.looked_through() if isinstance(each, Backup) and store in (None, each.store)]
 
     def looked_through(self) -> Sequence[Backup | BackupDamaged]:
-        """Return the backups in order, and for each manifest that is damaged what is wrong with it."""
+        """Return the backups in order, then an error for each damaged manifest."""
         found: list[Backup] = []
         damaged: list[BackupDamaged] = []
         directory = self.path / "backups"
@@ -125,9 +125,9 @@ class Target:
         return [*sorted(found, key=lambda each: (each.at, each.id)), *damaged]
 
     def chosen(self, at: str | datetime | None) -> Backup:
-        """Return the backup of an id, or of a beginning of one; the last before a time; or the newest.
+        """Return the backup with an id or the beginning of one, the last backup before a time, or the newest.
 
-        InvalidData if the directory has backups of several stores, and it is not said which is meant.
+        Raise InvalidData if the directory has backups of several stores, and `at` does not choose one.
         """
         known = self.looked_through()
         backups = [each for each in known if isinstance(each, Backup)]
@@ -161,21 +161,22 @@ class Target:
         return sorted(path.name for path in (self.path / "unfinished").iterdir() if path.suffix != TEMPORARY)
 
     def writers(self, name: str) -> Iterator[PackWriter]:
-        """Yield new packs, one after the other, for a backup or for what is left of others."""
+        """Yield new packs, one after the other, for a backup or for chunks that are moved."""
         for number in count():
             yield PackWriter(self.path / "packs" / f"{name}-{number:04}.pack")
 
     def clear_up(self, name: str, removed: Collection[Backup] = ()) -> int:
-        """Remove backups, and the chunks that no other names. Return how many bytes that has freed.
+        """Remove backups, and the chunks that no other backup names. Return the number of bytes freed.
 
-        With no backups to remove it clears up what killed ones have left. Killed at any instant, it leaves every other
-        backup whole: manifests go first, and packs when what is still needed of them is on the disk elsewhere.
+        Without backups to remove, clear up what killed ones have left. If this is killed, every other backup stays
+        whole: manifests go first, and a pack goes when its needed chunks are on the disk elsewhere.
         """
         left = [each for each in self.unfinished() if each != name]
         if not left and not removed:
             return 0
         for backup in removed:
             (self.path / "backups" / f"{backup.id}{manifest.SUFFIX}").unlink(missing_ok=True)
+        # The manifests are gone for good before the first chunk that they name.
         if removed:
             sync_directory(self.path / "backups")
         freed = self._sweep(name, only=None if removed else left)
@@ -189,13 +190,13 @@ class Target:
             return 0
         freed, moved = 0, list[Path]()
         met: set[bytes] = set()
-        for path in reversed(self.packs.paths()):  # of two copies of a chunk the newer one stays
+        for path in reversed(self.packs.paths()):  # the newest first: of two copies of a chunk the newer one stays
             if only is not None and not path.name.startswith(tuple(f"{each}-" for each in only)):
                 continue
             try:
                 index = read_index(path)
             except BackupDamaged:
-                continue  # which chunks it had is not known: it is for `verify` to tell of
+                continue  # its chunks are not known, so nothing is removed here; `verify` reports it
             used = {key: place for key, place in index.items() if key in needed and key not in met}
             met |= used.keys()
             size, in_use = path.stat().st_size, sum(place.size for place in used.values())
@@ -207,7 +208,7 @@ class Target:
         return freed + self._move(f"{name}-kept", moved, needed)
 
     def _needed(self) -> set[bytes] | None:
-        """Return all chunks that backups name. None if one of them cannot be read: then nothing is removed."""
+        """Return all chunks that backups name. Return None if a backup cannot be read: then nothing is removed."""
         needed: set[bytes] = set()
         for backup in self.looked_through():
             if isinstance(backup, BackupDamaged):
@@ -220,7 +221,7 @@ class Target:
         return needed
 
     def _move(self, name: str, paths: Sequence[Path], needed: set[bytes]) -> int:
-        """Write what is needed of packs into new ones, then remove them."""
+        """Write the needed chunks of packs into new packs, then remove the old ones."""
         writers, writer = self.writers(name), None
         before = sum(path.stat().st_size for path in paths)
         after = 0
@@ -233,12 +234,13 @@ class Target:
                         after, writer = after + writer.finish(), None
         if writer is not None:
             after += writer.finish()
+        # Only now, when their chunks are on the disk in the new packs.
         for path in paths:
             path.unlink()
         return before - after
 
     def _as_it_is(self, place: Place) -> bytes:
-        """Return a chunk's bytes, damaged or not: it is not for a move to lose what may be saved yet."""
+        """Return a chunk's bytes, damaged or not, so that a move never loses what may still be saved."""
         with open(place.pack, "rb") as file:
             file.seek(place.offset)
             return file.read(place.size)
@@ -251,7 +253,7 @@ def _newest(backups: Sequence[Backup]) -> Collection[Backup]:
 
 @contextmanager
 def as_store_error(path: Path) -> Iterator[None]:
-    """Say in perdure's words what the system says of a directory of backups."""
+    """Raise an error of the system in the block as a StoreError that says what to do."""
     try:
         yield
     except OSError as error:

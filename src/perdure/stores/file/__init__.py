@@ -1,7 +1,7 @@
 """Sessions as files in a directory, which people can read and any number of processes may share.
 
-`{id}.json` is the current session; `{id}.jsonl` its log, the truth for every version; `{id}.lock` keeps writers apart.
-`{id}.sketch` is there while an answer is being written, `.waiting/{id}` and `.timers/{id}` while it has any.
+`{id}.json` is the current session. `{id}.jsonl` is its log, the truth for every version. `{id}.lock` separates writers.
+`{id}.sketch` exists while an answer is being written, `.waiting/{id}` and `.timers/{id}` while the session has any.
 `.rates` and `.tokens` belong to no session.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class FileStore(Store):
-    """Keeps each session in files of its own: durable to a power cut, readable by people.
+    """A store in a directory. Each session has its own files, which survive a power cut and are readable by people.
 
     `lock_timeout` is how many seconds a writer waits for another one before it raises SessionLocked.
     """
@@ -69,15 +69,16 @@ class FileStore(Store):
     async def _take_up_redactions(self) -> None:
         """Finish the redactions that a killed process has left, as far as their sessions are free and sound.
 
-        One that is still under way holds its locks. What cannot be finished now is left to the next open, and to gc.
+        A redaction that is still under way holds its locks. Those that cannot be finished now are left to the next
+        open, and to gc.
         """
-        with suppress(StoreError):  # a directory that cannot be read is no reason not to open it
+        with suppress(StoreError):  # if the directory cannot be read now, it is opened all the same
             for session_id in await self._engine.hinted():
                 with suppress(InvalidSessionId):
                     await self._engine.run_if_free(partial(self._redaction, SessionId(session_id), now()), "erase")
 
     async def _lapse(self, claims: Sequence[Claim]) -> None:
-        # Behind all that still waits for a lock, and where a lock is not free the claim lapses with its lease.
+        # After all jobs that still wait for a lock. If a lock is not free, its claim lapses when the lease ends.
         self._engine.last_jobs = [partial(claiming.lapse, [claim]) for claim in claims]
 
     async def exists(self, session_id: str) -> bool:
@@ -92,7 +93,7 @@ class FileStore(Store):
     async def delete(self, session_id: str, *, expected: AgentSessionInfo | None = None) -> None:
         """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""
         key = SessionId(session_id)
-        with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
+        with suppress(CorruptRecord, InvalidSessionFile):  # a damaged session can be erased, too
             await self._finish_redaction(key)
         async with self._sweeping(key):
             await super().delete(key, expected=expected)
@@ -103,7 +104,7 @@ class FileStore(Store):
         return await super().delete_many(keys)
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
-        """Forget versions. A redaction of the session that was cut short is finished first."""
+        """Forget versions. An interrupted redaction of the session is finished first."""
         await self._finish_redaction(SessionId(session_id))
         return await super().forget(session_id, before=before)
 
@@ -135,7 +136,7 @@ class FileStore(Store):
 
     @asynccontextmanager
     async def _sweeping(self, session_id: SessionId) -> AsyncIterator[None]:
-        """Remove what is left of a session, if a block finds out that there is none."""
+        """Remove the remains of a session, if the block finds out that the session does not exist."""
         try:
             yield
         except SessionNotFound:
@@ -149,7 +150,7 @@ class FileStore(Store):
         return await self._redact(Request.of(session_id, message_ids, replacement))
 
     async def gc(self) -> int:
-        """Finish what was cut short, as far as its sessions are free and sound, and erase what nobody shows."""
+        """Finish what was cut short, as far as its sessions are free and sound, and erase what no session shows."""
         fresh = 0
         for session_id in await self._engine.pledged():
             with suppress(SessionBusy, CorruptRecord, InvalidSessionFile):
@@ -160,7 +161,7 @@ class FileStore(Store):
     async def _finish_redaction(self, session_id: str) -> int:
         try:
             return await self._redact(SessionId(session_id)) if session_id in await self._engine.pledged() else 0
-        except (SessionNotFound, InvalidData):  # its files have been removed, or older ones put in their place
+        except (SessionNotFound, InvalidData):  # its files were removed, or replaced by older ones
             await self._engine.run(partial(_forget_pledge, session_id), "write")
             return 0
 
@@ -172,7 +173,7 @@ class FileStore(Store):
             self._forget_all()
 
     def _redaction(self, asked: Request | SessionId, at: datetime) -> Job[int]:
-        """Redact, or finish what was begun. What was begun before is done along with it: its note is written over."""
+        """Redact, or finish what was begun. An earlier redaction is done too, since its note is replaced."""
         from perdure.stores.jobs.redaction import Request, redact
 
         session_id = asked.session_id if isinstance(asked, Request) else asked
@@ -181,7 +182,7 @@ class FileStore(Store):
         begun = None if pledge is None else Request.of_pledge(session_id, pledge)
         if not isinstance(asked, Request):
             if begun is None:
-                yield Pledge(session_id, b"")  # only the hint is left
+                yield Pledge(session_id, b"")  # only the hint is left, which the commit then removes
                 return 0
             request = begun
         else:

@@ -1,7 +1,7 @@
 """Images and files in a directory of sessions: `blobs/{hash}` has the bytes whose SHA-256 is its name.
 
-All who write or remove them hold one lock, from before they look until the logs that name them are written. It is
-taken after the locks of sessions, by everybody.
+A process that writes or removes them holds one lock, from before it looks until the logs that name them are written.
+Every process takes it after the locks of sessions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEMPORARY = re.compile(r"[0-9a-f]{64}\.tmp")
 
 
 class Blobs:
-    """The table `blob`, whose rows are files. What a job changes is put into effect by its commit."""
+    """The table `blob`, whose rows are files. The changes of a job take effect with its commit."""
 
     def __init__(self, sessions: Path) -> None:
         self._path = sessions / DIRECTORY
@@ -73,7 +73,7 @@ class Blobs:
             self._gone.discard(given["hash"])
 
     def _rows(self, asked: Select) -> list[Any]:
-        """Return what is asked for. Bytes are only read if they are."""
+        """Return the rows asked for. Bytes are read only if the statement asks for them."""
         few = Tables()
         names = {*asked.columns, *(key.partition(" ")[0] for key in asked.where)}
         for key in self._candidates(asked.where):
@@ -107,30 +107,30 @@ class Blobs:
             raise CorruptRecord(None, f"file {key}", str(error.strerror)) from None
 
     def _folder(self, *, create: bool = False) -> Folder | None:
-        """Return the directory; None if there is none, as long as no session has had a file."""
+        """Return the directory; None while no session has had a file, and it does not exist."""
         if self._opened is None and (create or self._path.is_dir()):
             self._opened = Folder(self._path)
         return self._opened
 
     def write(self) -> None:
-        """Put new bytes on the disk, before anything names them."""
+        """Write new bytes to the disk, before any log names them."""
         folder = self._folder(create=bool(self._new))
         for key, body in self._new.items():
             assert folder is not None, "it has been created"
-            if folder.read(key) != body:  # a damaged one is mended by whoever brings the bytes again
+            if folder.read(key) != body:  # a damaged file is mended when its bytes come again
                 self._written.add(key)
                 folder.replace(key, body)
 
     def take_back(self, sessions: Folder) -> None:
-        """Remove what was written in vain. An operation that failed may have written a log that names some of it."""
+        """Remove what a failed operation has written, except for bytes that a log already names."""
         folder = self._folder()
-        with suppress(OSError, UnreadableFile):  # what stays is for `gc`
+        with suppress(OSError, UnreadableFile):  # `gc` removes what stays
             for key in self._written - _named_in(sessions, self._written):
                 assert folder is not None, "something was written there"
                 folder.discard(key)
 
     def remove(self, sessions: Folder) -> None:
-        """Remove the bytes that no log names, as the logs are now: others may have come to name some."""
+        """Remove the bytes that no log names by now. Another session may have begun to name some."""
         gone = self._gone - _named_in(sessions, self._gone)
         folder = self._folder()
         if folder is None or not (gone or self._leftovers):
@@ -145,7 +145,7 @@ def is_name(name: str) -> bool:
 
 
 def _named_in(sessions: Folder, hashes: Iterable[str]) -> set[str]:
-    """Return those of some hashes that stand in a log."""
+    """Return those of some hashes that a log contains."""
     wanted, found = {key: key.encode() for key in hashes}, set[str]()
     for name in sessions.names() if wanted else ():
         if name.endswith(".jsonl"):

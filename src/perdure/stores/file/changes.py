@@ -1,4 +1,4 @@
-"""What a job has changed of a log, from rows to lines."""
+"""The changes that a job has made to a log, from rows to lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.stores.format.rows import operation_id
 from perdure.stores.jobs.archive.archived import name_of_log, run_stretches, within
 from perdure.stores.tables import Record
 
-# Rows of these are not only added: their lines are written again where they have changed.
+# Rows of these tables may change after they were added. Their lines are then written again.
 _REPLACED = ("msg", "head", "batch", "inbox")
 
 
@@ -43,7 +43,7 @@ class Changes:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether it is what is left of an erased session."""
+        """Return whether the log is the remainder of an erased session."""
         return "@" in self.stem
 
     @property
@@ -56,7 +56,7 @@ class Changes:
 
     @property
     def is_forgetting(self) -> bool:
-        """Whether something is gone from a session's log: versions, or messages that only others had shown."""
+        """Return whether a session's log has lost something: versions, or messages that only others had shown."""
         is_session = not self.is_erasure and not self.is_remainder
         return is_session and ("head" in self.removed or "msg" in self.removed)
 
@@ -66,7 +66,7 @@ class Changes:
 
 
 def changes_of(desk: Desk) -> list[Changes]:
-    """Return what a job has changed, by logs, in the order in which they were changed last."""
+    """Return the changes of a job for each log, in the order of the last change to each."""
     firsts: dict[tuple[str, int], tuple[str, Record, Record | None]] = {}
     found: dict[str, Changes] = {}
     for touched in desk.tables.touched:
@@ -92,14 +92,14 @@ def _key_of(table: str, row: Record) -> tuple[Any, ...]:
 
 
 def shown_owners(changes: Changes, desk: Desk) -> set[str]:
-    """Return the sessions that one has begun to show, or to have as its line."""
+    """Return the sessions that a session has begun to show, or to have as its line."""
     keys = (LogKey.parse(row["log"]) for row in changes.added.get("ref", ()))
     line = LogKey.parse(_line_key(changes, desk) or "")
     return {key.owner for key in (*keys, line) if key is not None}
 
 
 def _line_key(changes: Changes, desk: Desk) -> str | None:
-    """Return the key of a session's new line, "" if it has none any more; None if it is as it was."""
+    """Return the key of a session's new line, "" if it has lost its line; None if that has not changed."""
     before, after = session_rows(changes)
     if after is None or after["line"] == (before or {"line": None})["line"]:
         return None
@@ -107,7 +107,7 @@ def _line_key(changes: Changes, desk: Desk) -> str | None:
 
 
 def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
-    """Return the lines of an operation, and those of another one to come behind it."""
+    """Return the lines of an operation, and those of a second one that follows it."""
     before, after = session_rows(changes)
     line_key = _line_key(changes, desk)
     first = [] if before or not after else [opening(after["log"], WITH_LINE if line_key else codec.FORMAT)]
@@ -130,16 +130,16 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
         *(line("head", at=row["version"], body=row["body"]) for row in heads),
     ]
     held = [each for each in claims if each.kind != "release"]
-    # A claim is looked for behind the operation that has made the newest version.
+    # A listing reads only what follows the newest version, so a claim has to come after it.
     return ([*first, *lines], held) if heads else ([*first, *held, *lines], [])
 
 
-# What a session's log has lines of, by the column that says whose they are.
+# The tables that a session's log has lines for, each with the column that names the session.
 _IN_LOG = {**dict.fromkeys(("session", "uses", "batch", "key", "inbox", "timer", "head"), "sid"), "ref": "child"}
 
 
 def whole_log(stem: str, desk: Desk) -> tuple[list[Line], list[Line]]:
-    """Return all lines that a session's log comes to, by its rows as they are going to be; behind them its claim."""
+    """Return all lines of a session's log, from its rows as they are going to be. Its claim is the second part."""
     rows, whole = desk.look(stem), Changes(stem)
     for table in (*_IN_LOG, "msg"):
         rows.make(table)
@@ -163,7 +163,7 @@ def _messages(desk: Desk, log: str) -> list[Record]:
 
 
 def _claim_again(session: Record) -> tuple[Line, Line]:
-    """Return a session's last claim, and that it was given back: the next one has to have another number."""
+    """Return a session's last claim and its release. They are kept, so that the next claim gets another number."""
     held = Held(Holder(""), 0.0)
     if session["claim"] is not None:
         held = Held(msgspec.json.decode(session["claim"], type=Holder), session["expires"])
@@ -171,7 +171,7 @@ def _claim_again(session: Record) -> tuple[Line, Line]:
 
 
 def session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
-    """Return a session's row as it was and as it is; None where there is none, or nothing has changed."""
+    """Return a session's row before and after, None if it does not exist. Both are None if nothing has changed."""
     for row in changes.added.get("session", ()):
         return None, row
     for before, after in changes.changed.get("session", ()):
@@ -181,7 +181,7 @@ def session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
 
 def _claim_lines(before: Record | None, after: Record) -> Iterator[Line]:
     was = before or {"claim": None, "expires": None, "epoch": 0}
-    at = after["sid"] if before is None else after["epoch"]  # claims on a new session are counted from its birth on
+    at = after["sid"] if before is None else after["epoch"]  # epochs of a new session begin with its birth
     if after["claim"] is None:
         if was["claim"] is not None:
             yield line("release", at=at)
@@ -218,7 +218,7 @@ def _in_order(batches: Iterable[Record]) -> list[Record]:
 
 
 def _entries(row: Record, desk: Desk) -> Iterator[tuple[int, bytes]]:
-    """Return the entries of a batch, each with its number."""
+    """Yield the entries of a batch, each with its number."""
     for seq, entry in enumerate(_unpacked(row, desk), row["last"] - row["count"] + 1):
         yield seq, codec.encode(entry)
 
@@ -229,7 +229,7 @@ def _unpacked(batch: Record, desk: Desk) -> list[Entry]:
 
 
 def _run_lines(changes: Changes, desk: Desk) -> Iterator[Line]:
-    """Yield where the messages of runs are, for a log that is written with gaps: elsewhere they are anywhere in it."""
+    """Yield the places of runs' messages, for a log that is written with gaps. Other logs need no such lines."""
     key = desk.look(changes.stem).key or next((row["log"] for row in changes.added.get("session", ())), "")
     own = [(row["log"], row["start"], row["stop"]) for row in changes.added.get("ref", ())]
     own = [each for each in own if (found := LogKey.parse(each[0])) and found.base == key]
@@ -253,7 +253,7 @@ def _inbox_lines(rows: Iterable[Record]) -> list[Line]:
 
 
 def _waits_lines(before: Record | None, after: Record | None) -> Iterator[Line]:
-    """Yield how urgent what waits is, and since when, if a post has changed that."""
+    """Yield the priority of what waits and since when it waits, if a post has changed that."""
     if after is None or after["since"] is None:
         return
     was = before or {"priority": 0, "since": None}
@@ -262,7 +262,7 @@ def _waits_lines(before: Record | None, after: Record | None) -> Iterator[Line]:
 
 
 def _timer_lines(changes: Changes) -> Iterator[Line]:
-    """Yield the timers that are gone, then those that were set: one may have taken another's name."""
+    """Yield the timers that are gone, then those that were set, since a new one may have an old one's name."""
     for row in changes.removed.get("timer", ()):
         yield line("timer", row["name"], row["timer"])
     for row in (*changes.added.get("timer", ()), *(after for _, after in changes.changed.get("timer", ()))):
@@ -283,7 +283,7 @@ def _key_lines(changes: Changes) -> list[Line]:
 
 
 class Rewriting:
-    """The lines of a log as they are to be."""
+    """A function that turns a log's lines into those of the rewritten log."""
 
     def __init__(self, changes: Changes, desk: Desk) -> None:
         self._bodies = dict(_bodies(changes.changed, desk))
@@ -292,15 +292,15 @@ class Rewriting:
 
     def __call__(self, each: Line) -> Line:
         if each.kind == "value" and each.name in self._unused:
-            # An empty one in its place, so that no line is missing.
+            # An empty value takes its place, since a missing number would count as damage.
             return replace(each, name="", body=msgspec.Raw(b"null"))
         if each.kind == "timer" and not self._is_set(each):
-            return replace(each, body=msgspec.Raw(b"null"))  # what it had said may be what is to go
+            return replace(each, body=msgspec.Raw(b"null"))  # an old timer may contain what is redacted
         body = self._bodies.get((each.kind, each.name, each.at))
         return each if body is None else replace(each, body=msgspec.Raw(body))
 
     def _is_set(self, each: Line) -> bool:
-        """Tell whether a line is of a timer as it is now."""
+        """Tell whether a line has a timer's present state."""
         if bytes(each.body) == b"null":
             return False
         due, _ = msgspec.json.decode(each.body, type=tuple[float, msgspec.Raw])

@@ -1,4 +1,4 @@
-"""What can be wrong with files beneath their rows: their lines, their names, the documents, and what was cut short."""
+"""Checks of files below their rows: their lines, their names, the documents, and what was cut short."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _LOG = (
     "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can go on while "
     "this session is mended."
 )
-_DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it anew."
+_DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it again."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
 _UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
 _NO_GROUP = (
     "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
     "itself. Remove it when you have looked at them."
 )
-_HINT = "Run `perdure gc`, which makes it anew."
+_HINT = "Run `perdure gc`, which makes it again."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
 def faults(directory: Directory, desk: Desk) -> list[Problem]:
-    """Return what is wrong, one session after another, each while nobody writes it."""
+    """Return what is wrong, one session after another, each while no other process writes it."""
     found: list[Problem] = []
     for stem in (*directory.ids(), *sorted(directory.remainders())):
-        with desk.looking({owner_of(stem)}):  # a writer between its log and its document is no damage
+        with desk.looking({owner_of(stem)}):  # under the lock, since a writer's log is ahead of its document
             found += _log(desk, stem)
     begun = _unless_damaged(None, lambda: read_steps(directory.folder), GROUP, _NO_GROUP)
     if isinstance(begun, Problem):
         found.append(begun)
     for session_id in sessions_with_intent(directory.folder):
-        with directory.locked({session_id}):
+        with directory.locked({session_id}):  # a redaction that is still running holds it
             found += _unfinished(directory, session_id)
     return found
 
@@ -73,7 +73,7 @@ def _name(log: SessionLog) -> Iterator[Problem]:
 
 
 def _hints(directory: Directory, log: SessionLog) -> Iterator[Problem]:
-    """Whether workers find what waits, once hints were made for all sessions."""
+    """Yield the hints that workers lack, once hints were made for all sessions."""
     if hints.is_surveyed(directory.folder):
         for kind in hints.missing(directory.folder, log):
             yield Problem(
@@ -92,9 +92,9 @@ def _document(desk: Desk, log: SessionLog) -> Iterator[Problem]:
         yield Problem(log.stem, name, error.reason, _UNREADABLE)
         return
     if header is None or log.damage:
-        return  # one that is missing is made anew by the next save
+        return  # the next save makes a missing document again
     if log.version == 0:
-        yield Problem(log.stem, name, "there is no log to it", _NO_LOG)
+        yield Problem(log.stem, name, "it has no log", _NO_LOG)
     elif header.key != log.key:
         yield Problem(log.stem, name, "it was made from another log", _DOCUMENT)
     elif header.info.version > log.version or header.end > log.end:
@@ -107,24 +107,24 @@ def _says_what_the_log_says(desk: Desk, log: SessionLog) -> bool:
     try:
         made = encode_document(desk.assembled(log.stem), log)
     except (CorruptRecord, UnreadableFile):
-        return True  # which is reported by those who read the session
+        return True  # reading the session reports it
     return desk.directory.folder.read(document_file(log.stem)) == made
 
 
 def _unfinished(directory: Directory, session_id: str) -> Iterator[Problem]:
-    """A redaction that was cut short: some of the sessions concerned may still have what was to go."""
+    """Yield a redaction that was cut short. Some of its sessions may still contain what had to go."""
     name = intent_file(session_id)
     begun = _unless_damaged(session_id, lambda: read_intent(directory.folder, session_id), name, _NO_REQUEST)
     if isinstance(begun, Problem):
         yield begun
-    elif begun is not None:  # else it was under way, and is over by now
+    elif begun is not None:  # otherwise it was under way, and has ended meanwhile
         messages = len(Request.of_pledge(session_id, begun).ids)
         what = f"a redaction of {messages} messages was cut short"
         yield Problem(session_id, name, what, _CUT_SHORT)
 
 
 def _unless_damaged(session_id: str | None, read: Callable[[], T], name: str, repair: str) -> T | Problem:
-    """Return what is read of a file, or what is wrong with it."""
+    """Return what a file contains, or what is wrong with it."""
     try:
         return read()
     except CorruptRecord as error:

@@ -1,7 +1,7 @@
-"""What a job has changed, put into files: each log's share whole or not at all, and the document beside it.
+"""The changes of a job, written to files: each log's share whole or not at all, and the document beside it.
 
-An operation is appended to a log. Where lines have changed, the log is written again. Of an erased session only those
-messages stay that others show, in a remainder: a log under the erased one's key.
+An operation is appended to a log. Where lines have changed, the log is written again. Only those messages of an erased
+session stay that others show. They are kept in a remainder, a log under the erased session's key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def commit(desk: Desk, result: object) -> None:
-    """Write what a job has changed; MoreLocks if it concerns sessions that are not locked."""
+    """Write what a job has changed. Raise MoreLocks if it concerns sessions that are not locked."""
     changes = changes_of(desk)
     needed = {owner_of(each.stem) for each in changes}.union(*(shown_owners(each, desk) for each in changes))
     if not needed <= desk.held:
@@ -71,27 +71,30 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     forgetting = [(each.stem, whole_log(each.stem, desk)) for each in changes if each.is_forgetting]
     written = [each for each in changes if not (each.is_erasure or each.is_trim or each.is_forgetting)]
     if erased or forgetting:
-        # A damaged fork of what is erased stays as it is, for its owner to mend: its heads say what it shows.
+        # A damaged fork of an erased session stays as it is, for its owner to mend. Its heads say what it shows.
         written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
     operations = {each.stem: [*filter(None, lines_of(each, desk))] for each in written if not is_rewrite}
     sketches = [write for each in changes if not each.is_erasure for write in _sketch_writes(desk, each)]
     settled = [hint for each in changes for hint in _give_hints(desk, each)]
+    # The rows go back to what the files say. What was changed is in lines by now.
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
+    # Before the erasures: killed in between, the session is still there, and its log counts.
     for stem, left in erased:
         _keep_left(desk, stem, left)
     appends = [(stem, each) for stem, each in operations.items() if each]
     _append_and_erase(desk, appends, [stem for stem, _ in erased], _kept_in(result))
-    # After all erasures: what a log has for others only, it has as long as they are there.
+    # After all erasures: a log keeps what only others show until these are gone.
     if forgetting:
         _rewrite(desk, [_Rewrite(stem, _whole(*lines), is_session=True) for stem, lines in forgetting])
     if erased or trimmed:
         trim(desk, trimmed)
     for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
         write(desk.directory.folder)
+    # Hints go after the lines they are about: one that is left too long costs a look, a missing one loses a session.
     for kind, stem in settled:
         hints.take(desk.directory.folder, kind, stem)
     for session_id in desk.pledges:
@@ -99,21 +102,21 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
 
 
 def _sketch_writes(desk: Desk, changes: Changes) -> Iterator[Callable[[Folder], None]]:
-    """Yield what is to be done to the file of an answer under way, whose rows are as they are going to be."""
+    """Yield the writes for the file of an answer under way. Its rows already have their new values."""
     name, added = sketch_file(changes.stem), changes.added.get("sketch", [])
     replaced = [*changes.removed.get("sketch", ()), *(row for row, _ in changes.changed.get("sketch", ()))]
     if replaced:
         left = encode_sketches(desk.rows_of("sketch").find({"sid": replaced[0]["sid"]}))
-        # Without a sync: a file that comes back is void.
+        # Without a sync: if the file comes back after a power cut, it is void.
         yield (lambda folder: folder.replace(name, left)) if left else (lambda folder: folder.remove(name))
     elif added:
         yield lambda folder: folder.append(name, folder.size(name) or 0, encode_sketches(added))
 
 
 def _give_hints(desk: Desk, changes: Changes) -> Iterator[tuple[str, str]]:
-    """Note that something waits in a session, or that it has timers, before that is written.
+    """Give the hints that something waits in a session, or that it has timers, before that is written.
 
-    Yield the hints that can go once all is written.
+    Yield the hints that can be removed once all is written.
     """
     before, after = session_rows(changes)
     did, does = (row is not None and row["inbox_end"] > row["taken"] for row in (before, after))
@@ -128,7 +131,7 @@ def _give_hints(desk: Desk, changes: Changes) -> Iterator[tuple[str, str]]:
 
 
 def _left_of(desk: Desk, stem: str) -> list[Line]:
-    """Return the messages of a log that are left, as lines for a log of their own."""
+    """Return the messages of a log that others still show, as lines of a separate log."""
     rows, found = desk.look(stem), list[Line]()
     rows.make("msg")
     for name in rows.log.messages if rows.key else ():
@@ -138,7 +141,7 @@ def _left_of(desk: Desk, stem: str) -> list[Line]:
 
 
 def _keep_left(desk: Desk, session_id: str, left: list[Line]) -> None:
-    """Write what others show of a session that is about to be erased. While the session is there, its log counts."""
+    """Write what others show of a session that is about to be erased. While the session exists, its own log counts."""
     rows = desk.look(session_id)
     if rows.key:
         _keep(desk.directory, rows.key, left)
@@ -150,21 +153,21 @@ def _erase(desk: Desk, session_id: str) -> None:
     *beside, log = _files_of(desk, session_id)
     folder.remove(*beside)
     folder.sync()
-    # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, gc and the
-    # next deletion that finds nothing to delete erase what was left too long.
+    # The session is gone when its log is gone. Killed before that, a deletion can be repeated. Killed after it, gc
+    # erases the rest, and so does the next deletion that finds nothing to delete.
     folder.remove(log)
     folder.sync()
     desk.forget(session_id)
 
 
 def _files_of(desk: Desk, session_id: str) -> list[str]:
-    """Return the names of a session's files, its log last."""
+    """Return the names of a session's files, with its log last."""
     leftovers = desk.directory.leftovers(session_id)
     return [document_file(session_id), intent_file(session_id), *leftovers, log_file(session_id)]
 
 
 def trim(desk: Desk, remainders: Iterable[tuple[str, list[Line]]]) -> None:
-    """Erase from remainders what nobody shows."""
+    """Erase from remainders what no session shows."""
     for stem, left in remainders:
         _keep(desk.directory, stem, left)
         desk.forget(stem)
@@ -179,7 +182,7 @@ def _keep(directory: Directory, base: str, lines: list[Line]) -> None:
 
 
 class _Rewrite(NamedTuple):
-    """A log that is to be written again."""
+    """A log that has to be written again."""
 
     stem: str
     body: bytes
@@ -192,26 +195,26 @@ class _Rewrite(NamedTuple):
             raise log.damage[0]
         with desk.directory.folder.reading(log.file) as handle:
             assert handle is not None, "it has just been read"
-            raw = read_from(handle, 0)[: log.end]
+            raw = read_from(handle, 0)[: log.end]  # without a torn tail
         body = rewritten(raw, operation_id(), Rewriting(changes, desk))
         lines, _ = lines_of(changes, desk)
         return cls(changes.stem, body + (log.encode(lines) if lines else b""), not changes.is_remainder)
 
 
 def _whole(lines: Sequence[Line], behind: Sequence[Line]) -> bytes:
-    """Return a log of one operation, or two."""
+    """Return a log of one operation, or of two."""
     return encode_operation(lines, 1) + (encode_operation(behind, len(lines) + 1) if behind else b"")
 
 
 def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:
-    """Replace logs, one after the other. Where there are several, what is being done is written down first."""
+    """Replace logs, one after the other. If there are several, write down first what is being done."""
     folder = desk.directory.folder
     if len(rewrites) > 1:
         for session_id, body in desk.pledges.items():
             write_intent(folder, session_id, body)
     sessions = [each.stem for each in rewrites if each.is_session]
     for session_id in sessions:
-        # Without its document a session is read from its log; with one that tells of the old log it is not.
+        # Without a document, a session is read from its log. A document of the old log would make it look damaged.
         folder.remove(document_file(session_id), *desk.directory.leftovers(session_id))
     folder.sync()
     for each in rewrites:
@@ -223,34 +226,35 @@ def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:
 
 
 Operations = Sequence[tuple[str, Sequence[Sequence[Line]]]]
-"""What is to be appended to logs: for each stem its operations."""
+"""The operations to append to logs, for each stem."""
 
 
 def _append_and_erase(desk: Desk, appends: Operations, erased: Sequence[str], kept: Mapping[str, AgentSession]) -> None:
-    """Append operations to logs and erase sessions: all of it or nothing.
+    """Append operations to logs and erase sessions, all or nothing.
 
-    The documents are ready before, and put in place after.
+    The documents are written before, and put in place afterwards.
     """
     folder, documents = desk.directory.folder, dict[str, None]()
     with ExitStack() as undo:
+        # If an append fails, the documents that were written for it are removed.
         undo.callback(lambda: folder.discard(*map(temporary, documents)))
         with _together(desk, appends, erased):
             for stem, operations in appends:
                 for lines in operations:
                     _append(desk, desk.look(stem).log, lines, kept.get(stem), documents)
-            # After all appends: forks have noted by then what they have shown by the line of one that goes.
+            # After all appends: by then forks have noted what they show by the line of an erased session.
             for stem in erased:
                 _erase(desk, stem)
         undo.pop_all()
     for document in documents:
-        # What was appended is kept, whatever becomes of the document: the next write makes it anew.
+        # The append is durable whatever becomes of the document: the next write makes that again.
         with suppress(OSError):
             folder.put_in_place(document)
 
 
 @contextmanager
 def _together(desk: Desk, appends: Operations, erased: Sequence[str]) -> Iterator[None]:
-    """Have a block change all logs, or none. Where one alone is changed, it does so anyway."""
+    """Make the block change all logs, or none. A change of a single log is atomic by itself."""
     if len(appends) < 2 and len(erased) < 2:
         yield
         return
@@ -278,7 +282,7 @@ def _step(desk: Desk, stem: str, operations: Iterable[Sequence[Line]]) -> Step:
 def _append(
     desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None, documents: dict[str, None]
 ) -> None:
-    """Append an operation. It renews the document, if it makes a version or a killed writer has left that behind."""
+    """Append an operation. Renew the document if it makes a version, or if a killed writer has left the old one."""
     document = document_file(log.stem)
 
     def stage() -> None:
@@ -302,19 +306,20 @@ def _newest(desk: Desk, log: SessionLog, kept: AgentSession | None) -> AgentSess
     try:
         return desk.assembled(log.stem)
     except CorruptRecord:
-        # A session that this one points into is damaged; what is at hand is saved all the same.
+        # A session that this one shows a part of is damaged. What is in memory is saved all the same.
         if kept is None or not is_at_hand(kept):
             raise
         return kept
 
 
 def _append_lines(desk: Desk, log: SessionLog, lines: Sequence[Line], prepare: Callable[[], None]) -> None:
-    """Append an operation, after `prepare` has seen the log as it is going to be."""
+    """Append an operation. Before the write, `prepare` sees the log as it is going to be."""
     if log.torn:
         _set_aside(desk.directory, log)
     end, body = log.end, log.encode(lines)
     with ExitStack() as undo:
         undo.callback(desk.forget, log.stem)
+        # In memory first: the document is made from the log with this operation, and must not fail after the append.
         log.feed(body)
         desk.grown(log)
         prepare()
@@ -323,7 +328,7 @@ def _append_lines(desk: Desk, log: SessionLog, lines: Sequence[Line], prepare: C
 
 
 def _is_behind(directory: Directory, log: SessionLog) -> bool:
-    """Tell whether a writer was killed before it could put the document of the newest version in place."""
+    """Tell whether a killed writer did not put the document of the newest version in place."""
     try:
         header = directory.header(log.stem)
     except InvalidSessionFile:
@@ -332,10 +337,11 @@ def _is_behind(directory: Directory, log: SessionLog) -> bool:
 
 
 def _set_aside(directory: Directory, log: SessionLog) -> None:
-    """Move a torn tail out of the log, to where it can be looked at."""
+    """Move a torn tail out of the log into a file of its own, where it can be examined."""
     with directory.folder.reading(log.file) as handle:
         assert handle is not None
         tail = read_from(handle, log.end)
+    # The copy is on the disk before the log is cut.
     directory.folder.write_new(_torn_file(directory, log), tail)
     directory.folder.sync()
     directory.folder.cut(log.file, log.end)

@@ -1,8 +1,8 @@
 """A directory of sessions copied while others write, and put back.
 
-Logs only grow, so a copy is made of how long each was at one instant. That instant is found by looking at all of them
-twice: what has not changed between the looks stood so all the time. The few sessions that are being written are locked
-for both looks. Documents are not copied: a restore makes them from the logs.
+Logs only grow, so a copy takes each log up to its length at one instant. To find such an instant, all logs are looked
+at twice: a log that is the same in both looks did not change in between. The few sessions that are being written are
+locked for both looks. Documents are not copied: a restore makes them from the logs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _LOG = re.compile(r"(?P<stem>[A-Za-z0-9][A-Za-z0-9._-]{0,199}(@[0-9]{1,20})?)\.jsonl")
 _PLEDGE = re.compile(r"(?P<stem>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.redaction")
 _ALONE = (IDENTITY, ERASURES, Tokens.file, Rates.file)
-"""Files that belong to no session. Each is replaced whole, or grows by itself."""
+"""Files that belong to no session. Each is replaced as a whole, or grows by itself."""
+# A lock is an open file, of which a process may have only a limited number.
 _MOST_LOCKED = 400
 _TRIES = 20
 _PATIENCE = 60.0
@@ -45,7 +46,7 @@ Stamp = tuple[int, int, int]
 
 
 class _Cut(NamedTuple):
-    """How all files stood at one instant."""
+    """The state of all files at one instant."""
 
     logs: Mapping[str, Stamp]
     small: Mapping[str, bytes]
@@ -53,7 +54,7 @@ class _Cut(NamedTuple):
 
 
 class _Replaced(Exception):
-    """A file that is to be copied has been written anew or erased since."""
+    """The error for a file that was replaced or erased before it could be copied."""
 
 
 def copy_out(path: Path, lock_timeout: float, deposit: Deposit) -> Outline:
@@ -79,11 +80,11 @@ def _cut_of(directory: Directory) -> _Cut:
     while time.monotonic() < deadline:
         directory.settle()
         with ExitStack() as locks:
-            # In the order in which writers take them.
+            # In the same order as writers take them, so that no two wait for each other.
             locks.enter_context(directory.locked(moving))
             locks.enter_context(directory.folder.locked([blobs.LOCK, group.GROUP], directory.lock_timeout))
             if directory.folder.size(group.GROUP) is not None:
-                continue  # its writer was killed, and `settle` does the rest
+                continue  # its writer was killed, and `settle` finishes what it began
             before = _stamps(directory.folder)
             cut = _Cut(
                 {name: stamp for name, stamp in before.items() if _LOG.fullmatch(name)},
@@ -97,7 +98,7 @@ def _cut_of(directory: Directory) -> _Cut:
         moving |= {owner_of(name.rpartition(".")[0]) for name in changed}
         if len(moving) > _MOST_LOCKED:
             moving = {owner_of(name.rpartition(".")[0]) for name in sorted(changed)[:_MOST_LOCKED]}
-    raise StoreError("So many sessions are written at once that they cannot be copied.", "Repeat it later.")
+    raise StoreError("Too many sessions are written at once to be copied.", "Repeat it later.")
 
 
 def _stamps(folder: Folder) -> dict[str, Stamp]:
@@ -142,7 +143,7 @@ def _copied(directory: Directory, cut: _Cut, deposit: Deposit) -> Outline:
 
 
 def _copy(handle: int | None, part: str, size: int, deposit: Deposit, inode: int | None = None) -> None:
-    """Put the beginning of a file into a deposit; its chunks are the same as long as it only grows."""
+    """Put the beginning of a file into a deposit. While the file only grows, its chunks stay the same."""
     if handle is None or (inode is not None and os.fstat(handle).st_ino != inode) or os.fstat(handle).st_size < size:
         raise _Replaced
     for start in range(0, max(size, 1), CHUNK):
@@ -154,7 +155,7 @@ def _copy(handle: int | None, part: str, size: int, deposit: Deposit, inode: int
 
 
 class FileLanding:
-    """A place for a directory of sessions. It is written beside it, and gets its name when it is whole."""
+    """A place to restore a directory to. It is written under another name, and renamed when it is complete."""
 
     def __init__(self, path: Path, lock_timeout: float, made: Callable[[Path], FileEngine]) -> None:
         self._path = path
@@ -204,7 +205,7 @@ class FileLanding:
             shutil.rmtree(self._beside)
 
     def _require_empty(self) -> None:
-        """Raise unless there is nothing at the path, or a store without sessions."""
+        """Raise StoreError unless the path is free, or has a store without sessions."""
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_dir()):
             raise StoreError(f"{self._path} is not a directory.", "Restore into another place.")
         names = os.listdir(self._path) if self._path.exists() else []
@@ -219,7 +220,7 @@ class FileLanding:
 
     def _take_in(self, parts: Iterator[Part]) -> None:
         os.mkdir(self._beside, 0o700)
-        sync_directory(self._path.parent)  # a power cut leaves it unfinished, not missing
+        sync_directory(self._path.parent)  # after a power cut the store is unfinished, which opening it reports
         folder = Folder(self._beside)
         try:
             for part in parts:
@@ -253,6 +254,7 @@ class FileLanding:
             raise StoreError(f"The backup has a part {name!r}, which this release does not know.", "Upgrade perdure.")
 
     def _publish(self) -> None:
+        # A directory is renamed onto an empty one only. What is there has no sessions: `_begin` has checked that.
         if self._path.exists():
             shutil.rmtree(self._path)
         os.rename(self._beside, self._path)

@@ -1,6 +1,6 @@
-"""Where jobs are carried out: the rows of those logs that a job asks for, as their files are now.
+"""The desk at which jobs are carried out: the rows of the logs that a job asks for, as their files are now.
 
-A log is looked at once in a job. Its rows stay from job to job, for as long as it only grows.
+A log is looked at once in a job. Its rows are kept from job to job while the log only grows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from perdure.stores.jobs.loading import Load
 from perdure.stores.tables import Record, Rows, Tables
 
 _AT_HAND = 32
+# Owners share this many lock files, since these are never removed.
 _OWNERS_LOCKS = 64
 
 
 class MoreLocks(Exception):
-    """Sessions are concerned that are not locked yet: the job is to be begun again, with these locked too."""
+    """The error for sessions that have to be locked first: the job is begun again, with these locked too."""
 
     def __init__(self, needed: Iterable[str]) -> None:
         super().__init__(needed)
@@ -52,7 +53,7 @@ class MoreLocks(Exception):
 
 
 def _hint_for(table: str, where: Where) -> str:
-    """Return the kind of hints by which the sessions are found that a statement may concern; "" if there is none."""
+    """Return the kind of hints that lead to the sessions of a statement; "" if hints do not tell."""
     if table == "timer" and "sid" not in where:
         return hints.TIMERS
     is_scan = table == "session" and "id" not in where and "sid" not in where
@@ -67,7 +68,7 @@ class Desk:
         self.tables = Tables()
         self.tables.tables["session"].number_for = self._birth_for
         self.tables.tables["log"].number_for = self._key_for
-        # Whoever else sets one at the same moment does so in another session, which tells them apart.
+        # If another process sets a timer at the same instant, it is in another session, which tells them apart.
         self.tables.tables["timer"].number_for = lambda row: time.time_ns()
         self.tables.answer(Insert("meta", ("key", "value"), [("uid", directory.origin), ("erasures", 0)]))
         self.seen: dict[str, LogRows] = {}
@@ -85,11 +86,11 @@ class Desk:
         self._stems: dict[int, str] = {}
         self._doubtful: set[str] = set()
         self._sketched: set[str] = set()
-        """The logs whose answers under way were read in this job: their file is not the log's, and changes alone."""
+        """The logs whose answers under way were read in this job. These are in a file that changes without the log."""
         self._without_values: list[LogRows] = []
 
     def begin(self, locks: ExitStack, ids: Iterable[str], at: float, kind: Kind, *, is_strict: bool) -> None:
-        """Clear the desk for a job, with some sessions locked. `is_strict`: it is to be told of damage at once."""
+        """Clear the desk for a job, with some sessions locked. With `is_strict` the job is told of damage at once."""
         self._locks, self._at, self._is_strict, self._is_erasing = locks, at, is_strict, kind == "erase"
         self.has_seen_all = False
         for noted in (self.seen, self.looked_at, self.pledges, self.held, self._doubtful, self._sketched):
@@ -112,7 +113,7 @@ class Desk:
             yield
 
     def end(self) -> None:
-        """Take back what is not written, and let go of logs that nobody has asked for lately, or that are damaged."""
+        """Take back what is not written. Drop logs that are damaged, or that no job has asked for lately."""
         self.tables.take_back()
         odd = [stem for stem, rows in self._kept.items() if rows.log.damage or rows.broken or rows.is_left_over]
         for stem in (*self._doubtful, *odd, *list(self._kept)[:-_AT_HAND]):
@@ -132,12 +133,12 @@ class Desk:
     def lock(self, session_ids: Iterable[str]) -> None:
         wanted = {each for each in session_ids if is_stem(each)} - self.held
         if wanted and (self.held or self.seen):
-            raise MoreLocks(wanted)  # all are taken in one order, and before anything is read
+            raise MoreLocks(wanted)  # all locks are taken in one order, and before anything is read
         if wanted:
             self._locks.enter_context(self.directory.locked(wanted))
             self.held |= wanted
             if not self.held.isdisjoint(members(self.directory.folder)):
-                raise MoreLocks(())  # whoever held these locks was killed: what it had begun is finished first
+                raise MoreLocks(())  # the process that held these locks was killed: its work is finished first
 
     def answer(self, statement: Statement) -> list[Any]:
         match statement:
@@ -174,7 +175,7 @@ class Desk:
         return self._at + value.seconds if isinstance(value, Later) else value
 
     def _is_in_headers(self, columns: Iterable[str], where: Where) -> bool:
-        """Tell whether documents' headers answer it, so that logs need not be read."""
+        """Tell whether the headers of documents are enough for an answer, so that logs need not be read."""
         asked = {key.partition(" ")[0] for key in where}
         is_scan = bool(asked) and "id" not in where and "sid" not in asked
         is_unchanged = not self.held or not self.tables.touched
@@ -195,7 +196,7 @@ class Desk:
             self._prepare(statement.table, {"hash in": ()})
 
     def _prepare(self, table: str, where: Where) -> None:
-        """Bring the rows up to date that a statement may concern."""
+        """Bring up to date the rows that a statement may concern."""
         if table == "meta":
             return
         named, hint = self._named(table, where), _hint_for(table, where)
@@ -210,11 +211,13 @@ class Desk:
                 else:
                     rows.make(table)
             except CorruptRecord:
+                # A damaged session must not stop a scan. An erasure has to know of every log, since each may show what
+                # is erased.
                 if (named is not None and not hint) or self._is_erasing:
                     raise
 
     def _look_at_hinted(self, kind: str) -> list[LogRows]:
-        """Return the logs of sessions that may have something waiting, or timers. A damaged one stops no other."""
+        """Return the logs of sessions that may have something waiting, or timers. Leave out damaged ones."""
         folder = self.directory.folder
         if not hints.is_surveyed(folder):
             hints.survey(folder, (rows.log for rows in self.look_at_all()))
@@ -224,19 +227,19 @@ class Desk:
                 rows = self.existing(session_id)
                 if rows is not None and not rows.log.damage:
                     found.append(rows)
-        for stem in self._kept.keys() - self.seen.keys():  # they are as they were when they were last looked at
+        for stem in self._kept.keys() - self.seen.keys():  # their rows may be outdated, and would be in the answer
             self.forget(stem)
         return found
 
     def _lock_owner(self, owner: str) -> None:
-        """Hold the lock of those who count an owner's items or claims. It is one of a few, which owners share."""
+        """Hold the lock for counting an owner's items or claims. It is one of a few, which owners share."""
         name = f".owners-{crc32(owner.encode()) % _OWNERS_LOCKS:02}"
         if self._owner != name:
             self._locks.enter_context(self.directory.folder.locked([name], self.directory.lock_timeout))
             self._owner = name
 
     def _read_sketches(self, rows: LogRows) -> None:
-        """Bring the pieces of an answer under way up to date, once in a job."""
+        """Bring the pieces of an answer under way up to date, once for each job."""
         if rows.log.stem not in self._sketched:
             self._sketched.add(rows.log.stem)
             rows.put_sketches(read_sketches(self.directory.folder, rows.log.stem))
@@ -245,7 +248,7 @@ class Desk:
         """Return the logs that a statement names; None if it may concern any."""
         given = {key.removesuffix(" in"): value if key.endswith(" in") else [value] for key, value in where.items()}
         if table in ("value", "uses") and "sid" not in given:
-            # A value stands in the log of every session that names it: only those looked at can be meant.
+            # A value is in the log of every session that names it. So only logs that were looked at can be meant.
             pending, self._without_values = self._without_values, []
             return pending
         if table == "session" and "id" in given:
@@ -263,7 +266,7 @@ class Desk:
             return self.seen[stem]
         owner = owner_of(stem)
         if owner in self.directory.changing and owner not in self.held:
-            raise MoreLocks([owner])  # it is looked at when all sessions that change with it have changed
+            raise MoreLocks([owner])  # another process changes it with others: it is looked at when all are changed
         self.looked_at.add(stem)
         known = self._kept.pop(stem, None)
         try:
@@ -284,11 +287,11 @@ class Desk:
         self._stems[rows.sid] = stem
         self._without_values.append(rows)
         if self.tables.touched:
-            self._doubtful.add(stem)  # its rows and those that the job has written may have got mixed
+            self._doubtful.add(stem)  # its rows may be mixed with those that the job has written
         return rows
 
     def grown(self, log: SessionLog) -> None:
-        """Take note that lines were written to a log; its first ones give it its name."""
+        """Note that lines were written to a log. The first ones give it its key."""
         rows = self.seen[log.stem]
         if rows.log.key == rows.key:
             self._without_values.append(rows)
@@ -300,7 +303,7 @@ class Desk:
         return self._take(log.stem, LogRows(self.tables, log, self._is_there))
 
     def existing(self, session_id: str) -> LogRows | None:
-        """Return a session's log; CorruptRecord if it is damaged, and the job is to be told of it."""
+        """Return a session's log. Raise CorruptRecord if it is damaged and the job is strict."""
         if not is_stem(session_id):
             return None
         is_first_look = session_id not in self.seen
@@ -314,7 +317,7 @@ class Desk:
         return rows
 
     def _named_by_others(self, rows: LogRows) -> LogRows:
-        """Return a log whose first line is damaged by the name that others know it by."""
+        """Return a log whose first line is damaged, with the key by which others name it."""
         for other in self.look_at_all():
             for key in (other.log.line, *(key for key, _, _ in other.log.shown())):
                 found = LogKey.parse(key)
@@ -324,7 +327,7 @@ class Desk:
         return rows
 
     def log_of(self, key: int | str) -> LogRows | None:
-        """Return the log of a key: the session's, if it still is that session, or what its deletion has left."""
+        """Return the log with a key: the session's, if it is still the same session, or what its deletion has left."""
         found = LogKey.parse(key)
         for stem in (found.owner, found.base) if found else ():
             rows = self.look(stem)
@@ -337,11 +340,11 @@ class Desk:
         return found is not None and self.look(found.owner).key == found.base
 
     def key_of(self, sid: int) -> str:
-        """Return the key of the log of a session by its number."""
+        """Return the key of a session's log, given the session's number."""
         return self.look(self._stems[sid]).key
 
     def look_at_all(self) -> Iterable[LogRows]:
-        """Return all logs. One that cannot be read is left out, unless something is to be erased: it may show that."""
+        """Return all logs. Leave out unreadable ones, except in an erasure: they may show what is erased."""
         if not self.has_seen_all:
             for stem in self._stems_there():
                 try:
@@ -357,13 +360,13 @@ class Desk:
     def _stems_there(self) -> Iterator[str]:
         yield from self.directory.ids()
         for base in sorted(self.directory.remainders()):
-            # A deletion that was killed before its end has written it, and the session is there still.
+            # A deletion that was killed before its end has written this remainder, and the session still exists.
             owner = self.seen.get(owner_of(base))
             if owner is None or owner.key != base:
                 yield base
 
     def stem_of(self, table: str, row: Record) -> str | None:
-        """Return the log that a row is kept in; None for those that are in none."""
+        """Return the log that a row is kept in; None if it is not in a log."""
         if table in ("value", "meta"):
             return None
         if table in ("msg", "attached"):
@@ -386,7 +389,7 @@ class Desk:
         return loaded.head.session(loaded.values, load.tapes.span)
 
     def _birth_for(self, row: Record) -> int:
-        """Return a number that no session has had: the machine's time, whatever the clock in use says."""
+        """Return a number that no session has had: the machine's time, even if another clock is in use."""
         sid = time.time_ns()
         while sid in self._stems:
             sid += 1

@@ -1,4 +1,4 @@
-"""A directory of sessions: which files belong to which session, what they say now, and who may write them.
+"""A directory of sessions: the files of each session, their content now, and the locks for writing them.
 
 Writers hold the lock of the session. Readers hold none: they see the operations that are complete, and look again
 under the lock before they call anything damaged.
@@ -43,7 +43,7 @@ class Directory:
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
         is_unfinished = False
-        with suppress(OSError):  # what cannot be looked at, the folder says
+        with suppress(OSError):  # `Folder` reports a path that cannot be looked at
             is_unfinished = unfinished(path).exists()
         if is_unfinished:
             raise RestoreUnfinished(path, unfinished(path))
@@ -53,7 +53,7 @@ class Directory:
         self.changing: frozenset[str] = frozenset()
         """The sessions that another process was changing together when this job began."""
         self.unclaimed: dict[str, tuple[int, int, int]] = {}
-        """How the logs were stamped of sessions that nobody had claimed: those that still are need not be read."""
+        """The stamps of logs without a claim. A log that still has the same stamp need not be read for one."""
         with ExitStack() as undo:
             undo.callback(self.folder.close)
             try:
@@ -67,7 +67,7 @@ class Directory:
         self.folder.close()
 
     def run(self, job: Callable[[Directory], T], turn: Turn | None = None) -> T:
-        """Do something here; an error of the system becomes one that says what it means."""
+        """Run a job here. An error of the system becomes a StoreError that says what it means."""
         if self.folder.broken is not None:
             raise self.folder.broken
         try:
@@ -79,25 +79,26 @@ class Directory:
             raise store_error(error, self.folder.path) from None
 
     def settle(self) -> None:
-        """Finish what a killed process has begun to do to several sessions; note what another one is doing to some."""
+        """Finish a group of changes whose writer was killed. If its writer is alive, note the group's sessions."""
         self.changing = group.members(self.folder)
+        # A live writer holds this lock for as long as the file exists.
         if self.changing and self.folder.is_free(group.GROUP):
             with self.locked(self.changing):
                 group.finish(self.folder, self.lock_timeout)
             self.changing = frozenset()
 
     def ids(self) -> list[str]:
-        """The ids under which there is something that may be a session."""
+        """Return the ids with a file that may be a session's."""
         found = map(_SESSION.fullmatch, self.folder.names())
         return sorted({match["id"] for match in found if match})
 
     def remainders(self) -> set[str]:
-        """The keys of deleted sessions' logs of which something is left, since others show it."""
+        """Return the keys of deleted sessions' logs of which others still show something."""
         found = map(_REMAINDER.fullmatch, self.folder.names())
         return {match["base"] for match in found if match}
 
     def erasures(self) -> int:
-        """Return how often something was erased here: the size of a file that grows by a byte each time."""
+        """Return the count of erasures here: the size of a file that grows by one byte each time."""
         return self.folder.size(ERASURES) or 0
 
     def note_erasure(self) -> None:
@@ -109,16 +110,16 @@ class Directory:
         return self.folder.size(document_file(session_id)) is not None or self.has(self.log(session_id))
 
     def has(self, log: SessionLog) -> bool:
-        """Tell whether there is a session, sound or damaged, to a log."""
+        """Tell whether a log belongs to a session, sound or damaged."""
         return log.version > 0 or bool(log.damage) or self.folder.size(document_file(log.stem)) is not None
 
     def leftovers(self, session_id: str) -> list[str]:
-        """Return the names of what killed writers of a session may have left, and of what nobody wrote to the end."""
+        """Return the names of files that killed writers of a session may have left, and of torn tails."""
         left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.jsonl?\.tmp|@[0-9]+\.jsonl\.tmp|\.sketch(\.tmp)?)")
         return [name for name in self.folder.names() if left.fullmatch(name)]
 
     def sound(self, log: SessionLog) -> SessionLog | None:
-        """Return a session's log; None if there is no such session, CorruptRecord if it is damaged."""
+        """Return a session's log; None if the session does not exist. Raise CorruptRecord if it is damaged."""
         if log.damage:
             raise log.damage[0]
         if log.version > 0:
@@ -128,7 +129,7 @@ class Directory:
         return None
 
     def log(self, stem: str, known: SessionLog | None = None) -> SessionLog:
-        """Return a log as it is now, damage and all; an empty one if there is no file. `known` may be its beginning."""
+        """Return a log as it is now, with its damage; an empty one if it has no file. `known` may be its beginning."""
         try:
             with self.folder.reading(log_file(stem)) as handle:
                 if handle is None:
@@ -142,14 +143,14 @@ class Directory:
         return log
 
     def _require_torn(self, log: SessionLog) -> None:
-        """Note damage if what seems torn was written whole once: a document was made from it."""
-        with suppress(InvalidSessionFile, UnreadableFile):  # of which others tell
+        """Note damage if what seems torn was whole once, since a document was made from it."""
+        with suppress(InvalidSessionFile, UnreadableFile):  # a load or a check reports these
             header = self.header(log.stem)
             if header is not None and header.key == log.key and header.end > log.end:
                 log.damage.append(cut_short(log, header))
 
     def since(self, session_id: str, header: Header) -> SessionLog:
-        """What has been written to a log since its document was made; nothing before that is read."""
+        """Return the part of a log that is newer than its document. Nothing before that is read."""
         log = SessionLog.from_middle(session_id, header.key, header.end, header.lines)
         try:
             with self.folder.reading(log.file) as handle:
@@ -163,11 +164,11 @@ class Directory:
         return log
 
     def document(self, session_id: str) -> Header | None:
-        """The header of a session's document, all of which has been checked; None if there is none."""
+        """Return the header of a session's document, after a check of the whole document. None if it has none."""
         return self._header(session_id, lambda handle, path: check_document(read_from(handle, 0), path))
 
     def header(self, session_id: str) -> Header | None:
-        """The same from its first lines alone."""
+        """Return the same header from the first lines alone."""
         return self._header(session_id, lambda handle, path: read_header(first_lines(handle, HEADER_LINES), path))
 
     def _header(self, session_id: str, read: Callable[[int, Path], Header]) -> Header | None:
@@ -186,7 +187,7 @@ class Directory:
 
     @contextmanager
     def locked(self, ids: Iterable[str]) -> Iterator[None]:
-        """Hold sessions' locks. The lock of a session that is not there goes with its last holder."""
+        """Hold the locks of sessions. The lock file of a session that does not exist is removed by its last holder."""
         held = set(ids)
         with self.folder.locked(held, self.lock_timeout):
             try:
@@ -199,7 +200,7 @@ class Directory:
 
 
 def is_stem(name: str) -> bool:
-    """Tell whether a log's file may have this name, without its ending. None of these leads out of the directory."""
+    """Tell whether a log's file may have this name, without its ending. Such a name never leaves the directory."""
     return _STEM.fullmatch(name) is not None
 
 
@@ -221,15 +222,15 @@ def cut_short(log: SessionLog, header: Header) -> CorruptRecord:
 
 
 ERASURES = ".erasures"
-"""A file with a byte for each time that something was erased."""
+"""The file with one byte for each erasure."""
 
 
 def _identity(folder: Folder, timeout: float) -> str:
-    """The store's own id, which whoever opens the directory first gives it."""
+    """Return the store's own id. The first process that opens the directory makes it."""
     raw = folder.read(IDENTITY)
     if raw is None:
         with folder.locked([IDENTITY], timeout):
-            if folder.size(IDENTITY) is None:
+            if folder.size(IDENTITY) is None:  # another process may have made it meanwhile
                 folder.replace(IDENTITY, _encode_identity(os.urandom(16).hex()))
             raw = folder.read(IDENTITY)
     uid = _uid_in(raw or b"")

@@ -1,7 +1,7 @@
-"""The file that people read: a session's current version, header first, as one JSON document.
+"""The file that people read: a session's current version as one JSON document, with a header first.
 
-Its first four lines are the header, with a checksum of their own, so that a listing reads nothing else. The log is
-the truth; this file is made from it, and says up to where.
+Its first four lines are the header, which has its own checksum, so that a listing reads nothing else. The log is the
+truth. This file is made from the log, and says from how much of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS = ("info", "log", "header_crc", "crc")
 
 
 class Header(NamedTuple):
-    """What a listing shows of a session, and the log it comes from: how far that went with this version."""
+    """The part of a document that a listing shows, and the log that it was made from, with its length then."""
 
     info: AgentSessionInfo
     key: str
@@ -41,8 +41,9 @@ def document_file(session_id: str) -> str:
 
 
 def encode_document(session: AgentSession, log: SessionLog) -> bytes:
-    """The document of a session's newest version. What its log holds beyond that version, the claim, is not in it."""
+    """Return the document of a session's newest version. A claim, which the log has after that, is not in it."""
     made_from = msgspec.json.encode(_Log(log.key, *log.newest))
+    # Put together by hand: the header has to be exactly HEADER_LINES lines, whatever is in it.
     header = b'{\n"info": %b,\n"log": %b,\n' % (codec.encode(session.info), made_from)
     body = b"".join(_entry(name, value) for name, value in codec.to_dict(session).items() if name not in _OURS)
     return _closed(header + _seal("header_crc", header) + body)
@@ -64,7 +65,7 @@ _CLOSING = len(_closed(b""))
 
 
 def check_document(raw: bytes, path: Path) -> Header:
-    """The header of a whole document; InvalidSessionFile if any byte of it is not as it was written."""
+    """Return the header of a whole document. Raise InvalidSessionFile if any byte of the document has changed."""
     if _closed(raw[:-_CLOSING]) != raw:
         raise InvalidSessionFile(path, _fault(raw))
     return read_header(raw.split(b"\n", HEADER_LINES)[:HEADER_LINES], path)
@@ -81,7 +82,7 @@ def _fault(raw: bytes) -> str:
 
 
 def read_header(lines: list[bytes], path: Path) -> Header:
-    """The header from the first lines of a document."""
+    """Return the header from the first lines of a document."""
     header = b"".join(each + b"\n" for each in lines[:-1])
     if len(lines) != HEADER_LINES or lines[-1] + b"\n" != _seal("header_crc", header):
         raise InvalidSessionFile(path, "its header's checksum does not match")

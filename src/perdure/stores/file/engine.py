@@ -1,4 +1,4 @@
-"""The tables in a directory of files: jobs are driven one by one, in the one thread that works there."""
+"""The tables in a directory of files. One thread works there, and drives jobs one by one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOT_OPEN = "This store is not open. Use it inside `async with FileStore(directo
 
 
 class FileEngine(Engine):
-    """Keeps the tables as lines of logs. Readers hold no lock; what seems damaged they look at again under it."""
+    """An engine that keeps the tables as lines of logs. Readers hold no lock, but check seeming damage under it."""
 
     kind = "file"
     key_of_log = str
@@ -52,7 +52,7 @@ class FileEngine(Engine):
         self._thread: FileThread | None = None
         self._desk: Desk | None = None
         self.last_jobs: Sequence[Callable[[], Job[Any]]] = ()
-        """What is to be done when the store is closed, if it can be done at once."""
+        """The jobs to be done when the store is closed, if they can be done at once."""
 
     @property
     def is_open(self) -> bool:
@@ -70,7 +70,7 @@ class FileEngine(Engine):
         thread, self._thread, self.origin = self._thread, None, ""
         if thread is None:
             return
-        if thread.is_inherited:
+        if thread.is_inherited:  # a forked child has no thread, and its parent uses the directory
             thread.let_go()
             return
         last = [_Task(each, "write", now().timestamp()) for each in self.last_jobs]
@@ -79,6 +79,7 @@ class FileEngine(Engine):
 
     def _do_at_once(self, directory: Directory, tasks: Iterable[_Task]) -> None:
         for task in tasks:
+            # A deadline in the past: a lock that is not free fails the task at once.
             with suppress(PerdureError, OSError), directory.folder.taking(Turn(deadline=0.0)):
                 self._drive(task)
 
@@ -86,11 +87,11 @@ class FileEngine(Engine):
         return cast(T, await self._ask(_Task(job, kind, now().timestamp())))
 
     async def run_past_damage(self, job: Callable[[], Job[T]]) -> T:
-        """Drive a job that reads, on the lines that are sound."""
+        """Drive a job that reads, with the lines that are sound."""
         return cast(T, await self._ask(_Task(job, "read", now().timestamp(), lambda desk: None)))
 
     async def run_if_free(self, job: Callable[[], Job[Any]], kind: Kind) -> None:
-        """Run a job, unless a session that it concerns is locked or damaged; then nothing is done."""
+        """Run a job, or do nothing if a session that it concerns is locked or damaged."""
         task = _Task(job, kind, now().timestamp())
         await self._opened.run(lambda directory: self._do_at_once(directory, [task]), patient=True)
 
@@ -99,7 +100,7 @@ class FileEngine(Engine):
             return await self._ask(_Task(change.job, "write", now().timestamp()), change.finish)
         except CorruptRecord:
             if isinstance(change, Keep) and change.is_new and await self.exists(change.session_id):
-                raise SessionConflict(change.session_id, 0, None) from None  # a damaged one is there, too
+                raise SessionConflict(change.session_id, 0, None) from None  # a damaged session exists, too
             raise
 
     async def fetch(self, load: Fetch[T]) -> T | None:
@@ -117,25 +118,25 @@ class FileEngine(Engine):
         return cast(bool, await self._opened.run(lambda directory: directory.exists(session_id)))
 
     async def sweep(self, session_id: str) -> None:
-        """Remove what a killed writer or deletion has left of a session that is not there."""
+        """Remove what a killed writer or deletion has left of a session that does not exist."""
         await self._opened.run(lambda directory: _sweep(directory, session_id))
 
     async def forget_survey(self) -> None:
-        """Have the next who asks what waits look at all sessions."""
+        """Make the next caller that asks what waits look at all sessions."""
         await self._opened.run(lambda directory: hints.forget_survey(directory.folder))
 
     async def pledged(self) -> Sequence[str]:
-        """Return the sessions in which something was begun, and was cut short or is under way."""
+        """Return the sessions with a redaction that was cut short, or is under way."""
         names: list[str] = await self._opened.run(lambda directory: list(sessions_with_intent(directory.folder)))
         return names
 
     async def hinted(self) -> Sequence[str]:
-        """Return those of them that are found at once, however many sessions there are; some may be finished."""
+        """Return the sessions with a hint of such a redaction, without a search. Some may be finished."""
         names: list[str] = await self._opened.run(lambda directory: sessions_with_hint(directory.folder))
         return names
 
     def pledge_of(self, session_id: str) -> bytes | None:
-        """Return what was begun in a session, for a job that has locked it."""
+        """Return the request of an unfinished redaction in a session, for a job that has locked the session."""
         assert self._desk is not None
         return read_intent(self._desk.directory.folder, session_id)
 
@@ -178,7 +179,7 @@ class FileEngine(Engine):
         return await self._opened.run(lambda _: self._drive(task), finish=finish)
 
     def _drive(self, task: _Task) -> Any:
-        """Drive a job, again and again until all are locked whom it concerns."""
+        """Drive a job. Repeat it until all sessions that it concerns are locked."""
         assert self._desk is not None
         ids, is_sure = set[str](), False
         while True:
@@ -188,8 +189,9 @@ class FileEngine(Engine):
                 ids |= more.needed
                 self._desk.directory.settle()
             except (CorruptRecord, InvalidSessionFile):
-                # A writer may have been at work: it is looked at again while nobody is.
+                # A writer may have been at work, so it is read again under the locks.
                 concerned = {owner_of(stem) for stem in self._desk.looked_at} - ids
+                # Under the locks no writer can be at work: then it is damage.
                 if is_sure or self._desk.has_seen_all or not concerned:
                     raise
                 ids |= concerned
@@ -197,7 +199,7 @@ class FileEngine(Engine):
 
 
 class _Task:
-    """A job, and how it is to be driven. `before` looks at the files first."""
+    """A job, and how to drive it. `before` looks at the files first."""
 
     def __init__(
         self, job: Callable[[], Job[Any]], kind: Kind, at: float, before: Callable[[Desk], object] | None = None
@@ -217,8 +219,9 @@ class _Task:
                 self._before(desk)
             result = drive(self._job(), desk.answer)
             if self._kind == "erase":
-                # Twice: what is read while it is being erased is counted as read before, too.
+                # Noted twice: what is read during the erasure has to count as read before it, too.
                 desk.directory.note_erasure()
+                # A group that was never decided contains texts, perhaps those that are erased here.
                 group.clear(desk.directory.folder, desk.directory.lock_timeout)
                 commit(desk, result)
                 desk.directory.note_erasure()
@@ -228,9 +231,9 @@ class _Task:
 
 
 def _require_whole(desk: Desk, session_id: str, version: int | None) -> None:
-    """Raise unless a session's log and the document made from it are sound and belong together.
+    """Raise an error unless a session's log and the document made from it are sound and belong together.
 
-    A version of which the log has all lines may be loaded even if others are damaged.
+    A version may be loaded if the log has all its lines, even if other versions are damaged.
     """
     directory = desk.directory
     desk.looked_at.add(session_id)

@@ -1,8 +1,8 @@
-"""Logs that change together: what is to be done to them is written down first, so that a kill leaves all of it or none.
+"""Logs that change together. All steps are written down first, so that a kill leaves all of them or none.
 
-`.group` is there from the moment in which it is decided until the last log is written. Its writer holds the locks of
-all sessions concerned and then the lock `.group`, both for at least as long. Found without that lock, its writer was
-killed: whoever finds it does the rest, with the same locks. A job that looks at one of these sessions waits for that.
+`.group` exists from the moment of the decision until the last log is written. Its writer holds the locks of all its
+sessions and then the lock `.group`, both for at least as long. If `.group` is found without that lock, its writer was
+killed. The process that finds it does the rest, with the same locks. A job that reads one of the sessions waits for it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perdure.stores.folder import Folder, temporary
 from perdure.stores.format.rows import checksum
 
 GROUP = ".group"
-"""The name of the file, and of the lock that keeps groups apart: there is one at a time."""
+"""The name of the file, and of its lock. There is one group at a time."""
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """Bytes to be put at the end of a session's file, which is at `end`."""
+    """Bytes to append to a session's file, which ends at `end`."""
 
     session_id: str
     file: str
@@ -30,7 +30,7 @@ class Growth(msgspec.Struct, frozen=True):
     body: bytes
 
     def carry_out(self, folder: Folder) -> None:
-        """Append what is missing. A file that has moved on was written by a release that knows no groups."""
+        """Append what is missing. If the file has grown further, a release without groups has written it."""
         written = (folder.read(self.file) or b"")[self.end :]
         is_here = (folder.size(self.file) or 0) >= self.end
         if is_here and self._is_torn(written):
@@ -39,9 +39,9 @@ class Growth(msgspec.Struct, frozen=True):
             folder.append(self.file, self.end, self.body)
 
     def _is_torn(self, written: bytes) -> bool:
-        """Tell whether these bytes are what is left of a growth: a power cut leaves zeros where some are missing.
+        """Tell whether these bytes may be a part of this growth. A power cut leaves zeros where bytes are missing.
 
-        If all are there they are written again: who was killed before it could sync them has left them in memory.
+        Complete ones count too, and are written again: a writer that was killed may not have synced them.
         """
         return len(written) <= len(self.body) and all(
             have in (want, 0) for have, want in zip(written, self.body, strict=False)
@@ -69,18 +69,19 @@ Step = Growth | Removal
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The first line of the file. The bytes that files grow by follow it, one after the other."""
+    """The first line of the file. The bytes that are appended to files follow it, one after the other."""
 
     grows: list[tuple[str, str, int, int]]
-    """Sessions with their files, where these end, and by how many bytes they grow."""
+    """Sessions with their files, the ends of these, and the number of bytes to append."""
     removes: list[tuple[str, str]] = []
     format: int = codec.FORMAT
 
 
 @contextmanager
 def decided(folder: Folder, steps: Sequence[Step], timeout: float) -> Iterator[None]:
-    """Have all steps of a block happen, or none: by whoever comes next, if this process is killed in its middle."""
+    """Make all steps of the block happen, or none. If this process is killed in it, the next one does the rest."""
     with folder.locked([GROUP], timeout):
+        # The commit: from this rename on, a kill leads to all of the steps.
         folder.replace(GROUP, encoded(steps))
         try:
             yield
@@ -98,31 +99,32 @@ def members(folder: Folder) -> frozenset[str]:
 
 
 def finish(folder: Folder, timeout: float) -> None:
-    """Do what a killed writer has left, while all locks are held that it held."""
+    """Do what a killed writer has left undone. The caller holds all locks that the writer held."""
     with folder.locked([GROUP], timeout):
         for step in _steps_left(folder):
             step.carry_out(folder)
+        # The removals are on the disk before the note of them goes.
         folder.sync()
         _forget(folder)
 
 
 def clear(folder: Folder, timeout: float) -> None:
-    """Remove what a writer has left that was killed before it had decided: it has texts in it."""
+    """Remove what a writer has left that was killed before its decision, since it contains texts."""
     if folder.size(temporary(GROUP)) is not None:
         with folder.locked([GROUP], timeout):
             folder.remove(temporary(GROUP))
 
 
 def _steps_left(folder: Folder) -> Sequence[Step]:
-    """Return what was decided; nothing if that cannot be read."""
+    """Return the steps that were decided; none if they cannot be read."""
     try:
         return read_steps(folder)
-    except CorruptRecord:  # which `faults` tells of. Each session is sound by itself
+    except CorruptRecord:  # `faults` reports it, and each session is sound by itself
         return ()
 
 
 def read_steps(folder: Folder) -> Sequence[Step]:
-    """Return what was decided; CorruptRecord if it is damaged."""
+    """Return the steps that were decided. Raise CorruptRecord if they are damaged."""
     raw = folder.read(GROUP)
     if raw is None:
         return ()
@@ -137,6 +139,7 @@ def read_steps(folder: Folder) -> Sequence[Step]:
         steps.append(Growth(session_id, file, end, bodies[at : at + size]))
         at += size
     steps += [Removal(*each) for each in header.removes]
+    # The file may come from elsewhere, and must not lead to writes outside of the directory.
     if any("/" in step.file for step in steps):
         raise CorruptRecord(None, GROUP, "it names a file of another directory")
     return steps
@@ -153,9 +156,9 @@ def encoded(steps: Sequence[Step]) -> bytes:
 
 
 def _take_back(folder: Folder, steps: Sequence[Step]) -> None:
-    """Undo steps, since one of them has failed. If that fails too, all are done by whoever comes next.
+    """Undo steps, since one of them has failed. If that fails too, the next process does all of them.
 
-    So are they if a session is erased already, which can only have happened after all logs had grown.
+    It also does if a session is erased already, which happens only after all logs have grown.
     """
     logs = [step.file for step in steps if isinstance(step, Removal) and step.file.endswith(".jsonl")]
     if any(folder.size(name) is None for name in logs):
@@ -168,5 +171,5 @@ def _take_back(folder: Folder, steps: Sequence[Step]) -> None:
 
 def _forget(folder: Folder) -> None:
     folder.remove(GROUP, temporary(GROUP))
-    # Before the locks are let go: come back after a power cut, it would bring back what was erased since.
+    # Before the locks are released: if it came back after a power cut, it would bring back what was erased since.
     folder.sync()

@@ -1,7 +1,7 @@
-"""Which sessions of a directory have something waiting, or timers: found without looking at all of them.
+"""Hints to the sessions of a directory that have something waiting, or timers, so that not all have to be read.
 
-`.waiting/{id}` and `.timers/{id}` are there before the lines that they tell of. They may stay behind when these are
-dealt with: whoever finds one looks into the log. A directory of an older release has none until somebody first asks.
+`.waiting/{id}` and `.timers/{id}` exist before the lines that they point to. They may stay when these are dealt with,
+so a reader looks into the log. A directory of an older release has no hints until they are first asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perdure.stores.folder import Folder
 
 WAITING, TIMERS = ".waiting", ".timers"
 _ALL = "+"
-"""A name that no session has. It is there once all sessions were looked at."""
+"""A name that no session has. It exists once all sessions were looked at."""
 
 
 def hinted(folder: Folder, kind: str) -> list[str]:
@@ -43,11 +43,12 @@ def survey(folder: Folder, logs: Iterable[SessionLog]) -> None:
     for log in logs:
         for kind in needed_by(log):
             give(folder, kind, log.stem)
+    # Last: killed before it, the survey is made again.
     give(folder, WAITING, _ALL)
 
 
 def forget_survey(folder: Folder) -> None:
-    """Have the next who asks look at all sessions: hints may have got lost, or an older release may have written."""
+    """Make the next caller look at all sessions. Hints may be lost, or an older release may have written."""
     take(folder, WAITING, _ALL)
 
 
@@ -57,5 +58,5 @@ def give(folder: Folder, kind: str, session_id: str) -> None:
 
 
 def take(folder: Folder, kind: str, session_id: str) -> None:
-    """Remove a hint. Without a sync: one that comes back is looked into in vain."""
+    """Remove a hint, without a sync: one that comes back only costs a look."""
     folder.discard(f"{kind}/{session_id}")

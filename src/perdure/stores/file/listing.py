@@ -1,4 +1,4 @@
-"""Lists of sessions from the headers of their documents, and what their logs have got since: little else is read."""
+"""Lists of sessions, from the headers of their documents and the newer lines of their logs. Little else is read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ROW_OF_HEADER = {
     *("sid", "id", "version", "status", "agent", "owner", "parent", "spawned", "created", "updated", "recent"),
     *("claim", "expires"),
 }
-"""What is known of a session from its header alone."""
+"""The columns of a session that are known from its header alone."""
 _UNREAD = (CorruptRecord, InvalidSessionFile, UnreadableFile)
-"""What concerns one session, and stops nobody else's listing."""
+"""The errors of a single session, which do not stop the listing of others."""
 
 
 def list_sessions(directory: Directory, page: Page) -> SessionInfoList:
@@ -48,7 +48,7 @@ def list_sessions(directory: Directory, page: Page) -> SessionInfoList:
     found.sort(key=lambda each: each[0], reverse=True)
     chosen = found[: page.query.limit]
     more = chosen[-1][0].next(page.query.order) if len(found) > page.query.limit else None
-    # A damaged session has no known place; it stands on the first page.
+    # The place of a damaged session is not known, so it is listed on the first page.
     return SessionInfoList((info for _, info in chosen), next=more, damaged=damaged if page.start is None else ())
 
 
@@ -58,12 +58,13 @@ def _place_of(header: Header, order: Order = "created") -> ListPlace | None:
 
 
 def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
-    """Return the rows of sessions, as far as headers tell. Of a damaged one nothing but its id is known."""
+    """Yield the rows of sessions, as far as headers tell. For a damaged session only its id is known."""
     low, high, end = where.get("id >=", ""), where.get("id <", "~"), where.get("id ends", "")
     for session_id in directory.ids():
         if not low <= session_id < high or not session_id.endswith(end):
             continue
-        stamp = directory.folder.stamp(log_file(session_id)) if "claim !=" in where else None  # before it is read
+        # The stamp is taken before the log is read: a log that grows in between is read again the next time.
+        stamp = directory.folder.stamp(log_file(session_id)) if "claim !=" in where else None
         if stamp is not None and directory.unclaimed.get(session_id) == stamp:
             continue
         row = {"sid": number_of(session_id), "id": session_id}
@@ -84,7 +85,7 @@ def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
 
 
 def _note_claim(directory: Directory, session_id: str, stamp: tuple[int, int, int], log: SessionLog | None) -> None:
-    """Keep in mind that a session is not claimed, or forget it."""
+    """Note that a session is not claimed, or forget it."""
     if log is not None and log.held is None:
         directory.unclaimed[session_id] = stamp
     else:
@@ -99,12 +100,12 @@ def _twice(look: Callable[[], T]) -> T:
     try:
         return look()
     except (CorruptRecord, InvalidSessionFile):
-        # It may have been deleted or renewed between two looks, and a listing waits for no lock.
+        # It may have been deleted or renewed between two looks, and a listing does not wait for locks.
         return look()
 
 
 def _since_document(directory: Directory, session_id: str) -> tuple[Header | None, SessionLog | None]:
-    """A session's newest header, and its log from where the document was made: what came after its last version."""
+    """Return a session's newest header, and the part of its log that is newer than the document."""
     header = directory.header(session_id)
     log = directory.sound(directory.log(session_id)) if header is None else directory.since(session_id, header)
     if log is None or log.version == 0:

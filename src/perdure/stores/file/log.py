@@ -1,7 +1,7 @@
 """The log of one session as a file: lines of JSON, each with its number and checksum, appended and never changed.
 
-The last line of an operation says how many lines it has (`commit`); without it the others do not count. What stands
-behind the last whole operation is torn: its writer died before it could acknowledge it.
+The last line of an operation says how many lines it has (`commit`). Without it the others do not count. What follows
+the last whole operation is torn: its writer died before it could acknowledge it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.stores.format.rows import Stretch, checksum
 
 _SEAL = b'{"crc":"%08x",'
 _SEAL_LENGTH = len(_SEAL % 0)
-# A power cut can leave zeros where bytes were to be written; one flipped bit makes no two of them.
+# A power cut can leave zeros where bytes should be. One flipped bit never makes two zero bytes.
 _UNWRITTEN = b"\0\0"
 _KEY = re.compile(
     r"(?P<base>(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]{0,199})@(?P<birth>[0-9]{1,20}))(?:/(?P<name>.+))?", re.DOTALL
@@ -32,7 +32,7 @@ _KEY = re.compile(
 class LogKey(NamedTuple):
     """The name of a log: `id@birth` for a session's own, `id@birth/loop` for a branch's.
 
-    The birth tells a session from an earlier one of the same id, so that nobody is ever shown a stranger's text.
+    The birth tells a session from an earlier one with the same id, so that no caller is shown a stranger's text.
     """
 
     base: str
@@ -51,7 +51,7 @@ _NO_TIMER = b"null"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line: its number, at the end of an operation its length, and what is recorded. `at` and `name` say where."""
+    """A line: its number, the operation's length if it is the last one, and its content. `at` and `name` say where."""
 
     n: int = 0
     commit: int = 0
@@ -62,41 +62,42 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _OfRun(msgspec.Struct, frozen=True):
-    """As much of an entry as tells its run."""
+    """The part of an entry that names its run."""
 
     run: str = ""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A claim as it stands in the log."""
+    """A claim as the log has it."""
 
     holder: Holder
     expires: float
 
 
 def line(kind: str, name: str = "", at: int = 0, body: bytes | None = None) -> Line:
-    """A line that has no place in a log yet."""
+    """Return a line that does not have a place in a log yet."""
     return Line(kind=kind, name=name, at=at, body=_NOTHING if body is None else msgspec.Raw(body))
 
 
-# A log with a line of its own in it (see jobs/lines.py). A release that does not know of lines has to take it for
-# damaged: then it goes by all that the heads show, and erases none of that.
+# The format of a log that contains a `line` (see jobs/lines.py). A release that does not know of them must take the log
+# for damaged. It then goes by all that the heads show, and erases none of that.
 WITH_LINE = 2
 
 
 def opening(key: str, format: int = codec.FORMAT, mark: str = "") -> Line:
-    """The first line of every log. One that is written anew says so: nobody takes the new log for the old."""
+    """Return the first line of a log. In a rewritten log it has a mark, so the new log is not taken for the old."""
     return line("log", key, body=msgspec.json.encode({"format": format, **({"rewritten": mark} if mark else {})}))
 
 
 def encode_operation(lines: Sequence[Line], first: int) -> bytes:
-    """Lines that count together or not at all."""
+    """Return the bytes of lines that count together or not at all."""
     numbered = [replace(each, n=number) for number, each in enumerate(lines, first)]
     numbered[-1] = replace(numbered[-1], commit=len(lines))
     return b"".join(map(_sealed, numbered))
 
 
 def _sealed(numbered: Line) -> bytes:
+    # The checksum is the first field of the object, and covers all that follows it up to the newline.
     rest = msgspec.json.encode(numbered)[1:]
     return (_SEAL % checksum(rest)) + rest + b"\n"
 
@@ -105,7 +106,7 @@ _line_decoder = msgspec.json.Decoder(Line)
 
 
 def _opened(raw: bytes) -> Line | None:
-    """A line from its bytes; None if they are not what was written."""
+    """Return a line from its bytes; None if these are damaged."""
     rest = raw[_SEAL_LENGTH:]
     if not raw.startswith(_SEAL % checksum(rest)):
         return None
@@ -116,7 +117,7 @@ def _opened(raw: bytes) -> Line | None:
 
 
 def rewritten(raw: bytes, mark: str, change: Callable[[Line], Line]) -> bytes:
-    """Whole operations with some of their lines changed. The first says so: nobody takes the new log for the old."""
+    """Return operations with some lines changed. A mark in the first keeps the new log from being taken for the old."""
     changed: list[bytes] = []
     for start, stop in _line_ends(raw):
         each = _opened(raw[start:stop])
@@ -129,10 +130,10 @@ def rewritten(raw: bytes, mark: str, change: Callable[[Line], Line]) -> bytes:
 
 
 class SessionLog:
-    """What the operations of one log have come to.
+    """The result of the operations of one log.
 
-    `stem` is its file's name without the ending; `end` and `lines` are how far it goes, `newest` how far with the
-    operation that made the newest version.
+    `stem` is the name of its file without the ending. `end` and `lines` are its length, and `newest` is its length
+    after the operation that made the newest version.
     """
 
     def __init__(self, stem: str) -> None:
@@ -149,16 +150,19 @@ class SessionLog:
         self.taken = 0
         self.priority = 0
         self.since: float | None = None
-        """How urgent what waits in the inbox is, and since when it waits; None if an older release has posted it."""
+        """The time since which the inbox has something waiting; None if an older release has posted it.
+
+        `priority` says how urgent that is.
+        """
         self.timers: dict[str, tuple[int, float, bytes]] = {}
         """Timers by name: their numbers, when they are due, and what they hold."""
         self.keys: dict[str, tuple[Key, int]] = {}
         self.refs: dict[Stretch, int] = {}
-        """What is noted of what it shows of others, and since which version; 0 if from the first on."""
+        """The stretches of others' logs that it shows, each with its first version; 0 stands for the first of all."""
         self.line = ""
         """The key of its line, if it has one."""
         self.runs: dict[str, tuple[int, int | None]] = {}
-        """Where the messages of runs are, if that was noted: from where to where, to the end if the run went on."""
+        """The stretches of runs' messages, if they were noted. None as the end stands for a run that went on since."""
         self.epoch = 0
         self.held: Held | None = None
         self.lines = 0
@@ -167,7 +171,7 @@ class SessionLog:
 
     @classmethod
     def from_middle(cls, stem: str, key: str, end: int, lines: int) -> SessionLog:
-        """A log of which only what follows `end` is going to be read."""
+        """Return a log of which only the part after `end` is going to be read."""
         log = cls(stem)
         log.key, log.end, log.lines = key, end, lines
         return log
@@ -178,40 +182,41 @@ class SessionLog:
 
     @property
     def version(self) -> int:
-        """The newest version; 0 if there is none."""
+        """Return the newest version; 0 if it has none."""
         return next(reversed(self.heads), 0)
 
     @property
     def birth(self) -> int:
-        """The time of its birth, in nanoseconds; 0 if its first line is damaged."""
+        """Return the time of its birth in nanoseconds; 0 if its first line is damaged."""
         found = LogKey.parse(self.key)
         return found.birth if found else 0
 
     def key_of(self, name: str) -> str:
-        """The key of the main log or of a branch's."""
+        """Return the key of the main log or of a branch."""
         return f"{self.key}/{name}" if name else self.key
 
     def end_of(self, name: str) -> int:
-        """The position after the last message of the main log or a branch's."""
+        """Return the position after the last message of the main log or of a branch."""
         return next(reversed(self.messages.get(name, {})), -1) + 1
 
     def shown(self) -> Iterator[Stretch]:
-        """All that this session notes to show of others' logs. Where lines are damaged, its heads say it again."""
+        """Yield the stretches of others' logs that this session shows. If lines are damaged, its heads say it again."""
         yield from self.refs
         if self.damage:
             yield from self.named()
 
     def named(self) -> Iterator[Stretch]:
-        """All stretches that its heads name, those of its own log too."""
+        """Yield all stretches that its heads name, those of its own log included."""
         for raw in (*self.heads.values(), *self.values.values()):
             yield from _stretches(codec.decode_plain(raw))
 
     def encode(self, lines: Sequence[Line]) -> bytes:
-        """An operation to be appended to this log."""
+        """Return the bytes of an operation that is appended to this log."""
         return encode_operation(lines, self.lines + 1)
 
     def is_beginning_of(self, handle: int) -> bool:
-        """Whether a file begins with what is known here: logs only grow, so the rest of it need not be read again."""
+        """Tell whether a file begins with what is known here. Logs only grow, so that part need not be read again."""
+        # The first line has a mark that each rewriting changes. The last line's number and checksum tell the length.
         return (
             self._first != b""
             and os.pread(handle, len(self._first), 0) == self._first
@@ -219,7 +224,7 @@ class SessionLog:
         )
 
     def feed(self, tail: bytes) -> None:
-        """Take in what stands in the file from `end` on."""
+        """Take in the file's content from `end` on."""
         base, waiting, hole = self.end, list[Line](), False
         expected: int | None = self.lines + 1
         if base == 0:
@@ -228,6 +233,7 @@ class SessionLog:
             found = _opened(tail[start:stop])
             if found is None:
                 expected = None
+                # Zeros are a power cut's if they are in the last operation, and damage if another one follows.
                 if _UNWRITTEN in tail[start:stop]:
                     hole = True
                 else:
@@ -250,12 +256,13 @@ class SessionLog:
 
     def _look_at_end(self, tail: bytes, base: int) -> None:
         rest = tail[tail.rfind(b"\n") + 1 :]
+        # A line is sealed without its newline: if all else of it is right, it was not torn but damaged there.
         if rest and _opened(rest[:-1]) is not None:
             self._note(base + len(tail) - 1, "the end of a line is not what was written")
         self.torn = self.end < base + len(tail)
 
     def _save_what_can_be_read(self, waiting: list[Line]) -> None:
-        """Take in lines whose operation ends in damage, and guess the key from the heads if its line is damaged."""
+        """Take in lines of an operation that ends in damage. If the key's line is damaged, guess the key from heads."""
         self._apply_all(waiting)
         if not self.key:
             named = (
@@ -285,7 +292,7 @@ class SessionLog:
             case "log":
                 codec.check_format(codec.decode_plain(body)["format"], WITH_LINE)
                 found = LogKey.parse(each.name)
-                # Epochs begin with the birth: a claim on an erased session is none on its successor of the same id.
+                # Epochs begin with the birth, so that a claim on an erased session is not one on its successor.
                 self.key, self.epoch = each.name, found.birth if found else 0
             case "message":
                 self.messages.setdefault(each.name, {})[each.at] = body
@@ -337,7 +344,7 @@ def _line_ends(tail: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _stretches(plain: Any) -> Iterator[Stretch]:
-    """Whatever in plain data has the form of a span."""
+    """Yield all parts of plain data that have the form of a span."""
     if isinstance(plain, dict):
         plain = list(plain.values())
     if isinstance(plain, list):

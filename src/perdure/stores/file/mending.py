@@ -1,4 +1,4 @@
-"""What follows from the logs of a directory, made anew: documents, and the hints that workers go by."""
+"""Repair of what follows from the logs of a directory: documents, and the hints that workers use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perdure.stores.file.document import document_file, encode_document
 
 
 def mendable(directory: Directory, desk: Desk) -> list[Problem]:
-    """Return what is wrong and can be made anew. A document without a log is all that is left of a session."""
+    """Return what is wrong and can be made again. A document without a log is kept: it is all that is left."""
     found = faults(directory, desk)
     damaged = {problem.session_id for problem in found if not _follows(problem)}
     return [problem for problem in found if _follows(problem) and problem.session_id not in damaged]
 
 
 def mend(directory: Directory, desk: Desk) -> list[Problem]:
-    """Make anew what is wrong, each file whole or not at all. Return what was wrong and is no more."""
+    """Make again what is wrong, each file whole or not at all. Return what was mended."""
     mended = []
     for problem in mendable(directory, desk):
         assert problem.session_id is not None, "each belongs to a session"
@@ -35,14 +35,14 @@ def mend(directory: Directory, desk: Desk) -> list[Problem]:
 
 
 def _follows(problem: Problem) -> bool:
-    if problem.session_id is None or problem.what == "there is no log to it":
+    if problem.session_id is None or problem.what == "it has no log":
         return False
     kind = problem.where.partition("/")[0]
     return kind in (hints.WAITING, hints.TIMERS) or problem.where == document_file(problem.session_id)
 
 
 def write_document(desk: Desk, session_id: str) -> bool:
-    """Write a session's document anew from its log; return False if the log is damaged, or there is no session."""
+    """Write a session's document again from its log. Return False if the log is damaged, or has no version."""
     with suppress(CorruptRecord, UnreadableFile), desk.looking({session_id}):
         log = desk.look(session_id).log
         if log.damage or log.version == 0:

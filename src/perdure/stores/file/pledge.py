@@ -1,10 +1,10 @@
 """A redaction that is under way in a directory, written down before the first of several logs is replaced.
 
-`{id}.redaction` stands beside a session from then until the last one is. Found later, the redaction was cut short, and
-what is left to do can be done from it: it names messages, and holds nothing of their content.
+`{id}.redaction` is kept beside a session from then until the last log is replaced. If it is found later, the redaction
+was cut short, and can be finished from it. It names messages, and contains nothing of their text.
 
-`.redactions/{id}` is there at least as long. It is only a hint, by which the next open finds what was cut short without
-looking through the directory. Releases that did not know of it have left notes without one, which `gc` finds.
+`.redactions/{id}` exists at least as long. It is only a hint, by which the next open finds an interrupted redaction
+without a search through the directory. Older releases have left notes without a hint, which `gc` finds.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ def intent_file(session_id: str) -> str:
 
 
 def write_intent(folder: Folder, session_id: str, body: bytes) -> None:
+    # The hint first: killed in between, it leaves a hint to look into, and not a note that no open finds.
     give_hint(folder, session_id)
     folder.replace(intent_file(session_id), b"%08x %b\n" % (checksum(body), body))
 
 
 def give_hint(folder: Folder, session_id: str) -> None:
-    """Have the next open look at a session."""
+    """Make the next open look at a session."""
     folder.flag(_BEGUN, session_id)
 
 
 def read_intent(folder: Folder, session_id: str) -> bytes | None:
-    """Return what was begun in a session; None if all was finished, CorruptRecord if it is damaged."""
+    """Return the note of a redaction in a session; None if it has none. Raise CorruptRecord if it is damaged."""
     raw = folder.read(intent_file(session_id))
     if raw is None:
         return None
@@ -49,15 +50,16 @@ def read_intent(folder: Folder, session_id: str) -> bytes | None:
 def remove_intent(folder: Folder, session_id: str) -> None:
     if folder.size(intent_file(session_id)) is not None:
         folder.remove(intent_file(session_id))
+        # Before the hint goes: a note that came back after a power cut would be one without a hint.
         folder.sync()
     folder.remove(f"{_BEGUN}/{session_id}")
 
 
 def sessions_with_hint(folder: Folder) -> list[str]:
-    """Return the sessions in which a redaction may be unfinished, without looking through the directory."""
+    """Return the sessions in which a redaction may be unfinished, without a search through the directory."""
     return folder.flags(_BEGUN)
 
 
 def sessions_with_intent(folder: Folder) -> Iterator[str]:
-    """Return the sessions in which a redaction was begun, and was cut short or is under way."""
+    """Yield the sessions with a redaction that was cut short, or is under way."""
     return (found["id"] for found in map(_FILE.fullmatch, sorted(folder.names())) if found)

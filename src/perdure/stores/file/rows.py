@@ -1,4 +1,4 @@
-"""A log's lines as rows. Only what is asked for is made into rows, and of a log that has grown only what is new."""
+"""A log's lines as rows. Only tables that are asked for are made, and of a log that has grown only its new lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TOGETHER = {"tag": "session", "msg": "log", "uses": "value", "batch": "run"}
 
 
 def number_of(stem: str) -> int:
-    """Return a number for a log that has no birth of its own: below those that have one."""
+    """Return a number for a log that has no birth of its own. It is below 0, where births never are."""
     return -1 - crc32(stem.encode())
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """An entry of a record or an inbox as a line has it, its body unread."""
+    """An entry of a record or an inbox as a line has it, with its body unread."""
 
     kind: str
     body: msgspec.Raw = msgspec.Raw(b"null")
@@ -39,7 +39,7 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 class LogRows:
-    """The rows of one log. A session's number is the time of its birth, a log's number its key."""
+    """The rows of one log. A session's number is the time of its birth, and a log's number is its key."""
 
     def __init__(self, tables: Tables, log: SessionLog, is_there: Callable[[str], bool]) -> None:
         key = LogKey.parse(log.key)
@@ -48,11 +48,11 @@ class LogRows:
         self.key = log.key if is_own else ""
         self.sid = key.birth if key is not None and is_own else number_of(log.stem)
         self.is_left_over = False
-        """Whether a session is to be seen even where there is nothing but damage: it can be erased."""
+        """True if a session has a row even if all of it is damaged, so that it can be erased."""
         self.broken: dict[str, CorruptRecord] = {}
-        """What cannot be made into rows, though each line is sound."""
+        """The tables that cannot be made, although each line is sound."""
         self._is_there = is_there
-        """Tells whether the session with a key is there."""
+        """A function that tells whether the session with a key exists."""
         self._tables = tables
         self._made: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -83,6 +83,7 @@ class LogRows:
         if self._made.get(together) != self.log.end:
             self._made[together] = self.log.end
             try:
+                # Rows that are made from lines are not changes of the job.
                 with self._tables.unnoted():
                     self._makers[together]()
             except CorruptRecord as error:
@@ -96,7 +97,7 @@ class LogRows:
         return rows.add(columns) if or_set is None else rows.put(columns, or_set)
 
     def _new(self, what: str, length: int) -> tuple[int, int]:
-        """Return from where to where something has grown since its rows were made."""
+        """Return the range by which something has grown since its rows were made."""
         start, self._counts[what] = self._counts.get(what, 0), length
         return start, length
 
@@ -135,7 +136,7 @@ class LogRows:
                 self._put("msg", log=key, pos=position, body=body)
 
     def _attached(self) -> None:
-        """Say which messages and items name images and files: lines have that in their bodies only."""
+        """Note which messages and items name images and files. Lines have that in their bodies only."""
         for name, rows in self.log.messages.items() if self.key else ():
             for position, body in islice(rows.items(), *self._new(f"attached {name}", len(rows))):
                 self._note_files(hashes_in(body), self.log.key_of(name), position)
@@ -154,7 +155,7 @@ class LogRows:
     def _values(self) -> None:
         values = self.log.values
         for name, body in islice(values.items(), *self._new("value", len(values))):
-            if name:  # one that was redacted away has none
+            if name:  # a redacted value has lost its name
                 self._put("value", (), hash=name, body=body)
                 self._put("uses", hash=name, sid=self.sid)
 
@@ -167,7 +168,7 @@ class LogRows:
     def _stretches(self) -> Iterator[Stretch]:
         yield from self.log.shown()
         if self.log.line and not self._is_there(self.log.line):
-            # A release that does not know of lines has erased it, and has kept what is named here.
+            # A release that does not know of lines has erased that session, and has kept what is named here.
             own = {self.log.key_of(name) for name in ("", *self.log.messages)}
             yield from (stretch for stretch in self.log.named() if stretch[0] not in own)
 
@@ -181,7 +182,7 @@ class LogRows:
             self._put("batch", sid=self.sid, last=seq, count=1, run=run, body=body)
 
     def _reach(self) -> None:
-        """Say where the messages of runs are: somewhere in a log, since lines do not tell more."""
+        """Note where the messages of runs are. Most logs have no lines about that: then it is the whole log."""
         rows = self._tables.tables["run"]
         with self._tables.unnoted():
             for row in [*rows.find({"sid": self.sid})]:
@@ -193,7 +194,7 @@ class LogRows:
                     rows.change(row, place)
 
     def _begin(self, name: str) -> int:
-        """Return from where on nothing of a log was forgotten."""
+        """Return the position from which on nothing of a log was forgotten."""
         key = self.log.key_of(name)
         return max((start for log, start, stop in self.log.refs if (log, stop) == (key, LAST)), default=0)
 
@@ -221,7 +222,7 @@ class LogRows:
             self._put("timer", timer=number, sid=self.sid, name=name, due=due, body=body)
 
     def put_sketches(self, pieces: Iterable[tuple[int, int, bytes]]) -> None:
-        """Take the pieces of an answer under way, in place of those there are."""
+        """Replace the pieces of an answer under way."""
         with self._tables.unnoted():
             self._tables.answer(Delete("sketch", {"sid": self.sid}))
             for start, crc, body in pieces:

@@ -1,7 +1,7 @@
 """The text of an answer that is being written, in a file beside the session's log.
 
-`{id}.sketch` has one line for each piece. Unlike the log it is cut: it goes once its answer is in the log. A line that
-is torn or damaged ends it, and a file that outlives a power cut is of an older record, which its pieces tell.
+`{id}.sketch` has one line for each piece. It is removed once its answer is in the log. A torn or damaged line ends it.
+A file that comes back after a power cut belongs to an older state of the record, which its pieces tell.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ def sketch_file(session_id: str) -> str:
 
 
 def read_sketches(folder: Folder, session_id: str) -> Iterator[tuple[int, int, bytes]]:
-    """Yield where each piece starts, its checksum and its body. Who reads them compares the checksums."""
+    """Yield the start of each piece, its checksum and its body. The caller compares the checksums."""
     raw = folder.read(sketch_file(session_id)) or b""
+    # What follows the last newline is a torn piece.
     for line in raw.split(b"\n")[:-1]:
         start, _, rest = line.partition(b" ")
         crc, _, body = rest.partition(b" ")

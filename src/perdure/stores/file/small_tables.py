@@ -1,7 +1,7 @@
-"""Tables of a directory that are small and belong to no session: each is one file, which is replaced whole.
+"""Small tables of a directory that belong to no session. Each is one file, which is replaced as a whole.
 
 A job that writes holds the table's lock from its first look until the new file is in place, so that no row is lost. A
-job that reads takes no lock: a file is put in place at once, and is always whole.
+job that reads takes no lock: a file is put in place in one step, and is always whole.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class SmallTable:
         self._is_read = False
         self._raw: bytes | None = None
         self._rows = Tables()
-        """What the bytes of `_raw` say, with what the job has changed."""
+        """The rows in the bytes of `_raw`, with the job's changes."""
         self.is_changed = False
 
     def begin(self, *, is_writing: bool) -> None:
-        """Forget what the last job has changed. The next one may write."""
-        if self.is_changed:
+        """Forget the changes of the last job. With `is_writing` the next one may write."""
+        if self.is_changed:  # the changes may not have been written, so the rows may differ from the file
             self._raw, self._rows = None, Tables()
         self._is_writing, self._is_read, self.is_changed = is_writing, False, False
 
@@ -52,7 +52,7 @@ class SmallTable:
         return self._rows.answer(statement)
 
     def _read(self) -> None:
-        """Read the file. If its bytes are the same as before, so are the rows: most jobs look a single one up."""
+        """Read the file. If its bytes have not changed, the rows are kept: most jobs look up a single one."""
         try:
             raw = self._folder.read(self.file)
         except NotAFile as error:
@@ -68,7 +68,7 @@ class SmallTable:
         rows = self._rows.answer(Select(self.name, self.columns, order=self.columns[0]))
         if rows:
             self._folder.replace(self.file, self._encoded(rows))
-        else:  # with what a killed writer may have left: rows may have been deleted in order to be erased
+        else:  # a killed writer's leftover goes too, since rows may be deleted to erase them
             self._folder.remove(self.file, temporary(self.file))
             self._folder.sync()
 
@@ -83,7 +83,7 @@ class SmallTable:
 
 
 class Rates(SmallTable):
-    """Rates that processes share. A damaged file counts as none: places may be given too early once."""
+    """The rates that processes share. A damaged file counts as an empty one: places may be given too early once."""
 
     name, file, columns = "rate", ".rates", ("name", "until")
 
@@ -98,9 +98,9 @@ class Rates(SmallTable):
 
 
 class Tokens(SmallTable):
-    """Access tokens. A damaged file is an error for everybody who asks: it must not pass for one without tokens.
+    """The access tokens. A damaged file is an error for every caller: it must not pass for one without tokens.
 
-    One checksum protects all rows, so that none of them is missing either; `crc` is read as None.
+    One checksum protects all rows, so that a missing row is noticed too. `crc` is read as None.
     """
 
     name, file, columns = "token", ".tokens", ("digest", "id", "owner", "crc", "body")

@@ -1,4 +1,4 @@
-"""The one thread that works in a directory of sessions. A job whose session is locked is put back; others go first."""
+"""The one thread that works in a directory of sessions. If a job's session is locked, it is put back and others run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Job = Callable[[Directory], Any]
 
 
 class FileThread:
-    """A thread with an open directory. What was handed in is carried out, whether or not its caller still waits."""
+    """A thread with an open directory. A job that was handed in is carried out, even if its caller is gone."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -36,7 +36,7 @@ class FileThread:
         self._thread.start()
 
     async def open(self, path: Path, lock_timeout: float) -> Directory:
-        """Open the directory; the thread ends if that fails."""
+        """Open the directory. If that fails, the thread ends."""
 
         def opening() -> Directory:
             self._directory = Directory(path, lock_timeout)
@@ -51,7 +51,7 @@ class FileThread:
 
     @property
     def is_inherited(self) -> bool:
-        """Tell whether this is a forked child, which has a copy of the directory's handle, and no thread."""
+        """True in a forked child, which has a copy of the directory's handle but not the thread."""
         return self._pid != os.getpid()
 
     def let_go(self) -> None:
@@ -66,14 +66,15 @@ class FileThread:
     async def run(
         self, job: Callable[[Directory], T], *, patient: bool = False, finish: Callable[[T], Any] | None = None
     ) -> Any:
-        """Return what a job comes to. A patient one is not put back: others wait while it waits for a lock.
+        """Return the result of a job. A patient job is not put back: others wait while it waits for a lock.
 
-        `finish` is called with what it came to in the caller's event loop, even if the caller waits no more.
+        `finish` is called with the result in the caller's event loop, even if the caller is gone.
         """
         self.check_process()
         return await self._ask(_Request(job, patient, finish))
 
     async def _ask(self, request: _Request) -> Any:
+        # Under the lock: a request behind the None that ends the queue would never be answered.
         with self._closing:
             if self._last is not None:
                 raise StoreError(
@@ -83,7 +84,7 @@ class FileThread:
         return await request.future
 
     async def close(self, last: Job) -> None:
-        """Carry out what is waiting and then a last job, let go of the directory, and end the thread."""
+        """Carry out what is waiting and then a last job, close the directory, and end the thread."""
         ending = _Request(last, patient=True)
         with self._closing:
             if self._last is not None:
@@ -91,12 +92,14 @@ class FileThread:
             self._last = ending
             self._queue.put(None)
         await asyncio.wait({ending.future})
+        # Read, or asyncio would log it: the store is closed in any case.
         ending.future.exception()
         self._thread.join()
 
     def _serve(self) -> None:
         while (request := self._next()) is not None:
             self._attempt(request)
+        # Jobs that wait for a lock are still tried until their deadline: they were handed in before the end.
         while self._put_back:
             time.sleep(_pause())
             self._try_again()
@@ -108,7 +111,7 @@ class FileThread:
             self._directory.close()
 
     def _next(self) -> _Request | None:
-        """Return the next job, and see to those that were put back before it."""
+        """Return the next job. Try those again that were put back."""
         while True:
             try:
                 request = self._queue.get(timeout=_pause() if self._put_back else None)
@@ -124,7 +127,7 @@ class FileThread:
             self._attempt(request)
 
     def _attempt(self, request: _Request) -> None:
-        """Do a job, unless it has to wait: for a lock, or for those who wait for the same lock already."""
+        """Do a job, unless it has to wait for a lock, or for other jobs that already wait for the same lock."""
         try:
             request.attempt(self._directory, {each.blocked_by for each in self._put_back})
         except PutBack as locked:
@@ -167,14 +170,14 @@ class _Request:
             self.deliver(result, None)
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop has been closed, so none of its tasks is waiting
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
         if error is None and self._finish is not None:
             try:
                 result = self._finish(result)
-            except Exception as failure:  # around a request: whatever it is, the caller must hear of it
+            except Exception as failure:  # around a request: the caller has to be told, whatever it is
                 error = failure
         if self.future.done():  # its caller was cancelled
             return

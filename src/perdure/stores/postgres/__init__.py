@@ -25,10 +25,10 @@ from perdure.stores.store import IndexedStore
 
 
 class PostgresStore(IndexedStore):
-    """Keeps sessions in PostgreSQL: one statement a save, and one for all the saves of a process that wait together.
+    """A store in a PostgreSQL database. A save is one statement, and so are all saves of a process that wait together.
 
-    `schema` keeps tenants apart within a database, and is created if there is none. `pool` is the most connections
-    that are held; `cache` is how many sessions are kept at hand, each checked against the database at every load.
+    `schema` separates tenants within a database, and is created if it is missing. `pool` is the most connections
+    that are held. `cache` is how many sessions are kept in memory, each checked against the database at every load.
     With `keys`, what is written is sealed: see docs/encryption.md.
     """
 
@@ -55,7 +55,7 @@ class PostgresStore(IndexedStore):
 
     @property
     def link(self) -> Link:
-        """The connections of the open store, for what others keep in the same schema."""
+        """Return the connections of the open store, for others that keep their tables in the same schema."""
         return self._engine.opened.link
 
     async def __aexit__(self, *error: object) -> None:
@@ -64,10 +64,10 @@ class PostgresStore(IndexedStore):
         await super().__aexit__(*error)
 
     async def changed(self, session_id: str, after: int, most: float) -> None:
-        """Return once a session's record goes beyond a number, or after a while in any case."""
+        """Return once a session's record goes beyond entry `after`, or after `most` seconds in any case."""
         checked.changed(after, most)
         await self._engine.opened.listener.changed(SessionId(session_id), after, most)
 
     def listening(self, session_id: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
-        """While the block lasts, hear at once of what is written of a session."""
+        """Listen to a session within the block. What is written of it is heard at once."""
         return self._engine.opened.listener.listening(SessionId(session_id))

@@ -1,7 +1,7 @@
 """A schema of a PostgreSQL database copied table by table in one snapshot, and put back in one transaction.
 
-Rows are copied in the order of their keys, in the server's binary form. Where a chunk ends depends on the key of the
-row there, not on how many rows come before it: what is inserted or changed alters the chunks around it, and no others.
+Rows are copied in the order of their keys, in the server's binary form. A chunk's end depends on the key of the row
+there, not on the number of rows before it. So a row that is inserted or changed alters the chunks around it alone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from perdure.stores.copies import Deposit
     from perdure.stores.postgres.engine import PostgresEngine
 
+# What the server's binary COPY format has before and behind all rows. A copy holds the rows alone.
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END = b"\xff\xff"
 _LENGTH = struct.Struct(">i")
 _MOST = 8 * CHUNK
+# The number of the advisory lock for restores, "pers" in ASCII.
 _LOCK = 0x70657273
 _COUNTED = ("session", "head", "msg", "blob")
 _OTHERS = frozenset({"perdure_schema", RESTORING})
 _OWN = frozenset({*TABLES, "claimed", "word", "unindexed", "backdated", "waiting", *_OTHERS})
 
-# Those that refer to others come behind them.
+# Tables that refer to others come after them, since they are filled in this order.
 _TABLES = """
     SELECT relname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = current_schema() AND relkind = 'r' AND relname NOT LIKE 'procrastinate%'
@@ -53,7 +55,7 @@ _LAST_NUMBER = "SELECT pg_sequence_last_value(pg_get_serial_sequence(%s, %s)::re
 class _Table(NamedTuple):
     name: str
     columns: Sequence[str]
-    """Those of the key come first."""
+    """The columns, those of the key first."""
     keys: int
     numbered: Sequence[str]
 
@@ -77,11 +79,11 @@ class _Table(NamedTuple):
 
 
 def copy_out(deposit: Deposit, connection: psycopg.Connection[Any]) -> Outline:
-    """Put all tables into a deposit, as they are when it begins."""
+    """Put all tables into a deposit, as they are when the copy begins."""
     deposit.begin_again()
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # A whole table is read: the settings are for statements that look for a row.
+        # Whole tables are read here. The connection's settings are for statements that look for one row.
         connection.execute("SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on")
         (store,) = _row(connection, "SELECT uid FROM meta")
         (schema,) = _row(connection, "SELECT number FROM perdure_schema")
@@ -104,7 +106,7 @@ def _row(connection: psycopg.Connection[Any], query: str, *values: Any) -> Any:
 
 
 def _numbers(connection: psycopg.Connection[Any], tables: Sequence[_Table]) -> Iterator[tuple[str, int]]:
-    """Yield how far numbers are given out, by `table.column`."""
+    """Yield the last number given out, for each `table.column`."""
     for table in tables:
         for column in table.numbered:
             (last,) = _row(connection, _LAST_NUMBER, table.quoted, column)
@@ -113,7 +115,7 @@ def _numbers(connection: psycopg.Connection[Any], tables: Sequence[_Table]) -> I
 
 
 def _unsound(connection: psycopg.Connection[Any]) -> Iterator[str]:
-    """Yield the rows whose seals do not match: a restore seals rows anew, and would make them look sound."""
+    """Yield the rows whose seals do not match. A restore seals rows again, and would make these look sound."""
     for table, number, is_sound in (("key", "sid", KEY_IS_SOUND), ("log", "log", LOG_IS_SOUND)):
         query = f"SELECT {number}, name FROM {table} WHERE NOT ({is_sound}) LIMIT 20"
         for place, name in connection.execute(query.encode()).fetchall():
@@ -141,7 +143,8 @@ def _copy_table(deposit: Deposit, connection: psycopg.Connection[Any], table: _T
 
 
 def _ends_chunk(row: bytes, keys: int) -> bool:
-    """Tell whether a chunk ends behind a row: by its key, and the likelier the longer it is."""
+    """Tell whether a chunk ends behind a row. That depends on the row's key, and is likelier for a long row."""
+    # A row ends a chunk with the probability len(row) / CHUNK, so a chunk has about CHUNK bytes on average.
     return crc32(row[2 : _end_of_key(row, keys)]) * CHUNK < len(row) << 32
 
 
@@ -153,7 +156,7 @@ def _end_of_key(row: bytes, fields: int) -> int:
 
 
 class PostgresLanding:
-    """A schema that a copy is taken in at. A table says that it is unfinished, and goes when it is published."""
+    """A schema to restore a copy to. A table marks it as unfinished, and is dropped when the copy is complete."""
 
     def __init__(self, dsn: str, schema: str, made: Callable[[], PostgresEngine]) -> None:
         self._dsn = dsn
@@ -194,7 +197,7 @@ class PostgresLanding:
         connection.execute("SET client_min_messages = warning")
         connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(self._schema)))
         try:
-            # A while, since the server may not have noticed yet that the one before was killed.
+            # Not zero: the server may not have noticed yet that an earlier restore was killed.
             connection.execute("SET lock_timeout = '20s'")
             _row(connection, "SELECT pg_advisory_lock(%s, hashtext(%s))", _LOCK, self._schema)
         except psycopg.errors.LockNotAvailable:
@@ -243,11 +246,12 @@ class PostgresLanding:
             for part in parts:
                 self._fill(connection, part)
             self._number(connection, outline.facts["numbers"])
+        # The planner knows nothing about rows that were just filled in, and autovacuum may be off.
         for (name,) in connection.execute(_TABLES).fetchall():
             connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(name)))
 
     def _fill(self, connection: psycopg.Connection[Any], part: Part) -> None:
-        """Fill a table. No trigger adds to it: what triggers have made was copied too."""
+        """Fill a table. Its triggers are off, since the rows that they have made were copied too."""
         table = _Table.of(connection, part.name)
         connection.execute(sql.SQL("ALTER TABLE {} DISABLE TRIGGER USER").format(table.identifier))
         query = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(table.identifier, table.listed)

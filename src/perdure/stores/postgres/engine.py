@@ -36,7 +36,7 @@ from perdure.stores.tapes import TapeCache
 if TYPE_CHECKING:
     from perdure.stores.copies import Deposit, Landing, Outline
 
-# With its messages, if nothing is known of it and they are few.
+# The messages come along if nothing of the session is cached and they are few.
 _LOAD = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures,
         head.version, head.crc, head.body, value.hashes, value.bodies,
@@ -62,7 +62,7 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 
 
 class PostgresEngine(IndexedEngine):
-    """Keeps the tables in a schema of a database."""
+    """An engine that keeps the tables in a schema of a PostgreSQL database."""
 
     can_be_sealed = True
     kind = "postgres"
@@ -91,6 +91,7 @@ class PostgresEngine(IndexedEngine):
     async def __aexit__(self, *_: object) -> None:
         if self._open is not None:
             opened, self._open, self.origin = self._open, None, ""
+            # A forked child must not write to its parent's connections, nor a second loop use the first one's.
             if opened.link.is_abandoned:
                 opened.link.abandon()
             else:
@@ -102,7 +103,7 @@ class PostgresEngine(IndexedEngine):
 
     @property
     def is_abandoned(self) -> bool:
-        """Tell whether the process or the event loop that has opened it is gone, and with it all that it held."""
+        """True if the process or the event loop that opened it is gone, and with it all that it held."""
         return self._open is not None and self._open.link.is_abandoned
 
     @property
@@ -124,19 +125,20 @@ class PostgresEngine(IndexedEngine):
         if is_read and not long and (not self.sealing.is_on or quick.reads_no_bodies(job)):
             with suppress(quick.Odd):
                 return await quick.answered(link, job)  # type: ignore[no-any-return]  # what the job would return
-        if kind == "write" and long:  # as an import writes a session
+        if kind == "write" and long:  # an import writes a session like this
             self.opened.statistics.note()
         transact = link.transact_in_thread if long else link.transact
         try:
             if is_read and not long:
                 return await link.read(lambda connection: ask(connection, queries()))
             return await transact(queries, snapshot=is_read)
-        except CorruptRecord:  # what others have written or erased between two statements looks like damage
+        except CorruptRecord:  # what others write or erase between two statements looks like damage
             return await transact(queries, snapshot=is_read)
 
     def _short_way(self, job: Any, given: tuple[Any, ...]) -> Awaitable[Any] | None:
-        """Return the way by one statement, or a few, to what a job does; None if it has to be driven."""
+        """Return what does the same as a job by one statement, or a few. None if the job has to be driven."""
         link = self.opened.link
+        # These write bodies, which the job seals first.
         if self.sealing.is_on and job in (record.post, record.note, sketching.keep):
             return None
         if job is record.post and not given[1].attachments:
@@ -164,7 +166,7 @@ class PostgresEngine(IndexedEngine):
         return made
 
     async def _commit_by_job(self, change: Keep | Append) -> Any:
-        """Make a change statement by statement: what its files are called depends on what is there."""
+        """Make a change statement by statement: the names of its files depend on what is there."""
         at = given_time()
 
         async def finished() -> Any:
@@ -180,7 +182,7 @@ class PostgresEngine(IndexedEngine):
         assert isinstance(load, Load)
         try:
             return await self._fetch(load)
-        except CorruptRecord:
+        except CorruptRecord:  # others may have written between its statements: a snapshot tells if it is damage
             opened, at = self.opened, given_time()
             return await opened.link.transact(lambda: queries_of(load.job(), at, self.sealing), snapshot=True)
 
@@ -252,7 +254,7 @@ class PostgresEngine(IndexedEngine):
 
 
 class _Open:
-    """An open engine: its connections, and the tasks that write and listen."""
+    """An open engine: its connections, and its tasks that write and listen."""
 
     def __init__(self, link: Link, sealing: Sealing) -> None:
         self.link = link
@@ -263,7 +265,8 @@ class _Open:
         self.statistics = Statistics(link)
 
     async def close(self) -> None:
-        """Carry out what is waiting, and let go of the connections."""
+        """Carry out what is waiting, and close the connections."""
+        # The writer first: until it has ended, its orders still need the link.
         try:
             await self.writer.close()
             await self.looks.close()
@@ -275,7 +278,7 @@ class _Open:
 
 
 async def _load(connection: Connection, load: Load, sealing: Sealing) -> Loaded | None:
-    """Read a session by one statement, and by a few more what that has not fetched along."""
+    """Read a session with one statement, and with a few more what the first did not fetch."""
     session_id = load.session_id
     asked = {"id": session_id, "version": load.version, "cold": load.known is None and load.last is None}
     rows = await fetched(connection, _LOAD, asked)
@@ -293,7 +296,7 @@ async def _load(connection: Connection, load: Load, sealing: Sealing) -> Loaded 
     values = await _values(connection, session_id, head, dict(zip(hashes or (), bodies or (), strict=True)), sealing)
     along = _stretches(session_id, zip(logs or (), places or (), sums or (), said or (), strict=True))
     tapes = load.tapes
-    if along:  # what is at hand is added to only once all is read
+    if along:  # not into the caller's own: that is added to only once all is read
         tapes = TapeCache("")
         for stretch in along:
             tapes.put(*stretch)
@@ -306,7 +309,7 @@ async def _load(connection: Connection, load: Load, sealing: Sealing) -> Loaded 
 async def _values(
     connection: Connection, session_id: str, head: StoredHead, known: dict[str, bytes], sealing: Sealing
 ) -> Values:
-    """Return the values that a head names: what was fetched along with it, and if that is not all, the rest."""
+    """Return the values that a head names. Those that were not fetched along with it are read here."""
     values: Values = {}
     while wanted := [key for key in head.hashes(values) if key not in values]:
         missing = [key for key in wanted if key not in known]
@@ -319,7 +322,7 @@ async def _values(
 
 
 def _stretches(session_id: str, rows: Any) -> list[Any]:
-    """Return messages that came along with a head, stretch by stretch."""
+    """Return the messages that came along with a head, in stretches."""
     stretches: list[tuple[int, int, list[Any]]] = []
     for log, pos, crc, body in sorted(rows):
         if stretches and stretches[-1][0] == log and stretches[-1][1] + len(stretches[-1][2]) == pos:

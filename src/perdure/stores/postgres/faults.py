@@ -1,4 +1,4 @@
-"""What is wrong beneath the rows of a PostgreSQL schema: in what follows from others, and in the words."""
+"""Checks of a PostgreSQL schema below its rows: columns and tables that follow from others, and the search index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of,
 from perdure.stores.sealing import Sealing
 from perdure.stores.tapes import TapeCache
 
-_COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it again."
 _BACKUP = "It has changed since it was written. Restore the database, or the session, from a backup."
 _CLAIMS = "A killed run of it would not be found by `recover`. Run `recover` on the session by its id."
 _LEFT_OVER = "SELECT sid FROM claimed WHERE NOT EXISTS (SELECT 1 FROM session WHERE session.sid = claimed.sid) LIMIT 20"
@@ -25,7 +25,8 @@ _UNNOTED = (
     " AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.sid = session.sid)"
 )
 _UNCLAIMED = "SELECT id FROM session JOIN claimed ON claimed.sid = session.sid WHERE claim IS NULL"
-# What waits is gathered first: one look at it for each message would take forever in a store that nobody searches.
+# What is not indexed yet is gathered first. One look at it for each message would take forever in a store without
+# searches, where all messages are still to be indexed.
 _NEVER_FOUND = """
     WITH waiting AS MATERIALIZED (
         SELECT log, range_agg(int8range(start, stop)) AS stretches FROM unindexed WHERE start < stop GROUP BY log
@@ -102,7 +103,7 @@ def _claims() -> Queries[list[Problem]]:
 
 
 def _tags() -> Queries[list[Problem]]:
-    """Compare what tags say again of their sessions."""
+    """Compare tags with their sessions' rows, whose columns they repeat."""
     what = "they do not say what its row says, so that lists by tag may not show it"
     return [Problem(session_id, "its tags in lists", what, _COPY) for (session_id,) in (yield _TAGS, ())]
 
@@ -121,7 +122,7 @@ def _words() -> Queries[list[Problem]]:
 
 
 def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
-    """Compare what a head's columns say again of its body, for one statement to fetch it along."""
+    """Compare a head's columns with its body. By these columns one statement fetches the values and messages too."""
     what = "it does not name the values and the messages that the version is made of"
     ids = dict((yield "SELECT sid, id FROM session", ()))
     wrong = yield from wrongly_fetched_along(sealing)
@@ -131,7 +132,7 @@ def _fetched_along(sealing: Sealing) -> Queries[list[Problem]]:
 
 
 def wrongly_fetched_along(sealing: Sealing) -> Queries[list[tuple[int, int, list[str]]]]:
-    """Return the versions whose columns do not say what their bodies say, each with the values that it names."""
+    """Return the versions whose columns differ from their bodies, each with the values that it names."""
     found = []
     for sid, session_id in (yield "SELECT sid, id FROM session ORDER BY sid", ()):
         values: Values = {}
@@ -142,14 +143,14 @@ def wrongly_fetched_along(sealing: Sealing) -> Queries[list[tuple[int, int, list
                 named = yield from queries_of(_gathered(session_id, head, values), None, sealing)
                 is_right = {*hashes} == named.keys() and (wanted is None or _is_wanted(head, named, wanted))
             except (CorruptRecord, KeyUnavailable):
-                continue  # a damaged head is reported by those who read the session
+                continue  # reading the session reports a damaged head
             if not is_right:
                 found.append((sid, version, [*named]))
     return found
 
 
 def _gathered(session_id: str, head: StoredHead, known: Values) -> Job[Values]:
-    """Return all values that it takes to rebuild a version; what is read is added to those known."""
+    """Return all values that are needed to rebuild a version. Those that are read are added to `known`."""
     while missing := [key for key in head.hashes(known) if key not in known]:
         for key in missing:
             known[key] = yield from read_value(session_id, key)

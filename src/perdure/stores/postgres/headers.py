@@ -1,4 +1,4 @@
-"""Heads of many sessions by one statement, and by a second what they name by hash."""
+"""Heads of many sessions by one statement, and the values that they name by a second one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 
 
 async def read(link: Link, session_ids: Sequence[str], definitions: Definitions) -> dict[str, SessionHead]:
-    """Return what the job of this name would return."""
+    """Return the same as the job of this name."""
     rows: dict[tuple[str, int, int], list[Sequence[object]]] = {}
     for session_id, sid, version, *head in await link.rows(_HEADS, ([*session_ids],)):
         rows.setdefault((session_id, sid, version), []).append(head)

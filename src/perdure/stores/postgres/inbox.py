@@ -1,7 +1,7 @@
 """Posting to a session's inbox: one statement, once it is known where the inbox ends.
 
-An item carries an operation's id. If the answer was lost, the id tells whether the item is there. What is counted over
-all sessions of an owner is posted in a transaction.
+An item carries an operation's id. If the answer was lost, the id tells whether the item is there. If an owner's items
+are counted over all sessions, an item is posted in a transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
 from perdure.stores.postgres.rows import NOW, OWNER_LOCK, OWNERS, given_time, plain, restored
 
 _MOST_TRIES = 40
-# The item's checksum is made for its place: if the inbox ends elsewhere, nothing is written, and the end is told.
+# An item's checksum covers its place. If the inbox ends elsewhere, nothing is written, and the answer is its end.
 _POST = f"""
     WITH at AS MATERIALIZED (
         SELECT sid, inbox_end, inbox_end - taken AS waits FROM session WHERE id = %(id)s FOR UPDATE
@@ -42,7 +42,7 @@ _POST = f"""
 _POSTED = """
     SELECT inbox.seq FROM session JOIN inbox ON inbox.sid = session.sid WHERE session.id = %s AND inbox.op = %s
 """
-# Locked by a statement before the one that counts: that one sees what others have committed by then.
+# A statement of its own takes the lock. The next one, which counts, then sees what others have committed by that time.
 _LOCK_OWNER = f"""
     WITH at AS MATERIALIZED (SELECT owner FROM session WHERE id = %s FOR UPDATE)
     SELECT owner, {OWNER_LOCK.replace("%s::text", "owner")} FROM at
@@ -57,14 +57,14 @@ _NOWHERE = (0, 0)
 
 
 class Inbox:
-    """Posts items, and remembers where inboxes end."""
+    """A poster of items, which remembers where inboxes end."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._ends: LRU[str, tuple[int, int]] = LRU(1024)
 
     def note(self, session_id: str, sid: int, end: int) -> None:
-        """Note where an inbox was seen to end. If it has moved on since, that is found out."""
+        """Note where an inbox was seen to end. It may have grown since: the next post finds that out."""
         self._ends.keep(session_id, (sid, end))
 
     async def post(self, session_id: str, item: Post) -> int:
@@ -77,6 +77,7 @@ class Inbox:
         async def work(connection: Connection) -> int:
             nonlocal attempts
             attempts += 1
+            # The answer to the first attempt may have been lost after it was committed.
             if attempts > 1 and (there := await fetched(connection, _POSTED, (session_id, op))):
                 return int(there[0][0])
             return await ask(connection, self._post(session_id, item, op))
@@ -84,10 +85,10 @@ class Inbox:
         return await self._link.read(work)
 
     def _post_counted(self, session_id: str, item: Post, op: str) -> Queries[int]:
-        """Post an item unless its owner has too many."""
+        """Post an item, or raise QueueFull if its owner has too many."""
         most = item.most_of_owner
         assert most is not None
-        # In this order, as claims do: first the session, then its owner.
+        # First the session, then its owner: claims lock in the same order, so that no two wait for each other.
         rows = yield _LOCK_OWNER, (session_id, OWNERS)
         owner = rows[0][0] if rows else None
         if owner is not None:

@@ -1,7 +1,7 @@
 """The way to the server: connections that heal, transactions that are made once, and what errors mean.
 
-No client that stops, and no line that falls silent, holds others. The server ends a transaction whose client says
-nothing more. The client closes a line on which it hears nothing more.
+A client that stops and a line that falls silent do not hold up others. The server ends a transaction whose client falls
+silent. The client closes a line on which the server falls silent.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from perdure.stores.engine import Interfered
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
 Queries = Generator[tuple[str, Any], list[Any], T]
-"""Statements with their values, one after the other. Each is answered with its rows, or with how many it concerned."""
+"""Statements with their values, one after the other. Each is answered with its rows, or with their number."""
 
 PATIENCE = 30.0
-"""How long a lost server is waited for, in seconds, and how long one may be silent before it counts as lost."""
+"""The seconds to wait for a lost server, and the seconds that one may be silent before it counts as lost."""
 _PATIENCE_WITH_JOBS = 600.0
 """The same for a job of many statements, each of which may read a whole table before it answers."""
-# In milliseconds. The lock's is the longer one: those who wait for a client that has stopped are to succeed.
+# In milliseconds. The limit for a lock is the longer one, so that a wait for a stopped client's lock succeeds.
 LIMITS = {"idle_in_transaction_session_timeout": 10_000, "lock_timeout": 20_000}
-# A job computes between its statements.
+# A job computes between its statements, so its transaction may be idle for longer.
 _LIMITS_OF_JOBS = {"idle_in_transaction_session_timeout": 60_000, "lock_timeout": 20_000}
 _DSN_DEFAULTS = {
     "connect_timeout": 10,
@@ -42,7 +42,7 @@ _DSN_DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-# Plans are made once, for tables that may have been empty then: each row is to be found by an index all the same.
+# Plans are made once, for tables that may be empty at that time. Rows have to be found by an index later all the same.
 _SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -54,7 +54,7 @@ _SETTINGS = {
 _OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0}
 _PAUSE = 0.05
 _LEAST_TRIES = 10
-# A row that is there already: whoever added it at the same time is found by the next look, and no later one tells more.
+# If a row is there already, the next look finds the one that was added at the same time. Further tries add nothing.
 _MOST_TRIES_OF_A_KEY = 3
 _MOST_SPARE = 2
 
@@ -72,10 +72,11 @@ class Link:
         self._made: WeakSet[Any] = WeakSet()
         self._trusted: WeakSet[Connection] = WeakSet()
         self._spare: list[ImpatientJob] = []
+        # One connection at least is left to the pool.
         kept = min(most - 1, 3)
         self.looking = Line(self, is_kept=kept > 1)
         self.writing = [Line(self, is_kept=kept > 0), *([Line(self, is_kept=True)] if kept > 2 else [])]
-        """Two if there are connections to spare."""
+        """The lines for batches: two, if there are connections to spare."""
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._dsn,
             connection_class=Impatient,
@@ -107,12 +108,13 @@ class Link:
 
     @property
     def is_abandoned(self) -> bool:
-        """Tell whether the process or the loop that has opened it is not there to close it."""
+        """True if the process or the event loop that opened it cannot close it any more."""
         return self._pid != os.getpid() or self._loop.is_closed()
 
     def abandon(self) -> None:
-        """Let go of the connections without a word to the server, which a forked child shares with its parent."""
+        """Drop the connections without a message to the server: a forked child shares them with its parent."""
         self.closed = True
+        # In a forked child even closing them would end the parent's sessions at the server.
         if self._pid == os.getpid():
             for connection in list(self._made):
                 connection.pgconn.finish()
@@ -128,11 +130,11 @@ class Link:
             raise StoreError("This store was opened in another event loop. Open one in each loop that uses it.")
 
     async def connect(self, kind: type[Connection] = psycopg.AsyncConnection) -> Connection:
-        """Return a connection outside of the pool, for as long as the caller likes."""
+        """Return a connection outside of the pool. The caller closes it."""
         connection = await kind.connect(self._dsn, **_OPTIONS)
         try:
             await self._configure(connection)
-        except BaseException:  # the one who asked was cancelled, or the server has gone
+        except BaseException:  # the caller was cancelled, or the server is lost
             await connection.close()
             raise
         return connection
@@ -149,10 +151,10 @@ class Link:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Give a connection of the pool's.
+        """Yield a connection of the pool.
 
-        Before Python 3.12 the pool's wait swallows a cancellation that comes in the same moment as the connection, and
-        whoever waits for the cancelled task would wait for ever; so it is looked for here.
+        Before Python 3.12 the pool's wait swallows a cancellation that comes at the same moment as the connection. A
+        caller that waits for the cancelled task would wait for ever, so the cancellation is looked for here.
         """
         self.check()
         task = asyncio.current_task()
@@ -165,7 +167,7 @@ class Link:
 
     @asynccontextmanager
     async def _trusted_connection(self) -> AsyncIterator[Connection]:
-        """Yield a connection that was made since the last one was lost: where one is cut, the others may be too."""
+        """Yield a connection that was made since the last one was lost: if one is cut, the others may be cut too."""
         while True:
             async with self._pool.connection() as connection:
                 if connection not in self._trusted:
@@ -182,14 +184,14 @@ class Link:
         return connection in self._trusted
 
     def look_at(self, connection: Connection) -> None:
-        """Trust no other connection either, if one was lost."""
+        """Stop trusting the other connections too, if this one was lost."""
         if connection.closed:
             self._trusted.clear()
             self._drop_spare()
 
     @contextmanager
     def _job_connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """Give a connection for a thread. One that is left over serves the next job: to make one takes long."""
+        """Yield a connection for a thread. A spare one serves the next job, since making one takes long."""
         connection = self._spare.pop() if self._spare else self._connect_for_job()
         try:
             yield connection
@@ -210,7 +212,7 @@ class Link:
             self._spare.pop().close()
 
     async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do what reads on a connection, again while the server is lost, or others' locks are in the way."""
+        """Run work that only reads on a connection. Repeat it while the server is lost, or others' locks hold it up."""
 
         async def attempt() -> T:
             async with self.connection() as connection:
@@ -219,10 +221,11 @@ class Link:
         return await self.patiently(attempt)
 
     async def transact(self, work: Callable[[], Queries[T]], *, snapshot: bool = False) -> T:
-        """Do work in one transaction, once. With a `snapshot` it reads the database as it was when it began."""
+        """Run work in one transaction, once. With `snapshot` it reads the database as it was when it began."""
         transaction = _Transaction(work, snapshot)
 
         async def once(connection: Connection) -> T:
+            # If the answer to an earlier commit was lost, the server is asked first: work must not be done twice.
             if not await ask(connection, transaction.was_committed()):
                 async with connection.transaction():
                     await ask(connection, transaction.statements())
@@ -231,7 +234,7 @@ class Link:
         return await self.read(once)
 
     async def transact_in_thread(self, work: Callable[[], Queries[T]], *, snapshot: bool = False) -> T:
-        """Do the same in a thread: for what takes many statements, computes between them, or is not asked for often."""
+        """Do the same in a thread, for work with many statements, with computing between them, or that is rare."""
         transaction = _Transaction(work, snapshot)
 
         def once() -> T:
@@ -244,7 +247,7 @@ class Link:
         return await self.patiently(lambda: asyncio.to_thread(once))
 
     async def work_in_thread(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Do something with a connection in a thread; again from the start if the server is lost meanwhile."""
+        """Run work with a connection in a thread. If the server is lost meanwhile, begin again."""
 
         def once() -> T:
             with self._job_connection() as connection:
@@ -260,10 +263,11 @@ class Link:
         while True:
             try:
                 return await attempt()
-            except Exception as error:  # around a request: what psycopg says is said in perdure's words
+            except Exception as error:  # around a request: psycopg's errors become perdure's
                 failed_at = failed_at or clock()
                 tries += 1
                 may_pass = is_lost(error) or is_passing(error)
+                # A transaction that others keep interfering with gets some tries, however slow each of them is.
                 is_over = clock() > failed_at + PATIENCE and not (is_passing(error) and tries < _LEAST_TRIES)
                 is_taken = isinstance(error, psycopg.errors.UniqueViolation) and tries >= _MOST_TRIES_OF_A_KEY
                 if is_over or is_taken or not may_pass:
@@ -285,9 +289,9 @@ class Link:
 
 
 class Line:
-    """A connection that one user keeps, and need not ask of the pool: that takes longer than a short statement.
+    """A connection that one user keeps. To ask the pool for one takes longer than a short statement.
 
-    If it is not to be kept, because the pool is small, the pool is asked after all.
+    If the pool is too small to keep one, the pool is asked after all.
     """
 
     def __init__(self, link: Link, *, is_kept: bool) -> None:
@@ -297,7 +301,7 @@ class Line:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Give the connection to one who uses it alone."""
+        """Yield the connection to a caller that uses it alone."""
         if not self._is_kept:
             async with self._link.connection() as connection:
                 yield connection
@@ -312,7 +316,7 @@ class Line:
             self._link.look_at(connection)
 
     async def open(self) -> None:
-        """Make the connection before somebody waits for it."""
+        """Make the connection before the first caller needs it."""
         if self._is_kept:
             await self._sound()
 
@@ -328,7 +332,7 @@ class Line:
 
 
 class _Transaction(Generic[T]):
-    """Work that is done in one transaction. If the answer to its commit is lost, the server is asked about it."""
+    """Work that is done in one transaction. If the answer to its commit is lost, the server is asked for it."""
 
     result: T
 
@@ -336,7 +340,7 @@ class _Transaction(Generic[T]):
         self._work = work
         self._snapshot = snapshot
         self._number: str | None = None
-        """The transaction's number, once all is done but the commit."""
+        """The transaction's number, once only the commit is left to do."""
 
     def statements(self) -> Queries[None]:
         self._number = None
@@ -346,23 +350,25 @@ class _Transaction(Generic[T]):
         else:
             ((number,),) = yield "SELECT pg_current_xact_id()::text", ()
             self.result = yield from self._work()
+            # Only now: before that, a lost connection means that nothing was committed.
             self._number = number
 
     def was_committed(self) -> Queries[bool]:
         if self._number is None:
             return False
         ((status,),) = yield "SELECT pg_xact_status(%s::text::xid8)", (self._number,)
+        # The server may not have noticed yet that the connection is lost, or the commit is still under way.
         if status == "in progress":
             raise _Undecided("the transaction of a lost connection is still open")
         return bool(status == "committed")
 
 
 class _Undecided(psycopg.OperationalError):
-    """Nobody knows yet what becomes of a transaction."""
+    """The error for a transaction that may still be committed."""
 
 
 async def ask(connection: Connection, queries: Queries[T]) -> T:
-    """Send statements one by one, each with what the last has answered at hand."""
+    """Send statements one by one, and give each answer to what makes the next."""
     try:
         query = next(queries)
         while True:
@@ -374,7 +380,7 @@ async def ask(connection: Connection, queries: Queries[T]) -> T:
 
 
 async def fetched(connection: Connection, query: str, values: Any) -> list[Any]:
-    """Return the rows that a statement answers with. One with a list of values is sent for each of them."""
+    """Return the rows that a statement answers with. With a list of values, it is sent once for each."""
     if isinstance(values, list):
         async with connection.cursor() as cursor:
             await cursor.executemany(query.encode(), values)
@@ -384,7 +390,7 @@ async def fetched(connection: Connection, query: str, values: Any) -> list[Any]:
 
 
 def ask_at_once(connection: psycopg.Connection[Any], queries: Queries[T]) -> T:
-    """Do the same in a thread of its own."""
+    """Do the same as `ask` in a thread of its own."""
     try:
         query = next(queries)
         while True:
@@ -417,13 +423,13 @@ def is_lost(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Tell whether the same statement may succeed if it is sent again."""
-    # Two who add the same row: the one who comes later looks again, and finds it there.
+    # If two add the same row, the later one looks again, and finds it there.
     passing = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.UniqueViolation
     return isinstance(error, passing | Interfered)
 
 
 def as_store_error(error: BaseException) -> BaseException:
-    """Return what psycopg says in perdure's words; anything else as it is."""
+    """Return an error of psycopg as one of perdure's, and any other error unchanged."""
     if isinstance(error, PerdureError) or not isinstance(error, psycopg.Error | OSError | UnicodeError | Interfered):
         return error
     if isinstance(error, UnicodeEncodeError):
@@ -447,17 +453,17 @@ def as_store_error(error: BaseException) -> BaseException:
 
 
 def completed_dsn(dsn: str, **defaults: str) -> str:
-    """Return a DSN with the time-outs that it does not set itself."""
+    """Return a DSN, completed with the time-outs that it does not set."""
     given = _read(dsn)
     wanted: dict[str, str | int] = {**_DSN_DEFAULTS, **defaults}
     missing = {name: value for name, value in wanted.items() if name not in given}
-    if "PGCONNECT_TIMEOUT" in os.environ:
+    if "PGCONNECT_TIMEOUT" in os.environ:  # a value in the DSN would win over the user's
         missing.pop("connect_timeout", None)
     return conninfo.make_conninfo(dsn, **missing)
 
 
 def _read(dsn: str) -> dict[str, Any]:
-    """Return what a DSN says. No error quotes it: it has a password in it."""
+    """Return the settings in a DSN. No error quotes it, since it may contain a password."""
     unreadable = ConfigurationError(
         "The DSN cannot be read. Write it as postgresql://user:password@host:5432/name, "
         "with special characters of the password percent-encoded."
@@ -472,9 +478,9 @@ def _read(dsn: str) -> dict[str, Any]:
 
 
 def _is_misread(dsn: str, given: Mapping[str, Any]) -> bool:
-    """Tell whether a part of a password is taken for a host, a port or a database, because of an @ or a / in it.
+    """Tell whether a part of a password was read as a host, a port or a database.
 
-    libpq would quote it as one in its errors.
+    That happens if it has an @ or a / in it. libpq would quote that part in its errors.
     """
     _, is_url, rest = dsn.partition("://")
     behind_host = rest.partition("/")[2].partition("?")[0] if is_url else ""
@@ -488,7 +494,7 @@ def passwords_in(dsn: str) -> list[str]:
 
 
 def limiting(dsn: str, limits: dict[str, int]) -> list[sql.Composed]:
-    """Return the statements that set limits. One that the DSN sets in its `options` stays as it is."""
+    """Return the statements that set limits, except those that the DSN sets in its `options`."""
     options = str(_read(dsn).get("options", ""))
     return [
         sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(limit))
@@ -505,14 +511,14 @@ class Impatient(psycopg.AsyncConnection[Any]):
 
 
 class ImpatientJob(psycopg.Connection[Any]):
-    """The same for a job in a thread."""
+    """A connection like `Impatient`, for a job in a thread."""
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         return super().wait(_while_heard(self, gen, _PATIENCE_WITH_JOBS), *args, **options)
 
 
 def _while_heard(connection: Impatient | ImpatientJob, gen: Any, most: float) -> Generator[Any, Any, Any]:
-    """Carry on an exchange with the server while it says something. Raise if it says nothing for a while."""
+    """Continue an exchange with the server while it answers. Raise OperationalError if it is silent for too long."""
     heard = monotonic()
     try:
         wanted = next(gen)

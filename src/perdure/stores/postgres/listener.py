@@ -1,4 +1,4 @@
-"""Hearing at once that a record has grown. The record is the truth: who misses a notification only hears later."""
+"""Notifications that a record has grown. The record is the truth: a caller that misses one only hears later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.stores.postgres.link import Connection, Link
 _LISTENED_FOR = 60.0
 _PAUSE = 0.2
 _PATIENCE = 1.0
-# Writers notify only while somebody is known to listen: a notification is a lock that all commits would queue for.
+# Writers notify only while a listener is known: a notification takes a lock, for which all commits would queue.
 _FOLLOW = (
     "UPDATE meta SET followed = extract(epoch FROM clock_timestamp()) + %s"
     " WHERE followed < extract(epoch FROM clock_timestamp()) + %s"
@@ -22,7 +22,7 @@ _FOLLOW = (
 
 
 class Listener:
-    """One connection that listens for as long as somebody waits for news, and comes back when it is lost."""
+    """One connection that listens, opened when a caller first waits for news, and again when it is lost."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -32,14 +32,14 @@ class Listener:
         self._followed_at = float("-inf")
 
     async def changed(self, session_id: str, after: int, most: float) -> None:
-        """Return once a session's record goes beyond a number, or after a while in any case."""
+        """Return once a session's record goes beyond entry `after`, or after `most` seconds in any case."""
         self._link.check()
         news = asyncio.Event()
         self._waiting.setdefault(session_id, set()).add(news)
         try:
             async with asyncio.timeout(most):
                 await self._start()
-                # Asked after the ear is open: what was written before is seen here, what comes later is heard.
+                # Asked once the connection listens: what was written before is seen here, what comes later is heard.
                 row = await self._link.row("SELECT evt_end FROM session WHERE id = %s", (session_id,))
                 if row is not None and row[0] <= after:
                     await news.wait()
@@ -50,7 +50,7 @@ class Listener:
 
     @asynccontextmanager
     async def listening(self, session_id: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
-        """Hear of a session for as long as the block lasts; what is written between two waits is not missed."""
+        """Listen to a session within the block. What is written between two waits is not missed."""
         self._link.check()
         news = asyncio.Event()
         self._waiting.setdefault(session_id, set()).add(news)
@@ -63,7 +63,7 @@ class Listener:
             news.clear()
 
         try:
-            with suppress(TimeoutError):  # so that what is written from now on is told
+            with suppress(TimeoutError):  # begun before the first wait, so that nothing written from now on is missed
                 async with asyncio.timeout(_PATIENCE):
                     await self._start()
             yield heard
@@ -80,13 +80,14 @@ class Listener:
             self._task = asyncio.get_running_loop().create_task(self._listen(), name="perdure listener")
         await self._listening.wait()
         clock = asyncio.get_running_loop().time()
+        # Renewed well before it ends, so that writers never stop notifying in between.
         if clock > self._followed_at + _LISTENED_FOR / 4:
             await self._link.rows(f"{_FOLLOW} RETURNING 1", (_LISTENED_FOR, _LISTENED_FOR * 3 / 4))
             self._followed_at = clock
 
     async def _listen(self) -> None:
         while not self._link.closed:
-            with suppress(psycopg.Error, OSError):  # it is lost; those who wait look again after their timeout
+            with suppress(psycopg.Error, OSError):  # it is lost; its callers look again after their timeout
                 async with await self._link.connect() as connection:
                     await self._hear(connection)
             self._listening.clear()
@@ -101,7 +102,7 @@ class Listener:
                 news.set()
 
     def _tell_all(self) -> None:
-        """Something may have been missed while nobody listened."""
+        """Wake all callers, since something may have been missed while no connection listened."""
         for waiting in self._waiting.values():
             for news in waiting:
                 news.set()

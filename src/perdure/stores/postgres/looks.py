@@ -1,7 +1,7 @@
-"""Looks at how sessions stand: one statement for all that wait, since a warm load is hardly more than a look.
+"""Looks at sessions' versions: one statement for all that wait, since a warm load is hardly more than such a look.
 
-A lone look goes at once. Those that are asked for while it is on its way go together after it, and so on. What a look
-sees is never older than the moment in which it was asked for.
+A single look goes at once. Looks that are asked for while it is on its way go together after it. What a look sees is
+never older than the moment in which it was asked for.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LOOK = """
 
 
 class Seen(NamedTuple):
-    """A session's version, and how much was erased so far."""
+    """A session's version, and the store's count of erasures."""
 
     version: int
     erasures: int
 
 
 class Looks:
-    """Answers looks, together where several wait."""
+    """A desk that answers looks, together where several wait."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -33,7 +33,7 @@ class Looks:
         self._task: asyncio.Task[None] | None = None
 
     async def at(self, session_id: str) -> Seen | None:
-        """Return how a session stands; None if there is none."""
+        """Return a session's version and the count of erasures; None if the session does not exist."""
         if self._is_looking:
             done: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
             self._waiting.append((session_id, done))
@@ -45,7 +45,7 @@ class Looks:
             self._go_on()
 
     def _go_on(self, _: object = None) -> None:
-        """Look for those who have come in the meantime; their task is not that of the one who came first."""
+        """Look for the callers that came meanwhile, in a task that is not the first caller's."""
         self._is_looking = bool(self._waiting)
         if self._waiting:
             self._task = asyncio.get_running_loop().create_task(self._look_together(), name="perdure looks")
@@ -58,6 +58,7 @@ class Looks:
         except BaseException as error:
             for _, done in asked:
                 if not done.done():
+                    # A cancellation of this task must not look like an error of the store.
                     done.set_exception(error) if isinstance(error, Exception) else done.cancel()
             if not isinstance(error, Exception):
                 raise

@@ -1,4 +1,4 @@
-"""What follows from the rows of a PostgreSQL schema, made anew: counters, words, tables that say others' rows again."""
+"""Repair of what follows from the rows of a PostgreSQL schema: counters, words, tables that repeat others' rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FOLLOWS = (
     *("the sequence of ", "claimed ", "its claim", "what waits in its inbox", "its tags in lists"),
     *("its place in lists", "the search index of log ", "what is fetched along with version "),
 )
-"""How the places begin that are made anew here."""
+"""The beginnings of the places that can be made again here."""
 _COPIED = ("owner", "agent", "status", "spawned", "created", "recent")
-# Nobody adds to these tables in between: a claim whose note was taken away would not be found.
+# No other process may add to these tables in between: a claim whose note was removed would not be found.
 _LOCK = "LOCK TABLE claimed, waiting, backdated, tag, unindexed IN SHARE ROW EXCLUSIVE MODE"
 _STEPS = (
     "DELETE FROM claimed WHERE NOT EXISTS"
@@ -42,12 +42,12 @@ _NUMBERED = {"session": "sid", "log": "log", "run": "run", "timer": "timer"}
 
 
 def mendable(sealing: Sealing) -> Queries[list[Problem]]:
-    """Return what is wrong and can be made anew."""
+    """Return what is wrong and can be made again."""
     return [problem for problem in (yield from faults(sealing)) if problem.where.startswith(_FOLLOWS)]
 
 
 def mend(found: Sequence[Problem], sealing: Sealing) -> Queries[None]:
-    """Make anew what is wrong, in one transaction."""
+    """Make again what is wrong, in one transaction."""
     yield _LOCK, ()
     for step in _STEPS:
         yield step, ()
@@ -60,5 +60,5 @@ def mend(found: Sequence[Problem], sealing: Sealing) -> Queries[None]:
         )
     if any(problem.where.startswith("what is fetched along") for problem in found):
         for sid, version, named in (yield from wrongly_fetched_along(sealing)):
-            # Without `wanted` the messages are read by a statement of their own, until the version is saved again.
+            # Without `wanted`, a second statement reads the messages, until the session is saved again.
             yield "UPDATE head SET hashes = %s, wanted = NULL WHERE sid = %s AND version = %s", (named, sid, version)

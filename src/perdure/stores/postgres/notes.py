@@ -1,7 +1,7 @@
-"""Entries that are put on record without a claim: the session's row is locked, and all is written by one statement.
+"""Entries that are recorded without a claim: the session's row is locked, and all is written by one statement.
 
-Those who listen are told of it. The operation's id in the session's row stays as it is: by that, a run whose connection
-broke finds out whether its own last write was made.
+Listeners are notified. The operation's id in the session's row stays as it is. If the connection of a run breaks, that
+id tells the run whether its own last write was made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.stores.postgres.link import Link, Queries
 from perdure.stores.postgres.rows import NOW, plain
 
 _PLACE = "SELECT sid, log, msg_end, evt_end FROM session WHERE id = %s FOR UPDATE"
-# A run keeps its log: it may be a branch's own, whose end is not that of the session's log.
+# A run keeps its log. That may be the log of a branch, whose end is not that of the session's log.
 _NOTE = f"""
     WITH runs AS (
         INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos)
@@ -35,7 +35,7 @@ _NOTE = f"""
 
 
 async def note(link: Link, session_id: str, batch: Batch | None) -> Place:
-    """Do what the job of this name does. Return where the session stands then."""
+    """Do what the job of this name does. Return where the session's log and record end afterwards."""
     return await link.transact(lambda: _queries(link.channel, session_id, batch))
 
 

@@ -1,7 +1,7 @@
-"""A change on its way to the database: the rows it is sent as, and what is known of the session it is a change to.
+"""A change on its way to the database: the rows that it is sent as, and what is known about its session.
 
-It is sent under an operation's id, which the database keeps. Sent again because the connection broke before the
-answer, it is refused, and the id tells that it had been made.
+It is sent with an operation's id, which the database keeps. If the connection breaks before the answer, it is sent
+again. If it had been made, it is then refused, and the id tells why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 256
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How the database found a session when a change to it was tried, and whether it was made."""
+    """The session as the database found it when a change was tried, and whether the change was made."""
 
     n: int
     done: bool
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True):
     op: str
     erasures: int
     passed_over: bool = False
-    """Whether it was not looked at, because somebody else has locked it."""
+    """True if the session was not looked at, because another client has locked it."""
     told: object = None
 
     @property
@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Order:
-    """A change that somebody waits for. What it writes depends on where its session stands."""
+    """A change that a caller waits for. Its rows depend on where the session's log and record end."""
 
     def __init__(self, change: Change, sealing: Sealing = PLAIN) -> None:
         self.change = change
@@ -74,11 +74,11 @@ class Order:
         self.branch_log: tuple[int, int] | None = None
         """The number and the end of the log that an append to a branch goes to, once the writer has looked."""
         self.numbers: Place | None = None
-        """Those of a new session. Sent again, it is sent with the same."""
+        """The numbers of a new session. If it is sent again, it is sent with the same numbers."""
         self.refs: Sequence[Stretch] = ()
-        """The stretches of others' logs that are to be noted, once the writer has looked."""
+        """The stretches of others' logs that have to be noted, once the writer has looked."""
         self._gone: int | None = None
-        """The epoch of a claim that would stand if its holder were not gone."""
+        """The epoch of a claim whose lease has not ended, but whose holder is gone."""
         self._known: CachedSession | None = change.known if isinstance(change, Keep) else None
         self._draft: Draft | None = None
 
@@ -99,9 +99,9 @@ class Order:
 
     @property
     def needs_care(self) -> bool:
-        """Tell whether to write it while nobody can erase: it shows what is others', or must not be too late.
+        """True if no erasure may run while it is written: it shows others' messages, or must not be too late.
 
-        The same holds for one that names files which it does not bring, and for a claim that is counted.
+        The same is true of a change that names files which it does not bring, and of a claim that is counted.
         """
         if isinstance(self.change, Take) and self.change.per_owner is not None:
             return True
@@ -112,14 +112,14 @@ class Order:
         return bool(self.draft.new_refs) or self.change.is_guarded or bool(self.change.doubtful(self.draft))
 
     def refuse(self, facts: Facts) -> None:
-        """Raise what is wrong; return if it may be tried again from where the session stands."""
+        """Raise the reason for which it was refused. Return if it may be tried again with the session's new place."""
         self.change.refuse(facts)
         if facts.claim is not None and facts.stands:
             self._gone = facts.epoch
         self._known = self._draft = None
 
     def made(self, answer: Answer) -> tuple[Any, Place]:
-        """Return what it came to, and where the session stands now."""
+        """Return the result, and where the session's log and record end now."""
         change, facts, place = self.change, answer.facts, self.place
         if isinstance(change, Keep):
             return change.made(self.draft, facts), place.moved(len(change.messages), change.entries)
@@ -150,7 +150,7 @@ class Order:
         parcel.put("ops", {**self._common(parcel, n, change), **columns, **said, **recorded})
 
     def _put_files(self, parcel: Parcel, n: int, log: int, start: int) -> None:
-        """Send the images and files of messages; those that have to be there already, by name."""
+        """Send the images and files of messages. Those that have to be in the store already are sent by name."""
         for place, each in self.change.attachments:
             parcel.need("files")
             at = None if each.body is None else parcel.bytes_at(each.body)
@@ -207,7 +207,7 @@ class Order:
         }
 
     def _sealed(self, table: str, crc: int, body: bytes) -> tuple[int, bytes]:
-        """Return the checksum and the body of a row as they stand in the table."""
+        """Return the checksum and the body of a row as the table holds them."""
         if not self._sealing.is_on:
             return crc, body
         return self._sealing.sealed_row(table, self.change.owner, crc, body)
@@ -217,7 +217,7 @@ class Order:
         return [crc for crc, _ in rows], [body for _, body in rows]
 
     def _key(self, change: Keep) -> tuple[str | None, str | None]:
-        """Return the name and the digest of an idempotency key as they stand in the table."""
+        """Return the name and the digest of an idempotency key as the table holds them."""
         if change.key is None:
             return None, None
         if self._sealing.is_on:
@@ -255,7 +255,7 @@ class Order:
         return {"kind": "append", "lease": change.claim.lease, "epoch": change.claim.epoch}
 
     def _of_batch(self, parcel: Parcel, n: int, log: int, start: int) -> dict[str, Any]:
-        """Send what goes on record: a row for each run in it. Return the columns of the batch itself."""
+        """Send the entries of a change: a row for each run in them. Return the columns of the batch itself."""
         change, place = self.change, self.place
         assert isinstance(change, Keep | Append)
         batch = change.batch
@@ -282,7 +282,7 @@ def _of_save(change: Keep) -> dict[str, Any]:
 
 
 def wanted_of(session: AgentSession) -> list[int] | None:
-    """Return the stretches that a load of a settled session reads, in threes; None if they are many, or long."""
+    """Return the stretches that a load of a settled session reads, as a flat list. None if they are many, or long."""
     merged: list[list[int]] = []
     views = [session.state.transcript, *_outputs(session)]
     for span in (span for view in views for span in view.spans()):
@@ -301,5 +301,5 @@ def wanted_of(session: AgentSession) -> list[int] | None:
 
 
 def _outputs(session: AgentSession) -> Iterable[Any]:
-    """Return the views of outputs: those of a state come as its transcript, then an input and an output a step."""
+    """Return the views of outputs. A state's views are its transcript, then an input and an output for each step."""
     return () if session.state.execution is None else list(transcripts_of(session.state))[2::2]

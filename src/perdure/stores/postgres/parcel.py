@@ -1,4 +1,4 @@
-"""A batch of changes as one statement: the rows that go with it, and those parts of `write.sql` that they need."""
+"""A batch of changes as one statement: its rows, and the parts of `write.sql` that they need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = frozenset(re.findall(r"^-- if (\w+)$", _TEXT, re.MULTILINE))
 
 
 Seal = Callable[[Sequence[int], Sequence[bytes]], tuple[Sequence[int], Sequence[bytes]]]
-"""What makes of checksums and bodies those that stand in the table."""
+"""A function that turns checksums and bodies into those that the table holds."""
 
 
 class Parcel:
@@ -34,20 +34,20 @@ class Parcel:
         self._size = 0
 
     def need(self, part: str) -> None:
-        """Have the statement hold a part."""
+        """Add a part to the statement."""
         self._needed.add(part)
 
     def put(self, table: str, columns: dict[str, Any]) -> None:
         self._tables[table].append(columns)
 
     def bytes_at(self, body: bytes) -> int:
-        """Add bytes. Return where they stand among all that is sent, counted from 1 as SQL does."""
+        """Add bytes. Return their place among all that is sent, counted from 1 as SQL does."""
         self._pieces.append(body)
         self._size += len(body)
         return self._size - len(body) + 1
 
     def messages(self, log: int, start: int, bodies: Sequence[bytes], seal: Seal | None = None) -> dict[str, Any]:
-        """Add messages that follow each other in a log. Return the columns that tell of them."""
+        """Add messages that follow each other in a log. Return the columns that describe them."""
         if not bodies:
             return {}
         sums: Sequence[int] = [*map(crc32, bodies, count(seed_of(log) + start))]
@@ -66,7 +66,7 @@ class Parcel:
         }
 
     def statement(self, channel: str, *, waits: bool) -> tuple[str, dict[str, Any]]:
-        """Return the statement and its values. One that `waits` does not pass over sessions that are locked."""
+        """Return the statement and its values. If it `waits`, it does not pass over sessions that are locked."""
         parts = self._needed if waits else self._needed | {"together"}
         tables = {name: msgspec.json.encode(rows).decode() for name, rows in self._tables.items()}
         values = {**tables, "blob": b"".join(self._pieces), "gate": GATE, "channel": channel}
@@ -75,7 +75,7 @@ class Parcel:
 
 @cache
 def statement(parts: frozenset[str]) -> str:
-    """Return `write.sql` with these parts of it, and without comments."""
+    """Return `write.sql` with only these optional parts, and without comments."""
     lines: list[str] = []
     is_kept = True
     for line in _TEXT.splitlines():
@@ -84,4 +84,5 @@ def statement(parts: frozenset[str]) -> str:
             is_kept = mark == "end" or name in parts
         elif is_kept and not line.lstrip().startswith("--"):
             lines.append(line.strip())
+    # A name behind a single colon is a value; behind two of them it is a type.
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", "\n".join(lines))

@@ -1,7 +1,7 @@
 """Previews of many sessions by a few statements, however many sessions there are.
 
-The jobs are those that every engine drives. Here they are driven side by side: what all of them ask for next is read
-by one statement for each table.
+The jobs are the same as on every engine. Here they are driven side by side: what all of them ask for next is read
+with one statement for each table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MESSAGES = """
 async def read(
     link: Link, session_ids: Sequence[str], cached: Mapping[str, bytes], is_strict: bool = True
 ) -> dict[str, Preview]:
-    """Return what the job of the same name would return."""
+    """Return the same as the job of this name."""
     standing: dict[str, Standing] = {}
     damaged: dict[str, CorruptRecord] = {}
     rows = await link.rows(_HEADS, ([*session_ids],))
@@ -75,7 +75,7 @@ async def _side_by_side(link: Link, jobs: Sequence[Job[Any]]) -> list[Any]:
 
 
 def _require_unsealed(bodies: Iterable[Any]) -> None:
-    """Raise CorruptRecord if one is sealed: then the job has a look, which opens it or says what its key lacks."""
+    """Raise CorruptRecord if a body is sealed. The job then reads it, and opens it or reports its missing key."""
     if any(map(is_sealed, bodies)):
         raise CorruptRecord(None, "of several sessions", "it is sealed")
 

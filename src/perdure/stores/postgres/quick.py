@@ -1,7 +1,7 @@
-"""Reads of the record that are asked for often, as one statement each.
+"""Frequent reads of the record, as one statement each.
 
-What they read is put together here only if it is sound. Anything odd, a session that is not there included, is left to
-the job of the same name, which looks closer and says what is wrong.
+A result is returned only if all of it is sound. Anything odd, even a missing session, is left to the job of the same
+name, which looks closer and reports what is wrong.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _LOG = f"""
     FROM session JOIN log ON log.sid = session.sid AND log.name = %s
     WHERE session.id = %s AND {LOG_IS_SOUND}
 """
-# By its name and, since that or its index may be damaged, by its hash.
+# By its name and also by its hash, since the name or its index may be damaged.
 _NO_KEY = """
     SELECT session.id FROM session
     WHERE session.id = %(id)s
@@ -97,7 +97,7 @@ _NO_KEY = """
 
 
 class Odd(Exception):
-    """Raised where what was read does not fit together."""
+    """The error for rows that do not fit together."""
 
 
 def _require(is_so: bool) -> None:
@@ -131,12 +131,12 @@ async def _read_inbox(link: Link, session_id: str, asked: Asked) -> list[Journal
     after = min(max(asked.after, taken), end)
     _require([row[0] for row in posted] == [*range(after + 1, end + 1)])
     found = [posted_of(session_id, sid, seq, _text(run), restored(kind), *row) for seq, run, kind, *row in posted]
-    _require(not any(codec.hashes_in_post(item.body) for item in found))  # which have files, to be read too
+    _require(not any(codec.hashes_in_post(item.body) for item in found))  # their files have to be read too
     return asked.cut(found)
 
 
 async def _find_key(link: Link, session_id: str, name: str) -> None:
-    """Return None if there is no such key, as before most runs. One that is there is found by the job."""
+    """Return None if the session lacks the key, as before most runs. If the key exists, the job finds it."""
     rows = await link.rows(_NO_KEY, {"id": session_id, "name": plain(name)})
     _require(rows == [(session_id,)])
 
@@ -201,7 +201,7 @@ def _text(stored: str | None) -> str | None:
 
 
 def _bound(number: int | None) -> int | None:
-    """Return a number that another can be added to."""
+    """Return a number that is small enough for the server to add another one."""
     return None if number is None else min(number, LAST // 4)
 
 
@@ -221,7 +221,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
 
 
 def reads_no_bodies(job: Callable[[], Any]) -> bool:
-    """Tell whether there is a quick way to what a job returns that reads nothing which may be sealed."""
+    """Tell whether a job has a quick way that reads nothing which may be sealed."""
     return getattr(job, "func", None) in _WITHOUT_BODIES
 
 
@@ -229,7 +229,7 @@ _WITHOUT_BODIES = (record.log_of, waiting.waiting, waiting.in_turn, waiting.held
 
 
 async def answered(link: Link, job: Callable[[], Any]) -> Any:
-    """Return what a job would return, if there is a quick way to it and nothing is odd. Raise Odd otherwise."""
+    """Return the same as a job, if there is a quick way and nothing is odd. Raise Odd otherwise."""
     way = _WAYS.get(getattr(job, "func", None))
     if way is None:
         raise Odd

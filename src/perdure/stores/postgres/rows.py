@@ -1,7 +1,7 @@
 """The port's tables as this schema has them: statements as queries, and the columns and tables that follow from others.
 
-One table has its rows as columns (`meta`), two have a seal instead of a checksum, texts hold no NUL, and beside them
-stand `claimed`, `waiting`, `word` and `unindexed`, which say again what `session` and `msg` say.
+`meta` has its rows as columns, two tables have a seal instead of a checksum, and texts contain no NUL. The tables
+`claimed`, `waiting`, `word` and `unindexed` repeat what `session` and `msg` say.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from perdure.stores.sql import Adapter, Again, Dialect, Translator
 
 PLAIN = Sealing()
 GATE = 0x70657264
-"""The advisory lock that erasures take for themselves, and shares those who are about to use a value or a log."""
+"""The advisory lock that an erasure takes alone, and that writers share while they use a value or a log."""
 OWNERS = 0x7065726F
 """The advisory locks of owners whose items or claims are counted."""
 OWNER_LOCK = "pg_advisory_xact_lock(%s, hashtext(current_schema() || '/' || %s::text))"
@@ -54,7 +54,7 @@ LOG_IS_SOUND = "log.seal = hashtextextended(log.name, hashint8extended(log.sid, 
 
 _SEALED = {"key": KEY_IS_SOUND, "log": LOG_IS_SOUND}
 _TEXTS = frozenset({"agent", "owner", "tag", "name", "loop", "kind", "digest"})
-# In the order in which a batch of changes locks them too, so that no two wait for each other.
+# A batch of changes locks rows in the same order, so that no two transactions wait for each other.
 _LOCKED = "SELECT sid FROM session WHERE id = ANY (%s) ORDER BY sid FOR UPDATE"
 _GATES = {
     "share": "SELECT pg_advisory_xact_lock_shared(%s, hashtext(current_schema()))",
@@ -72,7 +72,7 @@ _NOTE = "INSERT INTO unindexed (log, start, stop) SELECT * FROM unnest(%s::bigin
 
 
 def plain(text: str) -> str:
-    """Return text as PostgreSQL can hold it: it knows no NUL."""
+    """Return text as PostgreSQL can hold it, which is without NUL."""
     return text.replace("\\", "\\\\").replace("\x00", "\\0") if "\x00" in text or "\\" in text else text
 
 
@@ -84,7 +84,7 @@ def restored(stored: str) -> str:
 
 
 def given_time() -> float | None:
-    """Return the time to be used instead of the database's own, if somebody has set one."""
+    """Return the time that replaces the database's own, if one is set."""
     time = replaced_time()
     return None if time is None else time.timestamp()
 
@@ -93,7 +93,7 @@ class _Postgres(Dialect):
     mark = "%s"
     later = f"coalesce(%s::double precision, {NOW}) + %s"
     again = {"run": Again("run", {"loop": "loop || '' = %s"})}
-    # One by one, however few the planner may take other sessions for.
+    # OFFSET 0 makes the planner look the sessions up one by one, even if it takes the table for a small one.
     backdated = (
         "backdated CROSS JOIN LATERAL (SELECT * FROM session AS of WHERE of.sid = backdated.sid OFFSET 0) AS session"
     )
@@ -112,7 +112,7 @@ class _Postgres(Dialect):
 
     def keeps(self, table: str, column: str) -> bool:
         if (table, column) == ("session", "recent"):
-            return False  # which the database works out by itself
+            return False  # the database computes it
         return column != "crc" or table not in _SEALED
 
     def among(self, column: str) -> str:
@@ -137,7 +137,7 @@ SQL = Translator(_Postgres())
 
 
 class Heads:
-    """The heads that a job has written, by session and version."""
+    """The heads that a job writes, by session and version."""
 
     def __init__(self, sealing: Sealing) -> None:
         self.written: dict[tuple[int, int], Head] = {}
@@ -154,7 +154,7 @@ class Heads:
 
 
 class Locked(NamedTuple):
-    """The sessions that a job has locked: the ids that it has named, and the numbers of the rows that there were."""
+    """The sessions that a job has locked: the ids that it named, and the numbers of the rows that existed then."""
 
     ids: set[str]
     sids: set[int]
@@ -162,8 +162,8 @@ class Locked(NamedTuple):
     def require(self, statement: Statement, rows: Sequence[Any]) -> None:
         """Raise Interfered if a row that a job reads is not the one that it has locked.
 
-        A job that waits for an erasure locks nothing, since the row is gone. If the session has been created again by
-        then, its row is another, and whoever claims it is not held up.
+        A job that waits for an erasure locks nothing, since the row is gone. If the session was created again
+        meanwhile, it has another row, which anyone may claim.
         """
         match statement:
             case Select("session", columns, {"id": session_id}) if session_id in self.ids and "sid" in columns:
@@ -175,9 +175,9 @@ class Locked(NamedTuple):
 
 
 def queries_of(job: Job[T], at: float | None, sealing: Sealing = PLAIN, owner: Owner | None = None) -> Queries[T]:
-    """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one.
+    """Return a job as queries. `at` is the time that replaces the server's, if there is one.
 
-    With `owner`, all that it writes is theirs.
+    With `owner`, all that it writes is that owner's.
     """
     job = translated(job, sealing, owner)
     heads = Heads(sealing)
@@ -198,7 +198,7 @@ def queries_of(job: Job[T], at: float | None, sealing: Sealing = PLAIN, owner: O
 
 
 def _name_values(heads: Heads) -> Queries[None]:
-    """Note which values heads name, themselves and by blocks, once all of these are there."""
+    """Note which values heads name, directly and by blocks, once all of these are written."""
     inner: dict[str, list[str]] = {}
     for (sid, version), head in heads.written.items():
         found = dict.fromkeys([head.definition, *head.hashed.values()])
@@ -236,7 +236,7 @@ def _answer(statement: Statement, at: float | None, heads: Heads, locked: Locked
         case Clock():
             return [(at,)] if at is not None else (yield f"SELECT {NOW}", ())
         case Pledge():
-            pass  # a commit is not cut short in its middle
+            pass  # a commit is atomic, so nothing has to be pledged
     return []
 
 
@@ -245,7 +245,7 @@ def _select(asked: Select) -> Queries[list[Any]]:
         return (yield from _select_meta(asked))
     if (
         asked.again and asked.table == "key" and "name" in asked.where
-    ):  # by the hash of its name: the name or its index may be damaged
+    ):  # by the hash of its name, since the name or its index may be damaged
         read = SQL.select(replace(asked, where={}))[0]
         by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
         return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))
@@ -261,7 +261,7 @@ def _select(asked: Select) -> Queries[list[Any]]:
 
 
 def _narrowed(text: str, where: Where) -> str:
-    """Return a query of sessions that looks where those with a claim, or with something waiting, are noted."""
+    """Return a query of sessions that goes by `claimed` or `waiting`, if it asks for such sessions."""
     is_scan = "id" not in where and "sid" not in where
     if is_scan and where.get("claim !=", "") is None:  # no index is on the claim
         text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM claimed) AND ", 1)
@@ -286,7 +286,7 @@ def _select_meta(asked: Select) -> Queries[list[Any]]:
 
 
 def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
-    """Write rows, some at a time: to make a list of 100,000 would stop every thread of the process for a while."""
+    """Write rows, some at a time. To build a list of 100,000 would stop every thread of the process for a while."""
     answer: list[Any] = [(None,)]
     noted = _Stretches()
     rows = iter(asked.rows)
@@ -322,7 +322,7 @@ def _insert_some(asked: Insert, heads: Heads) -> Queries[list[Any]]:
 
 
 def _completed(asked: Insert) -> Insert:
-    """Return new rows with what the schema has beside the port's columns."""
+    """Return new rows with the columns that only this schema has."""
     table, columns, rows, or_set = asked.table, asked.columns, asked.rows, asked.or_set
     if table == "head":
         return Insert(table, (*columns, "op", "hashes"), [(*row, "", []) for row in rows], or_set)
@@ -332,7 +332,7 @@ def _completed(asked: Insert) -> Insert:
 
 
 class _Stretches:
-    """Stretches of logs that cover messages, to be noted for those who search."""
+    """Stretches of logs that cover messages, which are noted as not indexed yet."""
 
     def __init__(self) -> None:
         self.logs: list[int] = []
@@ -363,7 +363,7 @@ def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]
         return [(1,)]  # the database makes the seal
     if table == "head" and "body" in values:
         heads.add(where["sid"], where["version"], values["body"])
-    if table == "msg" and "body" in values:
+    if table == "msg" and "body" in values:  # a message with a new text is indexed again
         text, bound = SQL.delete(Delete("msg", where))
         gone = yield text.replace("DELETE FROM msg", "DELETE FROM word", 1) + " RETURNING log, pos", bound
         if gone:
@@ -384,4 +384,4 @@ def _delete(asked: Delete) -> Queries[None]:
         gone = yield f"{text} RETURNING sid", values
         yield _FREE, ([sid for (sid,) in gone],)
     else:
-        yield text, values  # what is indexed of a message goes with it
+        yield text, values  # the words of a message in the index go with it

@@ -1,4 +1,4 @@
-"""Bringing a schema of a PostgreSQL database up to date, once, whoever else is starting up."""
+"""Bringing a schema of a PostgreSQL database up to date, once, even if several processes start at the same time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from perdure.stores.format.heads import was_spawned
 from perdure.stores.postgres.link import LIMITS, completed_dsn, limiting, passwords_in
 
 RESTORING = "perdure_restoring"
-"""A table that is there until a restore into its schema is finished."""
+"""The table that exists until a restore into its schema is finished."""
+# The number of the advisory lock for migrations, "pere" in ASCII.
 _LOCK = 0x70657265
 _BEFORE_SPAWNED = 4
-"""The number of the last schema that did not tell sub-agents' sessions from others."""
+"""The number of the last schema without a mark for sub-agents' sessions."""
 _ADD_SPAWNED = "ALTER TABLE session ADD COLUMN IF NOT EXISTS spawned smallint NOT NULL DEFAULT 0"
 _HEADS = (
     "SELECT session.sid, head.body FROM session"
@@ -32,19 +33,19 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 
 
 def check_schema(name: str) -> str:
-    """The name of a schema; InvalidData if it is not a plain one."""
+    """Return the name of a schema. Raise InvalidData if it is not a plain one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidData("$.schema", f"{name!r} is no name for a schema; use letters, digits and _, 48 at most")
+        raise InvalidData("$.schema", f"{name!r} is not a name for a schema; use letters, digits and _, 48 at most")
     return name
 
 
 async def migrate(dsn: str, schema: str, *, restoring: bool = False) -> None:
-    """Create the schema if there is none, and apply the migrations that it does not have yet.
+    """Create the schema if it is missing, and apply the migrations that it lacks.
 
-    RestoreUnfinished if a restore into it is not finished, unless that is what it is opened for.
+    Raise RestoreUnfinished if a restore into it is not finished, unless it is opened for that restore.
     """
     address, passwords = completed_dsn(dsn), passwords_in(dsn)
-    # No limit for locks: others that start up wait for the migration, however long it takes.
+    # No limit for locks: other processes that start wait for the migration, however long it takes.
     limits = limiting(dsn, {name: limit for name, limit in LIMITS.items() if name != "lock_timeout"})
     try:
         async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
@@ -63,6 +64,7 @@ async def migrate(dsn: str, schema: str, *, restoring: bool = False) -> None:
                     await _apply(connection, schema, filled)
     except psycopg.Error as error:
         said = str(error)
+        # libpq may quote a part of the DSN.
         for password in passwords:
             said = said.replace(password, "…")
         raise StoreError(
@@ -71,7 +73,7 @@ async def migrate(dsn: str, schema: str, *, restoring: bool = False) -> None:
 
 
 async def _apply(connection: psycopg.AsyncConnection[Any], schema: str, filled: int) -> None:
-    # Whoever waited here finds the work done: `_current` looks again.
+    # A process that waited here finds the work done, so `_current` looks again.
     await connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, schema))
     current = await _current(connection, schema)
     if current is None:
@@ -88,9 +90,9 @@ async def _apply(connection: psycopg.AsyncConnection[Any], schema: str, filled: 
 
 
 async def _fill_in_spawned(connection: psycopg.AsyncConnection[Any], after: int) -> int:
-    """Note which of the sessions behind a number are sub-agents', as their heads tell; return the last number seen.
+    """Note which sessions after a number are sub-agents', as their heads say. Return the last number seen.
 
-    In a large store it is done before the migration itself, some sessions at a time, while others read and write.
+    In a large store this is done before the migration itself, some sessions at a time, while others read and write.
     """
     while rows := await (await connection.execute(_HEADS, (after, _SESSIONS_AT_ONCE))).fetchall():
         spawned = [sid for sid, body in rows if was_spawned(body)]
@@ -100,7 +102,7 @@ async def _fill_in_spawned(connection: psycopg.AsyncConnection[Any], after: int)
 
 
 def create_schema(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Create a schema, if there is none, in a thread of its own."""
+    """Create a schema if it is missing. This is for a connection of a thread."""
     connection.execute(_created(schema))
 
 
@@ -113,8 +115,8 @@ async def _is_restoring(connection: psycopg.AsyncConnection[Any], schema: str) -
 
 
 async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int | None:
-    """The number of the schema; None if there is nothing yet, StoreError if a newer release was here."""
-    # Looked for in the catalog itself: `to_regclass` may answer with what this connection knew before it waited.
+    """Return the number of the schema; None if nothing is there. Raise StoreError if a newer release was here."""
+    # The catalog itself is read: `to_regclass` may answer with what this connection knew before it waited.
     table = await connection.execute(_TABLE, (schema, "perdure_schema"))
     if await table.fetchone() is None:
         return None
@@ -128,5 +130,5 @@ async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int
 
 
 def migrations() -> list[str]:
-    """The scripts, in order; their names begin with their numbers."""
+    """Return the scripts in order. Their names begin with their numbers."""
     return [script.read_text() for script in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]

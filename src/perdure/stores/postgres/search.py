@@ -1,7 +1,7 @@
-"""Searching messages in PostgreSQL: how their words are indexed, and how the index is asked for them.
+"""The search for messages in PostgreSQL: how their words are indexed, and how the index is asked for them.
 
-What is written is only noted as not indexed yet; whoever searches brings the index up to date before. The server finds
-and ranks what has the words, by its own `ts_rank_cd`, and only the best are read and looked at.
+A save only notes its messages as not indexed yet. A search first brings the index up to date. The server then finds the
+messages with the words, and ranks them with its own `ts_rank_cd`. Only the best of them are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.stores.postgres.rows import LOG_IS_SOUND, PLAIN, plain, restored
 from perdure.stores.sealing import Root, Sealing
 from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, show, text_of, words_of
 
-# Other statements look up rows by keys, come what may; these are planned for what they ask for.
+# Other statements always look up rows by keys. A search is planned for the words that it asks for.
 _PLANNED = """
     SELECT set_config(name, value, true) FROM (VALUES
         ('plan_cache_mode', 'force_custom_plan'), ('enable_bitmapscan', 'on'), ('enable_hashjoin', 'on'),
@@ -33,7 +33,7 @@ _PLANNED = """
 _SPARE = 20
 Terms = tuple[Term, ...]
 _MOST_LOGS = 1_000
-# Each word weighs the same, wherever it stands. 1: a long text counts for less, by the logarithm of its length.
+# Each word weighs the same in every place. The last 1 divides the rank by the logarithm of the text's length.
 _RANK = "ts_rank_cd('{1, 1, 1, 1}', word.words, %(words)s::tsquery, 1)"
 _LOGS = """
     WITH RECURSIVE line (sid, next, is_own) AS (
@@ -43,7 +43,7 @@ _LOGS = """
     SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
     UNION SELECT ref.log FROM ref JOIN line ON line.sid = ref.child WHERE line.is_own OR ref.since IS NULL
 """
-# Those of the owner's sessions, and those that they show of sessions that are gone or have forgotten something.
+# The logs of the owner's sessions, and logs that they show of sessions that are gone or have forgotten something.
 _LOGS_OF_OWNER = """
     WITH RECURSIVE line (sid, next, is_own) AS (
         SELECT sid, line, true FROM session WHERE owner = %(owner)s
@@ -80,7 +80,7 @@ _READ = f"""
     LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
     WHERE log.log IS NULL OR {LOG_IS_SOUND}
 """
-# Those with rows for it, and those whose lines lead there.
+# The sessions with rows for a log, and those whose lines lead to one.
 _LENT = """
     WITH RECURSIVE showing (log, start, stop, sid, since) AS (
         SELECT log, start, stop, child, since FROM ref WHERE log = ANY (%s)
@@ -93,11 +93,12 @@ _LENT = """
 """
 
 _NAMED = "SELECT log, pos FROM word WHERE named = %s ORDER BY number DESC LIMIT %s"
+# The number of the advisory lock for indexing, "perf" in ASCII.
 _LOCK = 0x70657266
 _STRETCHES_AT_ONCE = 500
 _MESSAGES_AT_ONCE = 2_000
 _STRETCH = 100
-# PostgreSQL's own bounds: 2 KB for a word, 1 MB for all of a message, its highest place, and the places of one word.
+# PostgreSQL's own bounds: 2 KB for a word, 1 MB for a whole message, the highest place, and the places of one word.
 _LONGEST_WORD = 200
 _MOST_BYTES = 1_000_000
 _LAST_PLACE = 16_383
@@ -112,7 +113,7 @@ _UNINDEXED = f"""
         ) AS counted WHERE before < {_MESSAGES_AT_ONCE}
     )) RETURNING log, start, stop
 """
-# In the order in which they lie there: nearly that in which they were saved, which is how the newest are known.
+# In the order of the rows on disk, which is nearly that of saving: the newest messages get the highest numbers.
 _EVERYTHING = f"""
     INSERT INTO unindexed (log, start, stop)
     SELECT log, min(pos), max(pos) + 1 FROM msg GROUP BY log, pos / {_STRETCH} ORDER BY max(ctid)
@@ -121,7 +122,7 @@ _NAMELESS = f"""
     INSERT INTO unindexed (log, start, stop)
     SELECT log, min(pos), max(pos) + 1 FROM word WHERE named IS NULL GROUP BY log, pos / {_STRETCH} ORDER BY max(number)
 """
-# A message that is erased meanwhile waits until the index of it is there, to go with it.
+# An erasure of one of these messages waits until its words are in the index, which then go with it.
 _MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
 _INSERT = """
     INSERT INTO word (log, pos, named, size, whole, words)
@@ -142,9 +143,9 @@ async def search(link: Link, query: Query, sealing: Sealing) -> list[SearchHit]:
 
 
 async def _require_form(link: Link, sealing: Sealing) -> None:
-    """Have an index of words in a store without keys, and of what stands for words in one with keys.
+    """Require words in the index of a store without keys, and tokens that stand for words in one with keys.
 
-    What was indexed before there were keys says what the messages say, and has the lowest numbers: it is made anew.
+    Messages that were indexed before there were keys have their words in it, and the lowest numbers. It is made again.
     """
     row = await link.row(_OLDEST if sealing.is_on else _NEWEST)
     is_blind = row is not None and row[0] < 0
@@ -155,7 +156,7 @@ async def _require_form(link: Link, sealing: Sealing) -> None:
 
 
 async def named(link: Link, message_id: str, sealing: Sealing) -> list[tuple[int, int]]:
-    """Return the logs and positions at which messages of an id may stand, the newest first."""
+    """Return the logs and positions where messages with an id may be, the newest first."""
     if await link.row("SELECT 1 FROM word WHERE named IS NULL LIMIT 1") is not None:
         await link.transact_in_thread(_renew_nameless)
     await index(link, sealing)
@@ -163,13 +164,13 @@ async def named(link: Link, message_id: str, sealing: Sealing) -> list[tuple[int
 
 
 def _renew_nameless() -> Queries[None]:
-    """Note as not indexed yet what an earlier release has indexed, without ids."""
+    """Note as not indexed yet what an earlier release has indexed without ids."""
     yield _ONE_AT_A_TIME, (_LOCK,)
     yield _NAMELESS, ()
 
 
 def _find(query: Query, sealing: Sealing) -> Queries[list[SearchHit]]:
-    """Return the best hits. Some may turn out not to be shown to who asks: then all are gone through."""
+    """Return the best hits. If too many of them may not be shown to the caller, go through all."""
     yield _PLANNED, ()
     asked = (yield from _blind_terms(query, sealing)) if sealing.is_on else [query.terms]
     if not asked:
@@ -190,7 +191,7 @@ def _find(query: Query, sealing: Sealing) -> Queries[list[SearchHit]]:
 
 
 def _blind_terms(query: Query, sealing: Sealing) -> Queries[list[Terms]]:
-    """Return what stands for the terms with each owner whose messages are asked about: any of these may be found."""
+    """Return the tokens of the terms for each owner whose messages are asked about. A hit may match any owner's."""
     owners: set[str | None] = {query.owner}
     if query.session_id is not None:
         rows = yield _OWNERS_OF_LOGS, (query.session_id, query.session_id)
@@ -209,12 +210,12 @@ class _Filter(NamedTuple):
 
 
 def _filter(query: Query) -> Queries[_Filter]:
-    """Return what keeps out others' messages, so that those who ask find their own however many there are of others."""
+    """Return the condition that keeps out others' messages, so that many of these do not hide the caller's own."""
     if query.session_id is not None:
         return _in_logs((yield _LOGS, (query.session_id, query.session_id)))
     if query.owner is not None:
         owner = {"owner": plain(query.owner)}
-        # Given the logs, the planner knows how much of the index they are; it cannot know that of a join.
+        # With a list of logs, the planner knows how much of the index they are. With a join it does not.
         rows = yield _LOGS_OF_OWNER, {**owner, "most": _MOST_LOGS + 1}
         if len(rows) <= _MOST_LOGS:
             return _in_logs(rows)
@@ -256,7 +257,7 @@ def _looked_at(ranked: list[Any], query: Query, sealing: Sealing) -> Queries[lis
     scores = {(log, pos): score for log, pos, score in ranked}
     rows = yield _READ, ([log for log, _ in scores], [pos for _, pos in scores])
     lent: dict[int, list[Lent]] = {}
-    # If its own session has rows for a log, it has forgotten something, and the rows say who shows what.
+    # A session with `ref` rows for its own log has forgotten something. The rows then say which session shows what.
     gone = sorted({row[0] for row in rows if row[4] or row[7] in (None, SessionStatus.DELETED)})
     for log, start, stop, *info in (yield _LENT, (gone,)) if gone else ():
         lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
@@ -272,7 +273,7 @@ def _looked_at(ranked: list[Any], query: Query, sealing: Sealing) -> Queries[lis
 
 
 def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentSessionInfo:
-    """Return as much of a header as a search asks about."""
+    """Return a header with the fields that a search needs."""
     whose = None if owner is None else restored(owner)
     return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
 
@@ -280,7 +281,7 @@ def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentS
 async def index(
     link: Link, sealing: Sealing, *, anew: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> int:
-    """Index everything that was committed before, or all of it `anew`. Return how many messages that were."""
+    """Index all that was committed before this call. With `anew`, empty the index first. Return how many messages."""
     if anew:
         await link.transact_in_thread(_forget_all)
     lacking = 0 if progress is None else await _lacking(link)
@@ -305,7 +306,7 @@ def _forget_all() -> Queries[None]:
 
 
 def _index_some(sealing: Sealing) -> Queries[int]:
-    """Index some of what is not indexed yet. Return how many messages; one who waited may find it done."""
+    """Index some of what is not indexed yet, and return how many messages. A caller that waited may find it done."""
     yield _ONE_AT_A_TIME, (_LOCK,)
     indexed: dict[tuple[int, int], tuple[int, int, bool, str]] = {}
     for log, start, stop in (yield _UNINDEXED, ()):
@@ -321,15 +322,15 @@ def _index_some(sealing: Sealing) -> Queries[int]:
 
 
 def _root_of(log: int, sealing: Sealing) -> Queries[Root]:
-    """Return what the words of a log's owner are derived from."""
+    """Return the secret from which the tokens of a log's owner are derived."""
     ((owner,),) = yield _OWNER, {"log": log}
     return sealing.root(None if owner is None else restored(owner))
 
 
 def decoded(log: int, pos: int, crc: int, body: bytes, sealing: Sealing = PLAIN) -> Message | None:
-    """Return a message, or None if it is damaged or its key is gone: then others are found all the same.
+    """Return a message. Return None if it is damaged or its key is gone, so that others are found all the same.
 
-    Raise KeyMissing for a sealed one if there are no keys at all.
+    Raise KeyMissing for a sealed message if the store has no keys at all.
     """
     try:
         body, crc = sealing.opened("msg", body, crc)
@@ -346,7 +347,7 @@ def decoded(log: int, pos: int, crc: int, body: bytes, sealing: Sealing = PLAIN)
 def vector_of(message: Message, root: Root | None = None) -> tuple[int, bool, str]:
     """Return how many words a message has, whether its vector has all of their places, and the vector as text.
 
-    With keys the vector has what stands for the words, and the number is below 0 to tell so.
+    With keys the vector has tokens for the words, and the number is below 0, which marks such a row.
     """
     words = words_of(text_of(message))
     size = len(words)
@@ -356,7 +357,7 @@ def vector_of(message: Message, root: Root | None = None) -> tuple[int, bool, st
     room, whole = _MOST_BYTES, len(words) <= _LAST_PLACE
     for place, word in enumerate((each[:_LONGEST_WORD] for each in words), 1):
         found = places.get(word)
-        # A place takes two bytes; a new word itself, how many places it has, and what aligns them.
+        # A place takes two bytes. A new word takes its own bytes, the count of its places, and the alignment.
         room -= 2 if found else len(word.encode()) + 6
         if room < 0:
             whole = False
@@ -395,5 +396,5 @@ def all_words(terms: Terms) -> str:
 
 
 def all_phrases(terms: Terms) -> str:
-    """Return a tsquery for those among them, as far as their vectors are whole, whose phrases stand together."""
+    """Return a tsquery for the messages in which the words of a phrase are adjacent. It needs whole vectors."""
     return " & ".join(f"({' <-> '.join(lexemes(term))})" for term in terms)

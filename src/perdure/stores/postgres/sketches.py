@@ -1,7 +1,7 @@
-"""The text of an answer that is being written: a piece is kept, and how far a run has come is read, by one statement.
+"""The text of an answer that is being written. Keeping a piece and reading a run's progress are one statement each.
 
-The session's row is locked while a piece is written, so that none is kept of an answer that is whole by then. Those who
-listen are told of it.
+The session's row is locked while a piece is written, so that no piece is kept of an answer that is complete by then.
+Listeners are notified.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perdure.stores.jobs.sketching import sealed, sound_pieces
 from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.rows import NOW, given_time, plain
 
-# The first piece takes the place of the one before it, and the others go: a row is not deleted and added at once.
+# A new first piece replaces the old one, and only later ones are deleted: one statement cannot delete and add a row.
 _KEEP = f"""
     WITH held AS MATERIALIZED (
         SELECT sid, evt_end FROM session WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL FOR UPDATE
@@ -58,9 +58,9 @@ async def keep(link: Link, claim: Claim, piece: Sketch) -> bool:
 
 
 async def progress(link: Link, session_id: str, after: int) -> RunProgress | None:
-    """Do what the job of this name does. Return None for what the job has to look into.
+    """Do what the job of this name does. Return None if the job has to look closer.
 
-    That is a session that is not there, and pieces behind which something was put on record.
+    That is so for a missing session, and if something was recorded after the pieces.
     """
     rows = await link.rows(_PROGRESS, {"id": str(session_id), "at": given_time(), "after": after})
     if not rows:

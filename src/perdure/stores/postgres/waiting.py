@@ -1,4 +1,4 @@
-"""What waits in inboxes, and the rates that processes share, by one statement each."""
+"""Items that wait in inboxes, and the rates that processes share, by one statement each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from perdure.stores.jobs.waiting import InTurn, merged, waiting_of
 from perdure.stores.postgres.link import Link, ask
 from perdure.stores.postgres.rows import NOW, given_time, plain, restored
 
-# From `waiting` in its order, as far as the page goes. Each row is looked at in `session`, which is the truth.
-# The limit is part of the text: a plan for any limit would read all that wait, and sort it.
+# Rows of `waiting` are read in order, as far as the page goes. Each is checked in `session`, which is the truth.
+# The limit is part of the text: a plan for an unknown limit would read all waiting rows, and sort them.
 _ROWS = """
     SELECT session.id, session.owner, waiting.priority, waiting.since, session.inbox_end, session.taken, waiting.sid
 """
@@ -26,7 +26,7 @@ _FREE = f"""
     WHERE waiting.status = 'active' AND session.inbox_end > session.taken {{idle}}
     ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT {{limit:d}}
 """
-# One by one, however many the planner may take them for.
+# OFFSET 0 makes the planner look rows up one by one, however many it takes them for.
 _CLAIMED = f"""
     {_ROWS}, convert_to(session.claim, 'UTF8'), session.expires <= coalesce(%(at)s::float8, {NOW})
     FROM claimed
@@ -40,7 +40,7 @@ _HELD = f"""
     ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT {{limit:d}}
 """
 _HIGHEST = "SELECT priority FROM waiting WHERE status = 'active' {below} ORDER BY priority DESC, since, sid LIMIT 1"
-# In the words of an index, which no other can serve: one by owner alone would read all of an owner's.
+# In the same words as the index for it, which is then used: an index by owner alone would read all rows of an owner.
 _NEXT_OWNER = """
     SELECT owner FROM waiting WHERE status = 'active' AND priority = %s AND coalesce(owner, '') > %s
     ORDER BY coalesce(owner, '') LIMIT 1
@@ -52,10 +52,10 @@ _LANE = f"""
     ORDER BY waiting.since, waiting.sid LIMIT {{limit:d}}
 """
 _MOST = 1_000_000
-# Whoever has posted and not committed holds the row's lock: this waits for that, and reads the row as it is then.
+# A client that has posted but not committed holds the row's lock. This waits for it, and reads the row as it is then.
 _LAST_LOOK = "SELECT inbox_end > taken FROM session WHERE id = %s FOR SHARE"
 _AT = f"WITH at AS MATERIALIZED (SELECT round(coalesce(%(at)s::float8, {NOW}) * 1000000)::bigint AS now)"
-# `latest` is how far from now the places may be taken up to. If they are beyond that, no row comes back.
+# `latest` is how far from now a place may be. If it would be beyond that, no row comes back.
 _RESERVE = f"""
     {_AT}
     INSERT INTO rate (name, until) SELECT %(name)s, now + %(cost)s::bigint FROM at
@@ -75,7 +75,7 @@ async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
     """Do what the job of this name does."""
     free = await link.rows(page(limit, idle_only=idle_only))
     claimed = await link.rows(_CLAIMED, {"at": given_time()}) if idle_only else []
-    seen = {row[0] for row in free}  # what was given back between the two is seen by both
+    seen = {row[0] for row in free}  # a session that was given back between the two is in both
     look = Look()
     lapsed = [
         row[:-2]
@@ -99,7 +99,7 @@ async def in_turn(link: Link, limit: int, after: str, skip: Collection[str], not
 
 
 class InTurnHere(InTurn):
-    """Asks the table of what waits, whose columns have indexes that those of sessions must not have."""
+    """The same turns, read from `waiting`: its columns have indexes that those of `session` must not have."""
 
     def highest(self, below: int | None) -> tuple[str, Any]:
         if below is None:

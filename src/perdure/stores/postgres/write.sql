@@ -1,6 +1,6 @@
--- A batch of changes, one to a session, in one statement: each takes effect whole or not at all, whatever becomes of
--- the others. Rows come as JSON, and the bytes that they name in one piece, `blob`, each from a place in it. What
--- stands between `-- if` and `-- end` is left out unless a change needs it: every table named costs time to begin with.
+-- A batch of changes, one for each session, in one statement. Each takes effect whole or not at all, independent of the
+-- others. Rows come as JSON. The bytes that they name come in one piece, `blob`, and each has its place in it. The
+-- parts between `-- if` and `-- end` are left out unless a change needs them: every table in the statement costs time.
 WITH op AS MATERIALIZED (
     SELECT given.*, coalesce(given.at, extract(epoch FROM clock_timestamp())::double precision) AS time
     FROM jsonb_to_recordset(:ops::jsonb) AS given (
@@ -17,9 +17,9 @@ WITH op AS MATERIALIZED (
     )
 ),
 store AS MATERIALIZED (SELECT erasures, followed FROM meta),
--- Locked in the order of the batch, which is that of the sessions' numbers, so that no two batches wait for each other;
--- and read as they are once they are locked. A session that somebody else has locked is passed over: a batch is not to
--- wait for one of its changes. That one is then sent alone, and waits.
+-- Locked in the order of the batch, which is that of the sessions' numbers, so that no two batches wait for each other.
+-- Rows are read as they are once they are locked. A session that another client has locked is passed over, since a
+-- batch must not wait for one of its changes. That change is then sent alone, and waits.
 found AS MATERIALIZED (
     SELECT op.*, now_sid, now_log, now_version, now_created, now_msg_end, now_evt_end, now_inbox_end, now_taken,
         now_epoch, now_claim, now_expires > op.time AS stands, now_op
@@ -46,7 +46,7 @@ ready AS MATERIALIZED (
 ),
 -- if create
 made AS (
-    -- A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
+    -- A session's number is never used twice, so that a claim on an erased session is not one on its successor.
     INSERT INTO session
         (sid, id, log, version, status, agent, owner, parent, spawned, created, updated, msg_end, epoch, op, line)
     SELECT sid, id, log, 1, status, agent, owner, parent, spawned, created, updated, messages, sid << 20, op, line
@@ -157,7 +157,7 @@ tagged AS (
     SELECT row.* FROM jsonb_to_recordset(:values::jsonb) AS row (n int, sid bigint, hash text, start int, size int)
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 ),
--- An erasure takes this lock for itself: no value that is about to be used is erased, nor found and then gone.
+-- An erasure takes this lock alone. So no value that is about to be used is erased, or found and then gone.
 gate AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared(:gate::int, hashtext(current_schema()))
     WHERE EXISTS (SELECT 1 FROM given_values)
@@ -180,7 +180,7 @@ kept_uses AS (
         AS row (n int, hash text, size int, start int, log bigint, pos bigint)
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 ),
--- As for values.
+-- The same lock as for values, for the same reason.
 file_gate AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared(:gate::int, hashtext(current_schema()))
     WHERE EXISTS (SELECT 1 FROM given_files)

@@ -1,9 +1,9 @@
-"""One writer a process: the changes that wait go out together, as one statement.
+"""One writer for each process: the changes that wait go out together, as one statement.
 
-While a batch is on its way the next one gathers; so a lone save goes at once, and a crowd shares a round trip and a
-commit. A large crowd is split over two connections, so that one half is got ready while the server writes the other.
-What may take long goes aside, on a connection of its own: a change to a session that somebody else has locked,
-and one that names others' logs. A cancelled caller does not cancel its change: what was handed in is carried out.
+While a batch is on its way, the next one gathers. So a single save goes at once, and many share a round trip and a
+commit. A large number is split over two connections, so that one half is prepared while the server writes the other.
+What may take long goes aside, on a connection of its own. That is a change to a session that another client has locked,
+or one that names others' logs. A cancelled caller does not cancel its change: what was handed in is carried out.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from perdure.stores.sealing import Sealing
 MOST_PER_BATCH = 32
 _MOST_TRIES = 40
 _PAUSE = 0.05
+# Numbers are fetched ahead, so that not every new session costs a round trip for its own.
 _NUMBERS_AT_ONCE = 16
 
 _PLACES = "SELECT id, sid, log, msg_end, evt_end FROM session WHERE id = ANY (%s)"
@@ -65,7 +66,7 @@ _OP_OF_HEAD = (
 
 
 class _Lane:
-    """A connection for batches, the task that sends them, and the one on its way."""
+    """A connection for batches, the task that sends them, and the batch on its way."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -78,7 +79,7 @@ class _Lane:
 
 
 class Writer:
-    """Carries out changes. Each is told what came of it, though its caller may be gone."""
+    """A writer of changes. Each change gets its result, even if its caller is gone."""
 
     def __init__(self, link: Link, inbox: Inbox, sealing: Sealing) -> None:
         self._link = link
@@ -92,10 +93,10 @@ class Writer:
         self._places: LRU[str, Place] = LRU(4096)
         self._branches: LRU[tuple[str, str], tuple[int, int]] = LRU(4096)
         self._numbers: list[Place] = []
-        """Those of sessions to come. What is left of them when the store is closed is never used."""
+        """Numbers for new sessions. Those that are left when the store is closed are never used."""
 
     async def make(self, change: Change) -> Any:
-        """Return what comes of a change, or raise the error that refused it."""
+        """Return the result of a change, or raise the error that refused it."""
         self._link.check()
         order = Order(change, self._sealing)
         self._waiting.append(order)
@@ -103,7 +104,7 @@ class Writer:
         return await order.done
 
     def _start(self) -> None:
-        """Have a lane take what waits: at once if none does, and one more when a batch is full."""
+        """Let a lane take what waits: at once if all lanes are idle, and one more when a batch is full."""
         idle = [lane for lane in self._lanes if not lane.is_busy]
         if idle and (len(idle) == len(self._lanes) or len(self._waiting) >= MOST_PER_BATCH):
             self._run(idle[0])
@@ -113,11 +114,11 @@ class Writer:
         lane.task.add_done_callback(lambda task: self._ended(task, lane))
 
     def note(self, session_id: str, place: Place) -> None:
-        """Note where a session was seen to stand. If it has moved on since, that is found out."""
+        """Note where a session's log and record were seen to end. If they have grown, the next change finds out."""
         self._places.keep(session_id, place)
 
     def _ended(self, task: asyncio.Task[None], lane: _Lane) -> None:
-        """Answer those who wait, if somebody has cancelled the task, as a shutdown does that cancels all of them."""
+        """Answer the waiting callers if the task was cancelled, as in a shutdown that cancels all tasks."""
         if task.cancelled():
             unanswered, lane.under_way = lane.under_way, []
             if not any(other.is_busy for other in self._lanes):
@@ -149,9 +150,10 @@ class Writer:
             try:
                 await self._carry_out(batch, lane)
                 lost_since = None
-            except Exception as error:  # around a request: without an answer those who wait would wait for ever
+            except Exception as error:  # around a request: without an answer its callers would wait for ever
                 lost_since = lost_since or clock()
                 left = [order for order in batch if order not in self._waiting and self._is_here(order)]
+                # Sent again at the head of the queue, so that no later change to the same session overtakes it.
                 if is_lost(error) and clock() < lost_since + lines.PATIENCE:
                     self._waiting[:0] = [order for order in left if not order.is_settled]
                     await asyncio.sleep(_PAUSE)
@@ -159,11 +161,11 @@ class Writer:
                     self._fail(left, error)
 
     def _is_here(self, order: Order) -> bool:
-        """Tell whether it is not made aside."""
+        """Tell whether a change is made by a lane, and not aside."""
         return self._aside.get(order.session_id) is not order
 
     def _next_batch(self, lane: _Lane) -> list[Order]:
-        """Return changes to different sessions; a second one to the same waits for what becomes of the first."""
+        """Return changes to different sessions. A second one to the same session waits for the first."""
         batch: list[Order] = []
         rest: list[Order] = []
         lane.under_way = batch
@@ -188,11 +190,12 @@ class Writer:
                 else:
                     together.append(order)
             if together:
-                together.sort(key=lambda order: order.place.sid)  # the order in which their rows are locked
+                # Their rows are locked in this order. Jobs lock by the same, so that no two wait for each other.
+                together.sort(key=lambda order: order.place.sid)
                 await self._send(connection, together)
 
     def _set_aside(self, order: Order) -> None:
-        """Make a change on a connection of its own, where it keeps nobody waiting."""
+        """Make a change on a connection of its own, where it does not hold up others."""
         self._aside[order.session_id] = order
         task = asyncio.get_running_loop().create_task(self._make_aside(order), name="perdure writer aside")
         self._tasks_aside.add(task)
@@ -214,14 +217,14 @@ class Writer:
                     await self._send_carefully(connection, order)
                 else:
                     await self._send(connection, [order], waits=True)
-        except Exception as error:  # around a request: without an answer the one who waits would wait for ever
+        except Exception as error:  # around a request: without an answer its caller would wait for ever
             if is_lost(error) and order.tries < _MOST_TRIES:
-                self._waiting.insert(0, order)  # if the server stays away, that is found out there
+                self._waiting.insert(0, order)  # a lane finds out if the server stays away
             else:
                 self._fail([order], error)
 
     async def _send(self, connection: Connection, batch: list[Order], *, waits: bool = False) -> None:
-        """Send changes. Unless it `waits`, those to sessions that are locked go aside."""
+        """Send changes. Unless `waits` is set, changes to locked sessions go aside."""
         try:
             answers = await self._execute(connection, batch, waits=waits)
         except psycopg.Error as error:
@@ -240,7 +243,7 @@ class Writer:
         try:
             return [Answer(*row) for row in await fetched(connection, statement, values)]
         except psycopg.Error as error:
-            if is_lost(error):
+            if is_lost(error):  # the server may have committed before the answer was lost
                 for order in batch:
                     order.may_have_been_made = True
             raise
@@ -248,7 +251,7 @@ class Writer:
     async def _after_failure(
         self, connection: Connection, batch: list[Order], error: psycopg.Error, *, waits: bool
     ) -> None:
-        """Nothing of the batch was written. Alone, each finds out whether it was the one that is wrong."""
+        """Send the changes of a failed batch one by one, to find the one that is wrong. None of them was written."""
         if len(batch) > 1:
             for each in batch:
                 await self._send(connection, [each], waits=waits)
@@ -270,17 +273,17 @@ class Writer:
                 elif answer.passed_over:
                     self._set_aside(order)
                 else:
-                    order.may_have_been_made = False  # it was not, and may now be made from elsewhere
+                    order.may_have_been_made = False  # it was not made, so it may be sent with another place
                     self._refuse(order, answer.facts)
                     again.append(order)
             except psycopg.Error:
                 raise
-            except Exception as error:  # around a request: those that share its batch are not to suffer
+            except Exception as error:  # around a request: the others in its batch must not fail with it
                 self._fail([order], error)
         self._waiting[:0] = again
 
     def _refuse(self, order: Order, facts: Facts) -> None:
-        """Raise why a change was refused; return if it is to be sent again, since the session stands elsewhere."""
+        """Raise the reason for which a change was refused. Return if only its place was outdated: it is sent again."""
         self._forget(order)
         order.refuse(facts)
         if order.tries >= _MOST_TRIES:
@@ -318,7 +321,7 @@ class Writer:
         order.branch_log = None
 
     async def _located(self, connection: Connection, batch: list[Order]) -> list[Order]:
-        """Find where sessions stand. Return those that are there; changes to others are refused at once."""
+        """Find where sessions' logs and records end. Return the changes to existing sessions, refuse the others."""
         unknown = [each.session_id for each in batch if not each.is_new and each.session_id not in self._places]
         if unknown:
             for session_id, *numbers in await fetched(connection, _PLACES, (unknown,)):
@@ -333,7 +336,7 @@ class Writer:
         for order in batch:
             place = order.numbers if order.is_new else self._places.recall(order.session_id)
             if order.may_have_been_made and order.place.sid:
-                place = order.place  # sent again as it was: a load may have seen it made, and where it stands then
+                place = order.place  # sent again unchanged: a newer place may already include the change itself
             try:
                 if place is None:
                     order.refuse(Facts())
@@ -346,11 +349,11 @@ class Writer:
         return found
 
     async def _find_branch(self, connection: Connection, order: Order) -> None:
-        """Find the log of the branch that an append goes to, if it goes to one; ClaimLost if the claim is lost."""
+        """Find the log of the branch that an append goes to, if there is one. Raise ClaimLost if the claim is lost."""
         change = order.change
         if not isinstance(change, Append) or not change.branch:
             return
-        if order.branch_log is not None:  # sent before, and to be sent the same: its answer may have been lost
+        if order.branch_log is not None:  # sent before, so it is sent the same: its answer may have been lost
             return
         known = self._branches.recall((order.session_id, change.branch))
         if known is None:
@@ -362,9 +365,9 @@ class Writer:
         order.branch_log = known
 
     async def _send_carefully(self, connection: Connection, order: Order) -> None:
-        """Write what names others' logs, or files that it does not bring, while nobody can erase them.
+        """Write a change that names others' logs, or files that it does not bring, while these cannot be erased.
 
-        A claim is written while nobody else counts those of its owner.
+        A claim is written while no other process counts the claims of its owner.
         """
         try:
             async with connection.transaction():
@@ -383,19 +386,20 @@ class Writer:
 
 
 def _must_be_noted(order: Order) -> Job[list[Stretch]]:
-    """Return the stretches that are not noted yet, of others' logs or of its own; SessionNotFound if one is erased.
+    """Return the stretches that are not noted yet, of others' logs or of its own.
 
-    InvalidData if a message names a file that is not the session's; OwnerBusy if a claim is one too many.
+    Raise SessionNotFound if one is erased, and OwnerBusy if a claim is one too many. Raise InvalidData if a message
+    names a file that is not the session's.
     """
     change = order.change
     yield Lock((change.session_id,), "share")
-    if isinstance(change, Take) and not order.may_have_been_made:  # or it might be there, and be refused
+    if isinstance(change, Take) and not order.may_have_been_made:  # a claim that was made would count against itself
         yield from change.require_seat()
     shown: Collection[Stretch] = ()
     stretches: list[Stretch] = []
     if isinstance(change, Keep):
         erasures = yield from count_of_erasures()
-        if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
+        if not order.may_have_been_made:  # otherwise an erasure after its creation would refuse it
             change.require_unerased(erasures)
         stretches = yield from change.regained(order.draft)
         shown = order.draft.named
@@ -407,7 +411,7 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
 
 
 async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:
-    """Tell whether a change that is refused now was made when it was sent before."""
+    """Tell whether a change that is refused now was made when it was sent the first time."""
     if answer.op == change.op:
         return True
     if not isinstance(change, Keep):

@@ -15,12 +15,12 @@ from perdure.stores.store import IndexedStore
 
 
 class SqliteStore(IndexedStore):
-    """Keeps sessions in a SQLite file: durable to a power cut, one fsync for all the saves that wait together.
+    """A store in one SQLite file. Saves survive a power cut, and saves that wait together share one fsync.
 
-    `cache` is how many sessions are kept at hand; a cached session is checked against the file at every load.
+    `cache` is how many sessions are kept in memory; a cached session is checked against the file at every load.
     `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
-    With `commit_in_loop` a save is committed in the event loop's own thread if nobody else is writing. That takes less
-    time, and the loop waits for the disk meanwhile: right for a script or a command, not for a server.
+    With `commit_in_loop` a save is committed in the event loop's own thread while no other process is writing. That
+    takes less time, but the loop waits for the disk: use it in a script or a command, not in a server.
     With `keys`, what is written is sealed: see docs/encryption.md.
     """
 

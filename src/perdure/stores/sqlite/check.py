@@ -1,4 +1,4 @@
-"""A SQLite file looked at beneath its rows: its pages, its schema, its counters and its search index."""
+"""Checks of a SQLite file below its rows: its pages, its schema, its counters and its search index."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FILE = (
     "Stop all writers, keep a copy of the file, and restore it from a backup. An index alone is mended by "
     "`sqlite3 FILE REINDEX`; of a file with damaged pages `sqlite3 FILE .recover` saves what it can."
 )
-# How SQLite says in a list of what is damaged that it could not read a page.
+# SQLite's words, in its list of damage, for a page that it could not read.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
-_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it again."
 
 
 def faults(db: apsw.Connection) -> list[Problem]:
-    """All that is wrong. Each look is taken by itself, since a damaged page stops the one that meets it.
+    """Return all that is wrong. Each check runs by itself, since a damaged page stops the check that meets it.
 
-    The search index comes first: seen before the store, it can be behind it, but never ahead.
+    The search index comes first: read before the store, it can be behind the store, but never ahead of it.
     """
     looks = (_search, page_problems, missing_parts, meta_problems, tag_problems)
     return [problem for look in looks for problem in _surely(look, db)]
@@ -34,7 +34,7 @@ def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Conne
     try:
         yield from look(db)
     except apsw.IOError:
-        raise  # the disk failed, which says nothing of what is on it
+        raise  # the disk failed, which says nothing about what is on it
     except (apsw.Error, UnicodeError) as error:
         yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
 
@@ -45,6 +45,7 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
 
 def page_problems(db: apsw.Connection) -> Iterator[Problem]:
     for (line,) in db.execute("PRAGMA integrity_check(20)"):
+        # SQLite lists a failed read as damage. The low byte of an extended code is the primary one.
         unread = _UNREAD.search(line)
         if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
             raise apsw.IOError(line)
@@ -53,10 +54,10 @@ def page_problems(db: apsw.Connection) -> Iterator[Problem]:
 
 
 def missing_parts(db: apsw.Connection) -> Iterator[Problem]:
-    """Against a new file's."""
+    """Yield the parts of a new file's schema that this file lacks, or has in another form."""
     new = apsw.Connection(":memory:")
     migrate(new)
-    # What a table's own text says beyond its name, older releases may have said otherwise.
+    # Of tables only the names are compared: an older release may have written the rest of their text differently.
     sql = "SELECT type, name, iif(type = 'table', '', sql) FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'"
     expected, found = set(rows_of(new, sql, ())), set(rows_of(db, sql, ()))
     new.close()
@@ -81,7 +82,7 @@ def meta_problems(db: apsw.Connection) -> Iterator[Problem]:
 
 
 def tag_problems(db: apsw.Connection) -> Iterator[Problem]:
-    """Against their sessions, of which they say again what lists ask for."""
+    """Yield the tags that differ from their sessions' rows, whose columns they repeat for lists."""
     differ = "(tag.owner, tag.agent, tag.status, tag.created) IS NOT (of.owner, of.agent, of.status, of.created)"
     sql = f"SELECT CAST(of.id AS BLOB) FROM tag JOIN session AS of ON of.sid = tag.sid WHERE {differ} LIMIT 20"
     for (session_id,) in rows_of(db, sql):

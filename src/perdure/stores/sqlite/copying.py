@@ -1,7 +1,7 @@
 """A SQLite file copied page by page while others write, and put back.
 
-The pages are those of one snapshot: a read transaction keeps SQLite from changing them. What the write-ahead log has of
-them is read from there, and the rest from the file itself. SQLite's own backup would begin again at each commit of
+The pages are those of one snapshot: a read transaction keeps SQLite from changing them. Pages that the write-ahead log
+has are read from there, the others from the file itself. SQLite's own backup would begin again at each commit of
 another process, and write the whole file each time.
 """
 
@@ -36,7 +36,7 @@ COUNTED = ("session", "head", "msg", "blob")
 
 
 def copy_out(path: Path, lock_timeout: float, deposit: Deposit, db: apsw.Connection) -> Outline:
-    """Put the file into a deposit. `db` reads, and is in no transaction."""
+    """Put the file into a deposit. `db` is for reading, and must not be in a transaction."""
     with _raw(path) as file, _pinned(path, lock_timeout, _place(deposit), db) as (log, size):
         page_size = db.pragma("page_size")
         outline = Outline(
@@ -64,14 +64,14 @@ def copy_out(path: Path, lock_timeout: float, deposit: Deposit, db: apsw.Connect
 def _pinned(
     path: Path, lock_timeout: float, since: list[int] | None, db: apsw.Connection
 ) -> Iterator[tuple[Snapshot, int]]:
-    """Keep the state of the file that is committed now, and yield its log and its size.
+    """Pin the state of the file that is committed now, and yield its log and its size.
 
-    All who write take the lock: what the log has while it is held is what the transaction sees.
+    Every writer takes the lock. So what the log has while the lock is held is what the transaction sees.
     """
     lock = FileLock(lock_path(path), lock_timeout)
     try:
         with lock:
-            first_row(db, "SELECT 1 FROM meta")  # the connection has looked at the log by then
+            first_row(db, "SELECT 1 FROM meta")  # makes the connection look at the log, before it is asked about it
             frames, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             db.execute("BEGIN")
             first_row(db, "SELECT 1 FROM meta")
@@ -92,7 +92,7 @@ def _pinned(
 
 @contextmanager
 def _raw(path: Path) -> Iterator[apsw.VFSFile]:
-    """Open the file itself, through SQLite: closed in any other way, it would lose the locks of all connections."""
+    """Open the file itself, through SQLite. Closing it in any other way would drop the locks of all connections."""
     name = f"perdure {new_id()}"
     opened: dict[str, apsw.VFSFile] = {}
 
@@ -122,7 +122,7 @@ def _read(file: apsw.VFSFile, log: Snapshot, page_size: int, start: int, size: i
     pages = [number for number in range(first + 1, first + size // page_size + 1) if number in log.pages]
     if not pages:
         return raw
-    # What is behind the end of the file is in the log.
+    # Pages beyond the end of the file are in the log.
     patched = bytearray(raw.ljust(size, b"\0"))
     for number in pages:
         at = (number - 1) * page_size - start
@@ -131,15 +131,15 @@ def _read(file: apsw.VFSFile, log: Snapshot, page_size: int, start: int, size: i
 
 
 def _place(deposit: Deposit) -> list[int] | None:
-    """Return where the write-ahead log ended at the last copy."""
+    """Return the place where the write-ahead log ended at the last copy."""
     return None if deposit.last is None or deposit.last.engine != ENGINE else deposit.last.facts.get("log")
 
 
 def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int, bytes]:
-    """Return the chunks of which the log proves that they are as they were copied last; none if it was begun anew.
+    """Return the chunks that have not changed since the last copy, as the log proves; none if it was begun again.
 
-    All that is written goes through the log. If it is the one of the last copy, and goes on from where it was then, the
-    pages that it names since are all that have changed.
+    All writes go through the log. If it is still the log of the last copy, the pages that it has named since then are
+    all that have changed.
     """
     last = deposit.last
     if last is None or last.engine != ENGINE or last.facts.get("page_size") != outline.facts["page_size"]:
@@ -147,7 +147,7 @@ def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int
     if log.changed is None:
         return {}
     per_chunk = CHUNK // outline.facts["page_size"]
-    # The end of a shorter file was no whole chunk, unless by chance.
+    # The last chunk of a shorter file was not a whole one, unless by chance.
     whole = min(last.facts["pages"], outline.facts["pages"]) // per_chunk
     touched = {(page - 1) // per_chunk for page in log.changed}
     chunks = enumerate(deposit.chunks_of_last(_PART)[:whole])
@@ -155,7 +155,7 @@ def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int
 
 
 class SqliteLanding:
-    """A place for a SQLite file. It is written beside it, and gets its name when it is whole."""
+    """A place to restore a SQLite file to. The file is written under another name, and renamed when it is whole."""
 
     def __init__(self, path: Path, lock_timeout: float, made: Callable[[Path], SqliteEngine]) -> None:
         self._path = path
@@ -176,6 +176,7 @@ class SqliteLanding:
         self._lock = await aside(FileLock, self._path.with_name(self._path.name + "-restore-lock"))
         if not self._lock.try_once():
             raise StoreError(f"Another process is restoring {self._path}.", "Wait until it is over.")
+        # Under the lock: what is beside it is then left from a killed restore, not of one that is running.
         await aside(self._remove, self._beside)
         await aside(self._require_empty)
 
@@ -203,7 +204,7 @@ class SqliteLanding:
     def _take_in(self, parts: Iterator[Part]) -> None:
         handle = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as file:
-            sync_directory(self._path.parent)  # a power cut leaves it unfinished, not missing
+            sync_directory(self._path.parent)  # after a power cut the store is unfinished, which opening it reports
             for part in parts:
                 for chunk in part.chunks:
                     file.write(chunk)
@@ -214,6 +215,7 @@ class SqliteLanding:
         await aside(self._publish)
 
     def _publish(self) -> None:
+        # Before the rename: the search index of the old file must never be found beside the new one.
         for each in (search_path(self._path), lock_path(self._beside), search_path(self._beside)):
             each.unlink(missing_ok=True)
         os.rename(self._beside, self._path)

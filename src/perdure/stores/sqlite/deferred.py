@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-# Beyond that a call more costs nothing, and a long list of rows keeps every thread waiting when it is freed.
+# Beyond this, another call costs nothing, and freeing a long list of rows makes every thread wait.
 _MOST = 4_096
 
 
@@ -22,7 +22,7 @@ class DeferredRows:
 
     @contextmanager
     def gathering(self, connection: apsw.Connection) -> Iterator[DeferredRows]:
-        """Keep rows back within this block. What is not written by its end is dropped."""
+        """Keep rows back within this block. Rows that are not written by its end are dropped."""
         self._connection = connection
         try:
             yield self
@@ -31,7 +31,7 @@ class DeferredRows:
             self._clear()
 
     def take(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> bool:
-        """Keep rows for later, and return whether that was possible."""
+        """Keep rows for later. Return False if they have to be written now."""
         if self._connection is None or self.count >= _MOST:
             return False
         kept = self._rows.setdefault(sql, [])
@@ -41,7 +41,7 @@ class DeferredRows:
         return True
 
     def write(self) -> None:
-        """Write what was kept back: at the end, and before anybody looks at its tables."""
+        """Write what was kept back: at the end, and before any of its tables is read."""
         if self._connection is not None and self.count:
             for sql, rows in self._rows.items():
                 self._connection.executemany(sql, rows)

@@ -1,4 +1,4 @@
-"""The tables in a SQLite file: a thread that writes, a few that read, and a connection for a glance in passing."""
+"""The tables in a SQLite file: one thread that writes, a few that read, and a connection for short reads."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ if TYPE_CHECKING:
     from perdure.stores.sqlite.erasure import Erasure
     from perdure.stores.sqlite.search import SearchThread
 
+# Seconds before an erasure tries again after a reader has held it up.
 _PAUSE = 0.01
 _BRIEF = 64
-"""A change of at most this many messages may be made in an event loop's thread."""
+"""A change with at most this many messages may be committed in the event loop's thread."""
 _MAY_BE_BRIEF = (Keep, Append)
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
@@ -83,7 +84,7 @@ _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE 
 
 
 class SqliteEngine(IndexedEngine):
-    """Keeps the tables in a SQLite file."""
+    """An engine that keeps the tables in a SQLite file."""
 
     can_be_sealed = True
 
@@ -103,7 +104,7 @@ class SqliteEngine(IndexedEngine):
 
     @property
     def opened(self) -> OpenFile:
-        """Return the open file; StoreError if there is none, or it is another process's."""
+        """Return the open file. Raise StoreError if the store is not open, or was opened by another process."""
         if self._open is None:
             raise StoreError("This store is not open. Use it inside `async with SqliteStore(path) as store:`.")
         self._open.check_process()
@@ -157,13 +158,13 @@ class SqliteEngine(IndexedEngine):
             return False
         try:
             seen = opened.peek(_PEEK, (str(load.session_id),))
-        except StoreError:  # who loads it is told; or it is being closed
+        except StoreError:  # the load that follows reports it, or the store is being closed
             return False
         return bool(seen == (load.known.session.version, load.known.erasures))
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
-            # By one statement, since most loads need no more. What is not as it is known, the job looks into.
+            # One statement is enough for most loads. If the session has changed, the job reads it.
             seen = self.opened.peek(_PEEK, (str(load.session_id),))
             if seen == (load.known.session.version, load.known.erasures):
                 return Loaded(load.known.erasures)
@@ -174,15 +175,17 @@ class SqliteEngine(IndexedEngine):
         if not isinstance(page, Page):
             return await super().page(page)
         rows: list[HeaderRow] = await self.opened.readers.run(partial(_read_page, page))
-        if not rows and page.query.id is not None:  # a damaged index of ids is no reason not to find it
+        if not rows and page.query.id is not None:  # raises CorruptRecord if a damaged index of ids hides it
             await self.run(partial(exists, page.query.id), "glance")
         return rows
 
     async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
-        """Drive a job that erases something; leave nothing of that, in the file or in the search index."""
+        """Run a job that erases, then remove every trace of what it erased from the file and the search index."""
+        # Imported here, since that module imports this one.
         from perdure.stores.sqlite.erasure import Erasure
 
         opened = self.opened
+        # Pages that an earlier erasure could not clean. If this one fails too, it gives them back below.
         left, opened.left = opened.left, frozenset()
         indexed = search_path(opened.path).exists()
         erasure = Erasure(opened.path, indexed=indexed, left=left, sealing=self.sealing)
@@ -207,13 +210,14 @@ class SqliteEngine(IndexedEngine):
         opened = self.opened
         await self._surely(erasure, erasure.freeze)
         await finish_despite_cancel(opened.readers.run(erasure.survey, alone=True, long=True))
-        while not erasure.is_clean:  # others write in between
+        while not erasure.is_clean:  # the lock is free between two steps, so that others can write
             await self._surely(erasure, erasure.overwrite)
+        # After the first `overwrite`, which raises the count of erasures that the index has to note.
         if search_path(opened.path).exists():
             await opened.searching.erase(erasure.erased)
 
     async def _surely(self, erasure: Erasure, step: Callable[[apsw.Connection], bool]) -> None:
-        """Take a step that readers can hold up; again, until it could be taken."""
+        """Repeat a step until no reader holds it up. Raise StoreError after SQLite's own busy time-out."""
         deadline = time.monotonic() + schema.BUSY_MS / 1000
         while True:
             await finish_despite_cancel(self.opened.readers.run(erasure.move_ahead, alone=True, long=True))
@@ -251,6 +255,7 @@ class SqliteEngine(IndexedEngine):
         def searched(db: apsw.Connection) -> list[Problem]:
             return [*check_index(db, opened.path)]
 
+        # `mend` keeps all writers out, so it runs only if something is wrong.
         found = [*await opened.readers.run(mendable, long=True)]
         if not dry_run and await opened.readers.run(faults, long=True):
             found = [*await opened.writer.run(mend, alone=True)]
@@ -275,7 +280,7 @@ class SqliteEngine(IndexedEngine):
 
 
 class OpenFile:
-    """An open file: its threads, and its connection for looking at a row or two in passing."""
+    """An open file: its threads, and a connection for reading a row or two in the caller's thread."""
 
     def __init__(self, path: Path, lock_timeout: float, sealing: Sealing, *, commit_in_loop: bool = False) -> None:
         self.path = path
@@ -294,7 +299,7 @@ class OpenFile:
         self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
         self.left: frozenset[int] | None = frozenset()
-        """The pages where an erasure may have left something, since it could not be finished; None if any page may."""
+        """The pages in which an unfinished erasure may have left text; None if any page may hold some."""
 
     def leave(self, left: frozenset[int] | None) -> None:
         """Leave pages to the next erasure."""
@@ -306,7 +311,7 @@ class OpenFile:
 
     @property
     def searching(self) -> SearchThread:
-        """Return the thread that searches, whose code is imported when it is first needed."""
+        """Return the thread that searches. Its code is imported when it is first needed."""
         if self._searching is None:
             from perdure.stores.sqlite.search import SearchThread
 
@@ -314,7 +319,7 @@ class OpenFile:
         return self._searching
 
     def look(self, job: Callable[[apsw.Connection], T]) -> T:
-        """Read at once: a few microseconds, less than handing it to a thread."""
+        """Read in the caller's thread: that takes a few microseconds, less than a hand-over to another thread."""
         return self._surely(partial(_in_one_state, job))
 
     def peek(self, sql: str, bindings: tuple[Any, ...]) -> Any:
@@ -322,18 +327,22 @@ class OpenFile:
         return self._surely(_first_row, sql, bindings)
 
     def glimpse(self, load: Load, sealing: Sealing) -> Loaded | None:
-        """Read a session with a short view at once; None if a thread has to read it, or something is wrong with it."""
+        """Read a session with a short view in the caller's thread.
+
+        Return None if another thread has to read it, or if something is wrong with it.
+        """
         start = time.monotonic()
         if not self._patience.is_there(start):
             return None
         try:
             return self.look(partial(read_short, load, sealing))
-        except (PerdureError, TypeError):  # what it is, the job finds out
+        except (PerdureError, TypeError):  # the job reads it again, and reports what is wrong
             return None
         finally:
             self._patience.note(start, time.monotonic())
 
     def _surely(self, job: Callable[..., T], *given: Any) -> T:
+        # The writer's connection first: its cache outlasts this process's commits, which empty the peeker's.
         borrowed = self.writer.borrow()
         if borrowed is not None:
             try:
@@ -344,7 +353,8 @@ class OpenFile:
             return _looked_at(self._peeker, job, *given)
 
     def _connected_again(self) -> apsw.Connection:
-        """Return another connection for reading. The file that has the name now must be the one that was opened."""
+        """Return another connection for reading. Raise StoreError if the file was replaced after it was opened."""
+        # Checked before and after, since the file may be replaced while the connection is made.
         self._surely(lambda db: None)
         connection = connect(self.path, reader=True)
         try:
@@ -362,8 +372,8 @@ class OpenFile:
             await self._searching.close()
         await self.readers.close()
         await self.writer.close()
-        self._lock.close()
-        with self._peeking:  # another event loop may be looking
+        self._lock.close()  # after the writer, whose last batch still takes it
+        with self._peeking:  # another event loop may be reading
             self._peeker.close()
 
 
@@ -387,6 +397,7 @@ def _in_one_state(job: Callable[[apsw.Connection], T], db: apsw.Connection) -> T
         db.execute("ROLLBACK")
 
 
+# The columns that hold texts. A damaged text may not be UTF-8, so it has to be read as bytes.
 _TEXTS = {
     "session": {"id", "status", "agent", "owner", "parent"},
     "tag": {"tag"},
@@ -406,12 +417,13 @@ _TEXTS = {
 
 
 class SqliteDialect(Dialect):
-    """SQLite's SQL. A checksum that damage has made NULL is read as one that is never right."""
+    """SQL for SQLite. A checksum that damage has turned into NULL is read as -1, which never matches."""
 
+    # `+column` keeps SQLite from using the index of that column, which may be the damaged one.
     again = {
         "session": Again("session INDEXED BY session_again", {"id": "substr(id, -4) = substr(?, -4) AND +id = ?"}),
         "run": Again("run INDEXED BY run_by_session", {"loop": "+loop = ?"}),
-        # From the index alone, which has a name of its own.
+        # This reads the index alone, which holds a copy of the name.
         "key": Again("key INDEXED BY key_again", {"name": "substr(name, -4) = substr(?, -4) AND name = ?"}),
     }
 
@@ -421,7 +433,7 @@ class SqliteDialect(Dialect):
         return f" INDEXED BY {index}"
 
     def read(self, table: str, column: str) -> str:
-        # A message's is compared with a number in any case, and there are many of them.
+        # The checksum of a message is compared with a number in any case, and there are many messages.
         return f"coalesce({column}, -1)" if column.endswith("crc") and table != "msg" else column
 
     def among(self, column: str) -> str:
@@ -435,7 +447,7 @@ class SqliteDialect(Dialect):
 
 
 class _DamagedTexts(SqliteDialect):
-    """Reads texts as the bytes that they are in the file, since those may be no UTF-8."""
+    """The dialect for a damaged file: it reads texts as bytes, since they may not be UTF-8."""
 
     def read(self, table: str, column: str) -> str:
         is_text = column.rpartition(".")[2] in _TEXTS.get(table, ())
@@ -457,7 +469,7 @@ def _drive(
 
 
 def _commit(change: Any, at: float, sealing: Sealing, deferred: DeferredRows, db: apsw.Connection) -> Any:
-    """Make a change. How its session stands is read by one statement: where many save at once, that counts."""
+    """Make a change. One statement reads all about its session, which counts where many save at once."""
 
     def driven(job: Job[Any]) -> Any:
         if sealing.is_on:
@@ -465,7 +477,7 @@ def _commit(change: Any, at: float, sealing: Sealing, deferred: DeferredRows, db
         return drive(job, Rows(db, at, deferred).answer)
 
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
-    if row is None or type(row[-1]) is not int:
+    if row is None or type(row[-1]) is not int:  # a new session, or damage: the job looks closer
         return driven(change.job())
     *columns, recent, claim, expires, erasures = row
     facts = Facts(*columns, claim, claim is not None and expires > at, erasures, recent)  # type: ignore[call-arg]
@@ -487,7 +499,7 @@ def _commit(change: Any, at: float, sealing: Sealing, deferred: DeferredRows, db
 def _commit_all(
     together: KeepAll, at: float, sealing: Sealing, deferred: DeferredRows, db: apsw.Connection
 ) -> list[Any]:
-    """Make several changes. If one is refused, the writer takes back those before it."""
+    """Make several changes. If one is refused, the writer rolls back those before it."""
     return [_commit(keep, at, sealing, deferred, db) for keep in together.keeps]
 
 
@@ -498,7 +510,7 @@ _RUN, _ = TRANSLATOR.insert(Insert("run", RUN_COLUMNS, [], or_set=RUN_GROWS))
 
 
 def _keep_plainly(keep: Keep, draft: Draft, facts: Facts, rows: _Written) -> None:
-    """Write what most saves write, by statements that are written out."""
+    """Write the rows of an ordinary save with fixed SQL, without the translator."""
     place, batch = draft.place, keep.batch
     rows.change_session(place.sid, keep.columns(draft, facts, keep.known_listing))
     if batch is not None:
@@ -508,7 +520,7 @@ def _keep_plainly(keep: Keep, draft: Draft, facts: Facts, rows: _Written) -> Non
 
 
 def _append_plainly(append: Append, place: Place, facts: Facts, at: float, rows: _Written) -> None:
-    """Write what a run writes ahead, a claim among it, by statements that are written out."""
+    """Write the rows that a run writes ahead, and its claim, with fixed SQL, without the translator."""
     assert append.batch is not None
     columns = append.columns(place, facts)
     columns["expires"] = at + append.claim.lease
@@ -519,7 +531,7 @@ def _append_plainly(append: Append, place: Place, facts: Facts, at: float, rows:
 
 
 class _Written:
-    """Writes rows by statements that are written out, to a connection inside a transaction."""
+    """A writer of rows with fixed SQL, for a connection inside a transaction."""
 
     __slots__ = ("_db", "_deferred", "_owner", "_sealing")
 
@@ -539,7 +551,7 @@ class _Written:
         self._db.execute(_update_of(tuple(columns)), (*columns.values(), sid))
 
     def add_batch(self, place: Place, batch: Batch, messages: int) -> None:
-        """Put a batch on record all of whose entries are of one run, which it begins or makes longer."""
+        """Record a batch whose entries are all of one run. It begins the run or extends it."""
         last, stretch = place.evt_end + batch.count, (place.log, place.msg_end, place.msg_end + messages)
         (row,) = rows_of_runs(place.sid, last, batch, stretch)
         number: Any = self._db.execute(_RUN, row).fetchone()
@@ -551,12 +563,12 @@ def _update_of(columns: tuple[str, ...]) -> str:
     return f"UPDATE session SET {', '.join(f'{name} = ?' for name in columns)} WHERE sid = ?"
 
 
-# Rows of these are only ever added, and in every save. Where many save at once, they are written together.
+# Every save adds rows to these tables and changes none, so saves that share a commit write them together.
 _DEFERRED = frozenset({"msg", "head", "batch"})
 
 
 class Rows:
-    """The tables of a connection, inside a transaction. `at` is the time of its caller's clock."""
+    """The tables of a connection, inside a transaction. `at` is the time by the caller's clock."""
 
     def __init__(self, db: apsw.Connection, at: float, deferred: DeferredRows | None = None) -> None:
         self._db = db
@@ -566,6 +578,7 @@ class Rows:
     def answer(self, statement: Statement) -> list[Any]:
         if isinstance(statement, Insert):
             return self._insert(statement)
+        # The statement has to see the rows that were kept back.
         if self._deferred is not None and getattr(statement, "table", None) in _DEFERRED:
             self._deferred.write()
         match statement:
@@ -585,12 +598,12 @@ class Rows:
     def _select(self, statement: Select) -> list[Any]:
         try:
             return self._db.execute(*TRANSLATOR.select(statement)).fetchall()
-        except UnicodeDecodeError:
+        except UnicodeDecodeError:  # one damaged text must not hide all other rows
             rows = self._db.execute(*_OF_DAMAGED.select(statement)).fetchall()
             texts = [column in _TEXTS[statement.table] for column in statement.columns]
             return [_decoded(row, texts) for row in rows]
         except (apsw.CorruptError, apsw.NotADBError) as error:
-            raise as_store_error(error) from None  # for the job, which may have something else to look at
+            raise as_store_error(error) from None  # raised inside the job, which may have another way to look
 
     def _insert(self, statement: Insert) -> list[Any]:
         text, rows = TRANSLATOR.insert(statement)
@@ -608,6 +621,7 @@ def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
     except UnicodeDecodeError:
         texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
         rows = [HeaderRow(*_decoded(row, texts)) for row in _in_steps(_OF_DAMAGED.page(page), db)]
+    # The next page begins where this one ends, by these two columns: out of order, it would skip or repeat rows.
     if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
         raise CorruptRecord(None, "of the session table", "its rows are out of order")
     return rows

@@ -1,4 +1,4 @@
-"""Erasing from a SQLite file for good: the messages that go are noted for the search index, and pages are scrubbed."""
+"""Erasure from a SQLite file: what is erased is noted for the search index, and scrubbed from the pages."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from perdure.stores.sqlite.search import UNKNOWN, Changed, Erased
 from perdure.stores.sqlite.wal import pages_in_log
 from perdure.stores.sqlite.worker import require_in_place
 
-# The tables whose rows move when sessions are saved or tokens added, so that names, or what was being said, may be left
-# in pages that no erasure touches. All others are appended to, and their rows move in erasures only.
+# The rows of these tables move when sessions are saved or tokens added. So names, or what was being said, may be left
+# in pages that no erasure touches. All other tables are only appended to, and their rows move in erasures alone.
 _NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch", "timer", "token"})
 _MOMENT_MS = 5
 _PLAIN = Sealing()
 
 
 class Erasure:
-    """One job that erases, and what has to be done after it so that nothing is left of that in the file.
+    """One job that erases, and the steps after it that leave nothing of that in the file.
 
-    Nobody waits for long. What takes long is done beside others: moving what was committed into the file, and finding
-    pages with remains. `carry_out`, `freeze` and `overwrite` are short, and done in the writer's thread alone.
+    No caller waits for long. The long steps run beside other work: moving what was committed into the file, and finding
+    pages with remains. `carry_out`, `freeze` and `overwrite` are short, and run alone in the writer's thread.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Erasure:
         self._db: apsw.Connection | None = None
         self.erased = Erased(UNKNOWN, UNKNOWN, 0, ())
         self.touched: frozenset[int] | None = frozenset()
-        """The pages that may hold remains, apart from those of names; None if any page may."""
+        """The pages that may hold remains, besides those of the tables in `_NAMES`; None if any page may."""
 
     @property
     def has_erased(self) -> bool:
@@ -58,13 +58,13 @@ class Erasure:
         return self._is_counted and not self._todo
 
     def move_ahead(self, db: apsw.Connection) -> None:
-        """Move what was committed into the file, as far as that goes without anybody's waiting."""
+        """Move what was committed into the file, as far as that is possible without waiting."""
         require_in_place(db)
-        with suppress(apsw.BusyError):  # somebody else is about it
+        with suppress(apsw.BusyError):  # another connection is doing it
             self._own.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def carry_out(self, job: Callable[[], Job[T]], at: float, db: apsw.Connection) -> T:
-        """Drive the job in a transaction of its own, and note which pages it touches."""
+        """Run the job in a transaction of its own, and note which pages it touches."""
         require_in_place(db)
         noting = _NotingRows(db, at)
         with exclusively(db):
@@ -74,17 +74,17 @@ class Erasure:
             after = int(meta(db, "erasures"))
         self.touched = None
         if noting.is_narrow and self._left is not None:
-            # Before the lock is let go: the next to write may begin the log again.
+            # Before the lock is released: the next writer may begin the log again.
             self.touched = pages_in_log(self._path, db.pragma("page_size")).union(self._left)
-        # Where no index has its messages, they were not read.
+        # Without an index, the erased messages were not noted.
         before = self._before if self._indexed else UNKNOWN
         self.erased = Erased(before, after, newest, noting.changed)
         return done
 
     def freeze(self, _: apsw.Connection) -> bool:
-        """Have the file stay as it is until `survey` is done. Return whether that could be done: others may be reading.
+        """Keep the file as it is until `survey` is done. Return False if readers prevent that.
 
-        Who reads from a file whose log is empty keeps others from moving into it what they commit.
+        A reader that began while the log was empty keeps others from moving their commits into the file.
         """
         if not _is_emptied(self._own):
             return False
@@ -101,9 +101,9 @@ class Erasure:
             self._own.execute("ROLLBACK")
 
     def overwrite(self, _: apsw.Connection) -> bool:
-        """Overwrite some of what remains. Return whether that could be done: others may be reading.
+        """Overwrite some of the remains. Return False if readers prevent that.
 
-        The first time counts as an erasure: what is indexed before it may be what is being erased.
+        The first time counts as an erasure: what was indexed before it may be what is being erased.
         """
         if not _is_emptied(self._own):
             return False
@@ -119,7 +119,7 @@ class Erasure:
 
     @property
     def _own(self) -> apsw.Connection:
-        """Return a connection beside the writer's: only by another's commit does that forget its pages."""
+        """Return a connection besides the writer's, which drops its cached pages only when another one commits."""
         if self._db is None:
             self._db = schema.connect(self._path)
         return self._db
@@ -130,13 +130,13 @@ class Erasure:
 
 
 class _NotingRows(Rows):
-    """Rows that note which messages are deleted or replaced."""
+    """A `Rows` that notes which messages are deleted or replaced."""
 
     def __init__(self, db: apsw.Connection, at: float) -> None:
         super().__init__(db, at)
         self.changed: list[Changed] = []
         self.is_narrow = False
-        """Whether sessions were named, or tokens erased. If not, everything that is left of any has to go."""
+        """True if sessions were named, or tokens erased. If not, what is left of any session has to go."""
 
     def answer(self, statement: Statement) -> list[Any]:
         match statement:
@@ -157,14 +157,15 @@ class _NotingRows(Rows):
     def _note(self, where: Where, new: bytes | None) -> None:
         found = self._db.execute(*TRANSLATOR.select(Select("msg", ("rowid", "log", "pos", "crc", "body"), where)))
         for rowid, log, pos, crc, body in found:
+            # A damaged message is indexed without words, so none of it has to be taken out.
             is_sound = type(body) is bytes and checksum(body, log, pos) == crc
             self.changed.append(Changed(rowid, log, body if is_sound else b"", new))
 
 
 def _is_emptied(db: apsw.Connection) -> bool:
-    """Move everything into the database file and empty the write-ahead log, so that erased text is nowhere.
+    """Move everything into the database file and empty the write-ahead log, which may hold erased text.
 
-    Return whether that could be done. Others wait for the lock meanwhile, so that readers are waited for only a moment.
+    Return False if readers prevent that. Other writers wait meanwhile, so this waits for readers only a moment.
     """
     db.set_busy_timeout(_MOMENT_MS)
     try:

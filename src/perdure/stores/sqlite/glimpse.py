@@ -1,7 +1,7 @@
-"""A session with a short view, read in the event loop's thread: that takes less than handing it to another.
+"""A session with a short view, read in the event loop's thread, which takes less time than a hand-over.
 
-What would take longer is left to the threads that read: a long view, a large message, a slow disk. So is all that is
-not as it should be: the job that reads there finds out what it is.
+What would take longer is left to the reading threads: a long view, a large message, a slow disk. So is all that is
+wrong: the job that reads there reports it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from perdure.stores.jobs.values import unpacked_value
 from perdure.stores.sealing import Sealing
 
 FEW = 64
-"""How many messages are read at most. Fifty of 650 bytes take 0.1 ms."""
+"""The most messages that are read. Fifty of 650 bytes take 0.1 ms."""
 _SMALL = 16_384
-"""How many bytes a row has at most. SQLite tells the length without reading what is behind it."""
+"""The most bytes of a row that are read. SQLite tells the length without reading the rest of the row."""
 _SLOW = 0.02
 _SHARE = 100
 
-# The id is read once more, by the number of the row: what is looked for by an index is answered from the index.
+# The id is read a second time, by the number of the row: a look-up by an index returns what the index says.
 _HEAD = (
     "SELECT session.sid, session.version, head.crc, (SELECT value FROM meta WHERE key = 'erasures'),"
     " (SELECT id FROM session AS found WHERE found.sid = session.sid),"
@@ -40,7 +40,7 @@ _MESSAGES = (
 
 
 def read_short(load: Load, sealing: Sealing, db: apsw.Connection) -> Loaded | None:
-    """Return a session as it is now. None, or any error of reading, means that the job has to look into it."""
+    """Return a session as it is now. If this returns None or raises, the job has to read the session."""
     row = db.execute(_HEAD, (str(load.session_id),)).fetchone()
     if row is None:
         return None
@@ -79,9 +79,9 @@ def _values(load: Load, head: StoredHead, sealing: Sealing, db: apsw.Connection)
 
 
 class Patience:
-    """Tells whether an event loop may read by itself. After a slow read it may not, for a hundred times as long.
+    """A guard that lets an event loop read by itself. After a slow read it does not, for a hundred times as long.
 
-    So a slow disk costs it a hundredth of its time at most.
+    So a slow disk costs the loop at most a hundredth of its time.
     """
 
     def __init__(self) -> None:
@@ -91,6 +91,6 @@ class Patience:
         return now >= self._again
 
     def note(self, start: float, end: float) -> None:
-        """Take note of a read, by when it began and when it ended."""
+        """Note when a read began and ended."""
         if end - start > _SLOW:
             self._again = end + (end - start) * _SHARE

@@ -1,4 +1,4 @@
-"""Going on with a SQLite file whose log has lost commits, after somebody has said so."""
+"""Opening a SQLite file whose log has lost commits, after a person has accepted the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def accept_lost_commits(path: str | os.PathLike[str], *, lock_timeout: float = L
     """Give up the commits that the log of a SQLite file has lost, so that the file can be opened again.
 
     What SQLite can still read is kept. The log is copied first. Return the path of the copy, or None if nothing is
-    lost or the log is empty. Nobody else may have the file open: StoreError is raised then, and nothing is changed.
+    lost or the log is empty. If another process has the file open, raise StoreError and change nothing.
     """
     file = Path(path).resolve()
     if not file.is_file():
@@ -43,20 +43,20 @@ def accept_lost_commits(path: str | os.PathLike[str], *, lock_timeout: float = L
 def _accept(file: Path) -> Path | None:
     db = apsw.Connection(str(file), flags=_FLAGS)
     try:
-        # Or closing it would empty the log before it has been copied.
+        # Otherwise closing it would empty the log before that has been copied.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.pragma("application_id")
         try:
             require_sound_log(db, file)
             return None
-        except CorruptRecord:
+        except CorruptRecord:  # the loss that the caller accepts
             pass
         _require_alone(db, file)
         kept = _copied(log_path(file))
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     finally:
         db.close()
-    # Last: whoever is stopped before it finds the mark, and can say so again.
+    # Last: if this is killed before, the mark is still there, and the command can be repeated.
     mark_path(file).unlink(missing_ok=True)
     sync_directory(file.parent)
     return kept
@@ -64,8 +64,10 @@ def _accept(file: Path) -> Path | None:
 
 def _require_alone(db: apsw.Connection, file: Path) -> None:
     try:
+        # In this mode SQLite takes all locks on the file, which fails while any other connection has it open.
         db.pragma("locking_mode", "exclusive")
         db.execute("BEGIN EXCLUSIVE; ROLLBACK")
+        # SQLite gives the locks back with the next access, which is the SELECT.
         db.pragma("locking_mode", "normal")
         db.execute("SELECT 1 FROM sqlite_schema").fetchall()
     except apsw.BusyError:
@@ -77,7 +79,7 @@ def _in_use(file: Path) -> StoreError:
 
 
 def _copied(log: Path) -> Path | None:
-    """Copy the log beside itself, unless it is empty, and return where. It is for its owner alone, like the log."""
+    """Copy the log beside itself, unless it is empty, and return the path. Only its owner may read it, like the log."""
     if not log.exists() or not log.stat().st_size:
         return None
     kept = next(path for number in count(1) if not (path := log.with_name(f"{log.name}-lost-{number}")).exists())

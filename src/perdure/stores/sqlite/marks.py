@@ -1,9 +1,9 @@
-"""The mark beside a SQLite file: which commit was the last, so that a log that has lost it is noticed.
+"""The mark beside a SQLite file: it names the last commit, so that a log that has lost it is noticed.
 
-SQLite takes a log that ends early for one that a crash has cut short, and a log with a damaged header for none. The
-mark tells them apart. Each writer sets it after its commit has returned, while it holds the lock: the commit is on the
-disk by then. The mark itself is not synced. After a power cut it may name an earlier commit: it then says less, and
-never more than is true. A mark that is damaged, missing, or older than the log says nothing.
+SQLite takes a log that ends early for one that a crash has cut short, and ignores a log with a damaged header. The mark
+tells these cases apart. Each writer sets it after its commit has returned, while it holds the lock: the commit is on
+the disk by then. The mark itself is not synced. After a power cut it may name an earlier commit: it then claims less,
+and never more than is true. A mark that is damaged, missing, or older than the log claims nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def log_path(path: Path) -> Path:
 
 
 class Mark(NamedTuple):
-    """A commit: its last frame in the log, and how the database file was when the mark was set."""
+    """A commit: its last frame in the log, and the state of the database file when the mark was set."""
 
     frame: int
     page: int
@@ -49,14 +49,14 @@ class Mark(NamedTuple):
     """The checksum of the frame before it, or of the log's header."""
     sum: Pair
     boot: int
-    """Stands for this start of the machine; 0 if that is not known."""
+    """A number for this start of the machine; 0 if that is unknown."""
     changed: int
     """When the database file was last written, in nanoseconds."""
     length: int
 
     @classmethod
     def of(cls, raw: bytes) -> Mark | None:
-        """Return the mark that bytes hold; None if they are not what was written."""
+        """Return the mark that bytes hold; None if they are damaged."""
         if len(raw) != _SIZE or crc32(raw[:-4]) != int.from_bytes(raw[-4:], "big") or not raw.startswith(_KIND):
             return None
         _, frame, page, commits, salt1, salt2, old1, old2, sum1, sum2, boot, changed, length = _BODY.unpack(raw[:-4])
@@ -70,7 +70,7 @@ class Mark(NamedTuple):
 
 
 def read_mark(path: Path) -> Mark | None:
-    """Return the mark of a store; None if there is none that can be read."""
+    """Return the mark of a store; None if it is missing, damaged or unreadable."""
     try:
         handle = os.open(mark_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -84,13 +84,13 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def number_of_boot() -> int:
-    """Return what a mark has in place of the id of this start of the machine; 0 if that is not known."""
+    """Return the number that a mark has for this start of the machine; 0 if that is unknown."""
     found = boot_id()
     return crc32(found.encode()) if found else 0
 
 
 class Marker:
-    """Sets the mark. For the use of one thread at a time, which holds the lock on the file."""
+    """A writer of the mark, for one thread at a time, which has to hold the lock on the file."""
 
     def __init__(self, path: Path, page_size: int) -> None:
         self._path = path
@@ -103,9 +103,9 @@ class Marker:
         self._mark: int | None = None
 
     def set(self, frames: int) -> None:
-        """Mark the commit that is the last of so many frames in the log.
+        """Mark the commit that ends with frame number `frames` of the log.
 
-        A mark that cannot be written stays as it was, and that is still true: the commit does not fail for it.
+        If the mark cannot be written, the old one stays, and is still true. So this never makes a commit fail.
         """
         with suppress(OSError):
             self._set(frames)
@@ -118,14 +118,14 @@ class Marker:
         # The checksum of the frame before it, or of the header, each of which ends its 24 or 32 bytes.
         before = os.pread(self._log, 8, place - self._frame_size + 16 if frames > 1 else HEADER_SIZE - 8)
         if len(head) != FRAME.size or head[4:8] == _NO_COMMIT:
-            return
+            return  # not the end of a commit, so nothing certain can be claimed
         if frames < self._frames or not self._frames:
-            # The log was begun again, so the file has been written. If somebody writes it in between, the mark has an
-            # older time than the file, and says less.
+            # The log was begun again, so the file has been written. If another process writes it in between, the mark
+            # has an older time than the file, and claims less.
             found = os.stat(self._file)
             self._last = _LAST.pack(self._boot, found.st_mtime_ns, found.st_size)
         self._frames = frames
-        # As `Mark.encoded` has it, from bytes that are in that order already: a save waits for it.
+        # The same bytes as `Mark.encoded`, made of bytes that are in that order already: a save waits for this.
         body = _FIRST.pack(_KIND, frames) + head[:16] + before + head[16:] + self._last
         if self._mark is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""What follows from a SQLite file's rows, made anew: indexes, missing parts of the schema, counters, copies in tags."""
+"""Repair of what follows from a SQLite file's rows: indexes, missing parts of the schema, counters, copies in tags."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _OF_INDEX = re.compile(r"index \w+|Tree \d+ page \d+")
 
 
 def mendable(db: apsw.Connection) -> list[Problem]:
-    """Return what is wrong and can be made anew, as far as that shows before it is tried."""
+    """Return what is wrong and can be made again, as far as that shows before it is tried."""
     pages = [problem for problem in _safely(page_problems, db) if _OF_INDEX.search(problem.where)]
     return [*pages, *_beside_pages(db)]
 
 
 def mend(db: apsw.Connection) -> list[Problem]:
-    """Make anew what is wrong, each in a transaction, while nobody else writes. Return what was wrong."""
+    """Make again what is wrong, each in a transaction, while no other process writes. Return what was mended."""
     before = [*_safely(page_problems, db)]
     if before:
         _make_indexes_anew(db)
@@ -38,6 +38,7 @@ def mend(db: apsw.Connection) -> list[Problem]:
     mended = [problem for problem in before if problem.where not in after]
     found = _beside_pages(db)
     for statements in map(_statements_for, found):
+        # One that fails must not keep the others from being mended. It is found again below.
         with suppress(apsw.Error), exclusively(db):
             for statement in statements:
                 db.execute(statement).fetchall()
@@ -53,12 +54,12 @@ def _beside_pages(db: apsw.Connection) -> list[Problem]:
 def _safely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Connection) -> list[Problem]:
     try:
         return [*look(db)]
-    except (apsw.CorruptError, UnicodeError):  # which the check reports
+    except (apsw.CorruptError, UnicodeError):  # the check reports it
         return []
 
 
 def _make_indexes_anew(db: apsw.Connection) -> None:
-    """Make all indexes anew at once; if one stops that, those that can be."""
+    """Make all indexes again at once. If one of them prevents that, make those that can be made."""
     with suppress(apsw.CorruptError):
         with exclusively(db):
             db.execute("REINDEX").fetchall()
@@ -70,7 +71,7 @@ def _make_indexes_anew(db: apsw.Connection) -> None:
 
 
 def _statements_for(problem: Problem) -> list[str]:
-    """Return what makes something anew; nothing if it does not follow from other rows."""
+    """Return the statements that make something again; none if it does not follow from other rows."""
     if found := _SEQUENCE.fullmatch(problem.where):
         table = found[1]
         number = "sid" if table == "session" else table

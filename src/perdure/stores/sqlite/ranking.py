@@ -21,15 +21,15 @@ from perdure.stores.sqlite.schema import first_row, rows_of
 
 _MOST_LOGS = 200
 _DIGITS = 9
-"""More would be noise: a sum depends on the order of what is added, and then equals were not equal."""
+"""The digits that a score is rounded to. A sum depends on the order of its terms: with more, equals would differ."""
 _MOST_MISSED = 100
-"""So many messages are looked at in vain before the index is asked which of them have the common words too."""
+"""The number of messages without the common words after which the index is asked which messages have them."""
 
 
 class Scorer:
-    """BM25, row by row. FTS5's own first counts all that has each word, which for a common one takes far too long.
+    """BM25, row by row. FTS5's own first counts all messages with each word, which for a common one is far too slow.
 
-    It runs ten thousand times for a query: hence no more steps than it takes, and the formula of `search.score` again.
+    It runs ten thousand times for a query. So it takes no more steps than it needs, and repeats `search.score`.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -44,23 +44,24 @@ class Scorer:
         db.register_fts5_function("score_many", self._many)
 
     def function_for(self, having: Sequence[int], terms: int, others: int) -> str:
-        """The SQL function for a match of so many terms, and of others that are no terms.
+        """Return the SQL function for a match of `terms` terms, and of `others` phrases that are not terms.
 
-        The first of them are weighed, by how many messages have each.
+        The first terms are weighed. `having` says how many messages have each of these.
         """
         self._having, self._phrases, self._weights = having, terms + others, None
         self._is_one = terms == 1
         return "score_one" if self._is_one else "score_many"
 
     def unit(self, having: int) -> float:
-        """What to multiply scores by: a lone term's weight, which changes no order and may not be known before."""
+        """Return the factor for scores: a lone term's weight, which changes no order and may not be known before."""
         return self._weight(having) if self._is_one else 1.0
 
     def _weight(self, having: int) -> float:
+        # BM25 with k1 = 1.2 and b = 0.75, as in `search.score`; 2.2 is k1 + 1.
         return 2.2 * weight(self._total, having)
 
     def _look_at_all(self, api: Any) -> list[float]:
-        """The weights of the terms in the whole index, which only a row that is scored gives access to."""
+        """Return the weights of the terms. They need the whole index, to which only a scored row gives access."""
         self._total = max(api.row_count, 1)
         mean = max(api.column_total_size(0) / self._total, 1.0)
         self._flat, self._slope = 1.2 * 0.25, 1.2 * 0.75 / mean
@@ -95,10 +96,10 @@ def find(
     asked: Sequence[Term],
     sealing: Sealing,
 ) -> list[SearchHit]:
-    """The best of the messages that have all terms, which the index has as `asked`.
+    """Return the best of the messages that have all terms. `asked` has the terms as the index has them.
 
-    A word that is nearly everywhere says nothing of where it stands, so only the rarer ones are weighed, if there are
-    any; and as these leave few enough to be ranked, a message that is looked at shows whether it has the others too.
+    A word that is nearly everywhere tells nothing about a message. So only the rarer ones are weighed, if there are
+    any. They leave few enough messages to rank, and reading one of those shows whether it has the other words too.
     """
     filters = _filters(db, query)
     if filters is None:
@@ -115,7 +116,7 @@ def find(
     )
     unit = scorer.unit(len(found) if is_lone else plan.weighed[0].having)
     del found[MOST_RANKED:]
-    found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
+    found.sort(key=itemgetter(0), reverse=True)  # a stable sort: equals stay in their order, the newest first
     candidates = _Candidates(index, found, _match(terms, filters), is_sure=len(plan.asked) == len(terms))
     return _best(db, candidates, query, unit, sealing)
 
@@ -125,7 +126,7 @@ def _match(terms: Iterable[str], filters: Sequence[str]) -> str:
 
 
 class _Spread(NamedTuple):
-    """How many messages have a term, up to one more than are ever ranked; and then, the number of that one."""
+    """The number of messages with a term, up to one more than are ever ranked; and in that case its rowid."""
 
     having: int
     last: int = 0
@@ -136,7 +137,7 @@ class _Spread(NamedTuple):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it leaves out so few messages that to ask the index for it costs more than it saves."""
+        """Return whether the term is so common that asking the index for it costs more than it saves."""
         return not self.is_rare and self.having * 2 > self.last
 
 
@@ -150,7 +151,7 @@ def _spread(index: apsw.Connection, phrase: str) -> _Spread:
 
 
 class _Plan(NamedTuple):
-    """Which terms the index is asked for, those that are weighed first."""
+    """The terms that the index is asked for. Those that are weighed come first."""
 
     asked: list[str]
     weighed: list[_Spread]
@@ -166,7 +167,7 @@ class _Plan(NamedTuple):
 
 
 def _phrase(term: Term) -> str:
-    # Words are letters and digits only, but a quotation mark too many would make syntax of somebody's text.
+    # Words are letters and digits only. Still, a quotation mark in one would turn a user's text into syntax.
     words = " ".join(term.words).replace('"', "")
     return f'"{words}" *' if term.prefix else f'"{words}"'
 
@@ -175,8 +176,8 @@ def owner_token(owner: str) -> str:
     return "o" + blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-# The session's own logs, and those of which it shows something, by its line too, and that are not shown by their own
-# session: that is gone, hidden, or has forgotten something, so that rows say who shows what.
+# The session's own logs, and logs of which it or its line shows something, if their own session does not show them.
+# That session is gone, hidden, or has forgotten something. Rows of `ref` then say which session shows what.
 _LOGS = """
     WITH RECURSIVE line (sid, next, is_own) AS (
         SELECT sid, line, 1 FROM session WHERE id = ?1
@@ -193,7 +194,7 @@ _LOGS = """
 
 
 def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
-    """Further conditions on a match; None if nothing can meet them."""
+    """Return further conditions on a match; None if nothing can meet them."""
     filters: list[str] = []
     if query.owner is not None:
         filters.append(f"place : {owner_token(query.owner)}")
@@ -207,7 +208,7 @@ def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
 
 
 class _Candidates:
-    """Ranked messages, one after the other. If many have not all the terms, those that have are asked for."""
+    """Ranked messages, one after the other. If many lack a term, the index is asked which messages have all."""
 
     def __init__(self, index: apsw.Connection, ranked: Sequence[tuple[float, int]], match: str, is_sure: bool) -> None:
         self._index, self._ranked, self._match = index, ranked, match
@@ -218,7 +219,7 @@ class _Candidates:
         return (each for each in self._ranked if self._having is None or each[1] in self._having)
 
     def missed(self) -> None:
-        """Be told that the last one has not all the terms."""
+        """Note that the last message lacks a term."""
         if self._left is None:
             return
         self._left -= 1
@@ -231,7 +232,7 @@ class _Candidates:
 
 
 def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: float, sealing: Sealing) -> list[SearchHit]:
-    """The first of the ranked messages that are there and may be shown, their scores in that unit."""
+    """Return the first of the ranked messages that exist and may be shown. Scores are multiplied by `unit`."""
     hits: list[SearchHit] = []
     owners: dict[int, Any] = {}
     for value, rowid in candidates:
@@ -239,7 +240,7 @@ def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: floa
         session_id = None if row is None else _attributed(db, owners, row[0], row[1], query)
         if session_id is None:
             continue
-        with suppress(InvalidData, KeyUnavailable):
+        with suppress(InvalidData, KeyUnavailable):  # a load reports a damaged message, or a key that is gone
             body, crc = sealing.opened("msg", row[3], row[2])
             if checksum(body, *row[:2]) != crc:
                 continue
@@ -253,7 +254,7 @@ def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: floa
     return hits
 
 
-# Those with a row for it, and those whose lines lead there.
+# The sessions with a row for the message, and those whose lines lead to one.
 _SHOWN_BY = """
     WITH RECURSIVE showing (sid, since) AS (
         SELECT child, since FROM ref WHERE log = ?1 AND start <= ?2 AND stop > ?2
@@ -272,13 +273,13 @@ _OF_LOG = """
 
 
 def _owner_of(db: apsw.Connection, log: int) -> tuple[str, str | None] | None:
-    """Return the session that a log is of, and its owner; None if its row is damaged, or text would be another's."""
+    """Return the session that owns a log, and its owner. None if the row is damaged, since it may be another's."""
     row = first_row(db, _OF_LOG, (log,))
     return None if row is None or not is_log_sound(log, *row[2:]) else (row[0], row[1])
 
 
 def _attributed(db: apsw.Connection, owners: dict[int, Any], log: int, pos: int, query: Query) -> str | None:
-    """The session that a message is said to be of, if that is one that was asked for."""
+    """Return the session that a message is attributed to, if the query asks for that session."""
     if log not in owners:
         owners[log] = _owner_of(db, log)
     found = owners[log] or first_row(db, _SHOWN_BY, (log, pos, query.owner, query.session_id))

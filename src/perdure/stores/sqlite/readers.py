@@ -1,4 +1,4 @@
-"""A few threads that read a SQLite file, started as they are needed: what takes long holds up no others."""
+"""Threads that read a SQLite file, started as they are needed. A long read does not hold up the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_READERS = 4
 
 
 class Readers(Requests):
-    """Threads with a connection each. Whichever is free takes the next job.
+    """Threads with a connection each. A free one takes the next job.
 
-    The first thread takes none that are known to take long, so that these leave one to the others.
+    The first thread takes no long jobs, so that one thread is always left for short ones.
     """
 
     def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
@@ -45,6 +45,7 @@ class Readers(Requests):
 
     def _start_threads(self) -> None:
         wanted = self._busy + len(self._short) + len(self._long)
+        # The first thread takes no long jobs, so a long one needs a second thread.
         least = 2 if self._long else 1
         while len(self._threads) < min(max(wanted, least), MOST_READERS):
             number = len(self._threads) + 1
@@ -63,7 +64,7 @@ class Readers(Requests):
             connection.close()
 
     def _wait(self, is_for_short: bool) -> bool:
-        """Wait for a job. Return False once there is none and no more to come."""
+        """Wait for a job. Return False if there is none and none can come."""
         with self._changed:
             while not self._short and (is_for_short or not self._long):
                 if self._is_ended:
@@ -72,9 +73,9 @@ class Readers(Requests):
             return True
 
     def _serve_one(self, connection: apsw.Connection | None, is_for_short: bool) -> apsw.Connection | None:
-        """Carry out the next job, if no other thread was first.
+        """Carry out the next job, unless another thread has taken it.
 
-        A call of its own: while the next one is waited for, nothing of this one is kept in memory.
+        This is a function of its own so that nothing of a job stays in memory while the thread waits for the next.
         """
         with self._changed:
             if self._short:
@@ -85,7 +86,7 @@ class Readers(Requests):
                 return connection
             self._busy += 1
         connection = self._carry_out(connection, request)
-        with self._changed:  # before the caller hears of it, who may have more to ask
+        with self._changed:  # before the caller gets its answer, after which it may hand in more
             self._busy -= 1
         deliver([request])
         return connection
@@ -100,7 +101,7 @@ class Readers(Requests):
         return connection
 
     async def close(self) -> None:
-        """End the threads, after what they were asked to do."""
+        """End the threads when they have carried out what is waiting."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True

@@ -22,11 +22,12 @@ from perdure.stores.lock_holder import has_open
 from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
-# Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
+# At most 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 CHECKPOINT_PAGES = 16_000
+# Writers wait for the lock beside the file first. So this is mostly for others, such as a `sqlite3` shell.
 BUSY_MS = 10_000
-# Instead of 2,000. Whatever a writer commits empties it, and a long session is read once from end to end: loads of 0
-# and of 10,000 messages took as long with either, and the process is 1.9 MB smaller.
+# Instead of 2,000. Each commit of a writer empties this cache, and a long session is read once from end to end. Loads
+# of 0 and of 10,000 messages took as long with either, and the process is 1.9 MB smaller.
 _READER_CACHE_KB = 256
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
 _WHOLE = Path(__file__).with_name("schema.sql")
@@ -43,7 +44,7 @@ def search_path(path: Path) -> Path:
 
 
 def prepare(given: Path, lock_timeout: float) -> Path:
-    """Create the file, unless it is there, bring its schema up to date, and return the path that is really meant."""
+    """Create the file if it is missing, bring its schema up to date, and return its resolved path."""
     path = prepare_directory(given)
     if unfinished(path).exists():
         raise RestoreUnfinished(path, unfinished(path))
@@ -67,10 +68,10 @@ def prepare(given: Path, lock_timeout: float) -> Path:
 
 
 def _is_in_use(path: Path, holder: int | None) -> bool:
-    """Tell whether the process that keeps the lock for so long has the file open, and its schema is up to date.
+    """Tell whether the process that holds the lock has the file open, and the schema is up to date.
 
-    Then it can be read, though the holder may be stopped. Its log need not be looked at: only the first to open the
-    file goes by that.
+    The file can then be read, even if that process is stopped. Its log needs no check: only the first process that
+    opens the file recovers from it.
     """
     if holder is None or not has_open(holder, path.with_name(path.name + "-shm")):
         return False
@@ -85,7 +86,7 @@ def _is_in_use(path: Path, holder: int | None) -> bool:
 
 
 def prepare_directory(path: Path) -> Path:
-    """Create the directory of a file, for its owner alone, and return the path of the file that is really meant."""
+    """Create the directory of a file, for its owner alone, and return the file's resolved path."""
     try:
         if path.is_symlink():
             raise ConfigurationError(f"{path} is a symbolic link, which a store does not follow. Name the file itself.")
@@ -96,10 +97,10 @@ def prepare_directory(path: Path) -> Path:
 
 
 def create_file(path: Path) -> None:
-    """Create the file, readable by its owner alone, unless it is there; and refuse one that is not perdure's.
+    """Create the file, readable by its owner alone. If it exists, refuse one that is not perdure's.
 
-    A file that is there is not touched but through SQLite: closing it would drop the locks that SQLite holds on it
-    for the whole process.
+    An existing file is opened only through SQLite. Closing it in any other way would drop the locks that SQLite holds
+    on it for the whole process.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -108,7 +109,7 @@ def create_file(path: Path) -> None:
         connection = apsw.Connection(str(path), flags=_FLAGS)
         try:
             connection.set_busy_timeout(BUSY_MS)
-            # Or closing it would empty the write-ahead log before it has been looked at.
+            # Otherwise closing it would empty the write-ahead log before that has been checked.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _require_own(connection)
             from perdure.stores.sqlite.wal import require_sound_log
@@ -121,18 +122,22 @@ def create_file(path: Path) -> None:
 
 
 def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
-    """A connection with every setting read back: a pragma that is refused says nothing."""
+    """Open a connection and read every setting back, since SQLite does not report a pragma that it refuses."""
     connection = apsw.Connection(str(path), flags=_FLAGS)
-    if not reader and connection.readonly("main"):  # SQLite opens what it may not write for reading, and says nothing
+    if not reader and connection.readonly("main"):  # SQLite silently opens what it may not write for reading
         raise StoreError(f"{path} may be read, but not written. Check its permissions and the file system.")
     connection.set_busy_timeout(BUSY_MS)
-    # Plans do not depend on the values that are bound: else a statement that is used again is often planned again.
+    # Plans then do not depend on bound values. Otherwise SQLite often plans a statement again when it is reused.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     _set(connection, "journal_mode", "wal")
+    # FULL: a commit is on the disk when it returns. An acknowledged save and the mark beside the file rely on that.
     _set(connection, "synchronous", 2)
+    # Erased text must not stay in freed space.
     _set(connection, "secure_delete", 1)
     _set(connection, "wal_autocheckpoint", CHECKPOINT_PAGES)
+    # The schema of a tampered file must not call functions.
     _set(connection, "trusted_schema", 0)
+    # Damage is found when a page is read, before it can spread to others.
     _set(connection, "cell_size_check", 1)
     if reader:
         _set(connection, "query_only", 1)
@@ -141,10 +146,13 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
 
 
 def connect_to_write(path: Path) -> apsw.Connection:
-    """A connection whose write-ahead log has a name that lasts: SQLite does not look whether its sync of that fails."""
+    """Open a connection for writing, and sync the directory, so that the write-ahead log keeps its name.
+
+    SQLite syncs the directory too, but does not check whether that fails.
+    """
     connection = connect(path)
     try:
-        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # it makes the file, if there is none
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # this creates the log, if there is none
         _sync_for_good(path.parent)
     except BaseException:
         connection.close()
@@ -153,7 +161,7 @@ def connect_to_write(path: Path) -> apsw.Connection:
 
 
 class SyncFailed(StoreError):
-    """A sync has failed, after which no later success can be believed."""
+    """The error for a failed sync, after which no later success can be trusted."""
 
 
 def _sync_for_good(directory: Path) -> None:
@@ -176,7 +184,7 @@ def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:
 
 
 def migrate(connection: apsw.Connection) -> None:
-    """Apply the migrations that the file does not have yet, each once, whoever else is starting up."""
+    """Apply the migrations that the file lacks, each once, even if other processes start at the same time."""
     for name, function in _FUNCTIONS.items():
         connection.create_scalar_function(name, function, deterministic=True)
     scripts = _migrations()
@@ -184,6 +192,7 @@ def migrate(connection: apsw.Connection) -> None:
     if 0 < found < len(scripts):  # of several, the first: the steps of the others need what it makes
         steps.take(connection, steps.halves(scripts[found].read_text())[0], lambda: exclusively(connection))
     with exclusively(connection):
+        # Read again under the lock: another process may have migrated the file meanwhile.
         current = _require_own(connection)
         if current == 0:
             connection.execute(_WHOLE.read_text()).fetchall()
@@ -198,7 +207,7 @@ def migrate(connection: apsw.Connection) -> None:
 
 
 def _require_own(connection: apsw.Connection) -> int:
-    """The number of the file's schema; StoreError if the file is somebody else's, or a newer release's."""
+    """Return the number of the file's schema. Raise StoreError if it is not perdure's, or a newer release's."""
     known, current = connection.pragma("application_id"), connection.pragma("user_version")
     has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
     if known not in (0, APPLICATION_ID) or (known == 0 and has_tables):
@@ -211,7 +220,7 @@ def _require_own(connection: apsw.Connection) -> int:
 
 @contextmanager
 def exclusively(connection: apsw.Connection) -> Iterator[None]:
-    """A transaction that writes, and nobody else does meanwhile."""
+    """Run the block in a transaction that holds the write lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -232,7 +241,7 @@ def rows_of(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> li
 
 
 def meta(db: apsw.Connection, key: str) -> Any:
-    """Return something that the file says of itself."""
+    """Return a value of the file's `meta` table. Raise CorruptRecord if it is missing."""
     found = first_row(db, "SELECT value FROM meta WHERE key = ?", (key,))
     if found is None:
         raise CorruptRecord(None, f"meta {key}", "it is missing")
@@ -240,7 +249,7 @@ def meta(db: apsw.Connection, key: str) -> Any:
 
 
 def newest_schema() -> int:
-    """The number of the schema that this release writes."""
+    """Return the number of the schema that this release writes."""
     return len(_migrations())
 
 
@@ -253,9 +262,9 @@ def _batch_body(kind: bytes, body: bytes) -> bytes:
 
 
 def _batch_crc(sid: int, seq: int, loop: bytes | None, kind: bytes, crc: int, body: bytes) -> int:
-    """The checksum of an old row in its new form; a wrong one, if the old one was.
+    """Return the checksum of an old row in its new form. If the old one was wrong, so is the new one.
 
-    Texts come as bytes: one that is damaged may be no UTF-8, and must not keep all the others from being read.
+    Texts come as bytes. A damaged one may not be UTF-8, and must not keep the others from being read.
     """
     run = None if loop is None else loop.decode(errors="replace")
     batch = Batch(1, run, {}, _batch_body(kind, body))
@@ -267,7 +276,7 @@ def _minute(time: float) -> int:
     return minute_of(time) if isfinite(time) else 0
 
 
-# What migrations call.
+# The SQL functions that migrations call.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "batch_body": _batch_body,
     "batch_crc": _batch_crc,

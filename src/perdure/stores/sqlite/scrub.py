@@ -1,11 +1,12 @@
-"""Erasing what SQLite leaves behind: text in the unused middle of pages.
+"""Erasure of the text that SQLite leaves in the unused middle of pages.
 
-`secure_delete` overwrites a row where it stands when it is deleted. But when SQLite moves rows between pages, as it
-does to fill pages that a deletion has left half empty, it leaves a copy where each row stood; and if that row is
-deleted later, the copy stays. Here the unused middle of pages is overwritten.
+`secure_delete` overwrites a row in its place when it is deleted. But SQLite also moves rows between pages, to fill
+pages that a deletion has left half empty. A copy stays in the old place of each row, even if the row is deleted later.
+Here the unused middle of pages is overwritten.
 
-Only pages that hold nodes of b-trees have one. In a file of up to 128 GiB the first byte of a page tells a node from a
-page of text, which begins with the number of the next. In a larger one it does not: the trees are walked there.
+Only nodes of b-trees have such a middle. In a file of up to 128 GiB the first byte of a page tells whether it is a
+node. A page of text begins with the number of the next page. In a larger file this number may begin with the same byte
+as a node, so the trees are walked.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from perdure.stores.sqlite.schema import rows_of
 
 _INNER, _LEAF = {2: 12, 5: 12}, {10: 8, 13: 8}  # the sizes of nodes' headers, by kind
 _HEADER = _INNER | _LEAF
-# A few milliseconds, for which others wait.
+# These take a few milliseconds, for which other writers wait.
 PAGES_AT_ONCE = 256
-# The first number of a page that begins with the mark of a node.
+# The first page number whose own first byte is the mark of a node.
 _UNCERTAIN = 2 << 24
 OpenFile = Callable[[str, list[int]], apsw.VFSFile]
 _ROOTS = "SELECT rootpage, tbl_name FROM sqlite_schema WHERE rootpage > 0"
@@ -34,8 +35,8 @@ def remains(
 ) -> list[int]:
     """Return the pages with something left in their unused middle: of those touched, and of tables and their indexes.
 
-    `tables` are all if None is given. The file must not change meanwhile, unless all tables are asked for; it may have
-    a write-ahead log. What that has of these pages has nothing left that they do not have too.
+    None stands for all tables. The file must not change meanwhile, unless all tables are asked for. It may have a
+    write-ahead log: the copies of these pages in the log have no remains that the pages do not have too.
     """
     with _opened(db, path) as pages:
         asked: Iterable[int] = range(1, pages.count + 1)
@@ -45,11 +46,11 @@ def remains(
 
 
 def overwrite(db: apsw.Connection, path: Path, numbers: Iterable[int], file: OpenFile | None = None) -> None:
-    """Overwrite the unused middle of pages. `file` opens one that has something of its own in each page.
+    """Overwrite the unused middle of pages. `file` opens a file that keeps something of its own in each page.
 
     `db` holds the write lock, after a checkpoint that left the write-ahead log empty. Its commit makes every other
-    connection forget the pages it has in memory, and with them the old bytes. Readers are not disturbed: nothing that
-    is overwritten has a meaning.
+    connection drop its cached pages, and with them the old bytes. Readers are not disturbed: none of the overwritten
+    bytes has a meaning.
     """
     with _opened(db, path, file) as pages:
         for number in numbers:
@@ -129,7 +130,7 @@ class _Pages:
         return None if is_empty or not self._is_node(number) else (start, stop)
 
     def _is_node(self, number: int) -> bool:
-        """Tell whether a page whose first byte is a node's is one."""
+        """Tell whether a page is a node, given that its first byte is that of one."""
         if self.count < _UNCERTAIN:
             return True
         if self._nodes is None:
@@ -144,6 +145,7 @@ class _Pages:
             return 0, 0
         cells, first = struct.unpack_from(">HH", page, header + 3)
         start = header + length + 2 * cells
+        # SQLite writes 65,536 as 0, since it does not fit into two bytes.
         return start, max(start, min(first or 65536, len(page)))
 
     def _kind(self, page: bytes, number: int) -> int:
@@ -154,5 +156,5 @@ class _Pages:
 
 
 def _header(number: int) -> int:
-    """Where a node begins in its page: the first page begins with the header of the file."""
+    """Return where a node begins in its page. The first page begins with the 100 bytes of the file's header."""
     return 100 if number == 1 else 0

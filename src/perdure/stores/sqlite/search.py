@@ -1,8 +1,8 @@
-"""The search index of a SQLite store: a file of its own beside the store, which lags behind and catches up when asked.
+"""The search index of a SQLite store: a separate file beside the store, which lags behind and catches up when asked.
 
-A save knows nothing of it. A search first reads the messages that were committed since the last one: rowids are in
-the order of commits. The index holds words and no texts, and can be made anew at any time. What is erased from the
-store is erased here too; the store's count of erasures, noted here, tells when somebody was killed in between.
+A save does not touch it. A search first indexes the messages that were committed since the last one: rowids are in the
+order of commits. The index holds words but no texts, and can be made again at any time. What is erased from the store
+is erased here too. The index notes the store's count of erasures, which shows if a process was killed in between.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
 _FORMAT = 3
-"""Raised whenever words are read from messages in another way: what was indexed before is then indexed anew.
+"""The format's number, raised whenever words are read from messages in another way. Older indexes are made again.
 
-1 left the first words of leaves where they were when they were erased. 2 had no checksums in its pages.
+Format 1 left the first words of leaves in place when they were erased. Format 2 had no checksums in its pages.
 """
 _CHUNK = 2_000
+# Seconds in which an erasure from the store should arrive here. After that its process counts as killed.
 _PATIENCE = 2.0
 _PAUSE = 0.003
+# After this many rounds in which others kept writing, a search uses the index as it is.
 _ATTEMPTS = 20
+# If an index fails again after this many new ones, the store itself is damaged.
 _MOST_MADE = 3
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -55,20 +58,20 @@ _SCHEMA = """
     CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
     INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
 """
-# Beside the words, since an index that an earlier release has made has none. How far messages were read for it is noted
-# apart, and after which erasure: an earlier release erases words, and knows nothing of ids.
+# A part of its own, since an index of an earlier release has no ids. Its cursor and count of erasures are separate too:
+# an earlier release erases words, and does not know of ids.
 _NAMES = """
     CREATE TABLE IF NOT EXISTS named (number INTEGER, id INTEGER, PRIMARY KEY (number, id)) STRICT, WITHOUT ROWID
 """
 
 
 def is_index(db: apsw.Connection) -> bool:
-    """Whether a file is an index as this release writes it."""
+    """Tell whether a file is an index as this release writes it."""
     return (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT)
 
 
 def has_sums(header: bytes) -> bool:
-    """Tell whether a file has checksums in its pages, by its header: the format, then whose file it is."""
+    """Tell whether a file has checksums in its pages. Its header says so: the format, and the application's id."""
     return header[60:64] == _FORMAT.to_bytes(4, "big") and header[68:72] == _APPLICATION_ID.to_bytes(4, "big")
 
 
@@ -82,11 +85,11 @@ class Changed(NamedTuple):
 
 
 UNKNOWN = -1
-"""Stands for a count of erasures where it is not known what has been erased: the index is then made anew."""
+"""The count of erasures if it is not known what has been erased. The index is then made again."""
 
 
 class Erased(NamedTuple):
-    """What one erasure has changed: the count of erasures before and after it, and the last rowid that it has left."""
+    """The changes of one erasure: the count of erasures before and after it, and the last rowid that it has left."""
 
     before: int
     after: int
@@ -94,7 +97,7 @@ class Erased(NamedTuple):
     changed: Sequence[Changed]
 
     def counted_up_to(self, count: int) -> Erased:
-        """The same after its traces have been removed, which counts as one; unknown, if others came between."""
+        """Return the same, counting the removal of its traces as an erasure too. UNKNOWN if others came between."""
         return self._replace(before=self.before if count == self.after + 1 else UNKNOWN, after=count)
 
 
@@ -112,27 +115,30 @@ class SearchThread:
         return await self._indexed(look, self._index.index_some) if query.terms else []
 
     async def named(self, message_id: str) -> list[tuple[int, int]]:
-        """Return the logs and positions at which messages of an id may stand, the newest first."""
+        """Return the logs and positions where messages with an id may be, the newest first."""
         number = number_of(message_id)
         return await self._indexed(partial(self._index.named, number=number), self._index.name_some)
 
     async def _indexed(
         self, look: Callable[..., list[T] | None], index_some: Callable[[apsw.Connection], int | None]
     ) -> list[T]:
-        """Index what is lacking and look; once more, if the index has fallen behind between the two.
+        """Index what is lacking, then look. Repeat both if the index has fallen behind in between.
 
-        Not in one go: what the index waits for may be an erasure that waits for this thread.
+        These are separate jobs, since the index may have to wait for an erasure that itself waits for this thread.
         """
         found: list[T] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             if found is None:
                 while await self._run(index_some) is not None:
-                    pass  # others' searches and a cancellation get their turn
+                    pass  # between two pieces, other searches and a cancellation get their turn
                 found = await self._run(partial(look, surely=attempt == _ATTEMPTS))
         return found or []
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
-        """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
+        """Index what is not indexed yet, and return how many messages that were.
+
+        It is done in pieces, so that other searches and a cancellation get their turn.
+        """
         if anew:
             await self._run(self._index.forget)
         lacking: int = await self._run(self._index.lacking)
@@ -145,11 +151,11 @@ class SearchThread:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether there is an index from which something may have to be erased."""
+        """Return whether there is an index, from which something may have to be erased."""
         return self._index.path.exists()
 
     async def erase(self, erased: Erased) -> None:
-        """Erase from the index what has been erased from the store, which counts its erasures up to `after` now."""
+        """Erase from the index what has been erased from the store, whose count of erasures is now `after`."""
         if self.is_indexed:
             await self._run(partial(self._index.erase, erased=erased))
 
@@ -166,14 +172,14 @@ class SearchThread:
 
 
 class SearchIndex:
-    """The index, for the use of one thread. Every method is given a reading connection to the store."""
+    """The index, for the use of one thread. Every method takes a reading connection to the store."""
 
     def __init__(self, main: Path, sealing: Sealing) -> None:
         self.path = search_path(main)
         self._sealing = sealing
         self._open: _IndexFile | None = None
         self._made_anew = 0
-        """How often the index was made anew since something was last done with it."""
+        """The number of times that the index was made again since it was last of use."""
 
     def close(self) -> None:
         if self._open is not None:
@@ -181,30 +187,30 @@ class SearchIndex:
             self._open = None
 
     def search(self, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
-        """Search what is indexed; None if something is lacking, unless it is to be searched all the same."""
+        """Search what is indexed. Return None if something is lacking, unless `surely` is set."""
         try:
             return self._surely(lambda index: _search(index, db, query, surely))
-        except (InvalidSessionId, InvalidData, TypeError) as error:  # a row of the store that is no longer one
+        except (InvalidSessionId, InvalidData, TypeError) as error:  # a damaged row of the store
             raise CorruptRecord(None, "of the database file", str(error)) from None
 
     def named(self, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
-        """Return where messages of a number may stand; None if something is lacking, unless it is to be told anyway."""
+        """Return where messages with a number may be. Return None if something is lacking, unless `surely` is set."""
         return self._surely(lambda index: _named(index, db, number, surely))
 
     def forget(self, db: apsw.Connection) -> None:
-        """Empty the index, to be made anew."""
+        """Empty the index, so that it is made again."""
         self._surely(lambda index: _forget(index, db))
 
     def lacking(self, db: apsw.Connection) -> int:
-        """How many messages are not indexed yet."""
+        """Return how many messages are not indexed yet."""
         return self._surely(lambda index: _lacking(index, db))
 
     def index_some(self, db: apsw.Connection) -> int | None:
-        """Index some messages and say how many; None if none is lacking."""
+        """Index some messages and return how many; None if none is lacking."""
         return self._surely(lambda index: _index_what_lacks(index, db, WORDS))
 
     def name_some(self, db: apsw.Connection) -> int | None:
-        """Do the same for their ids alone, which takes a fraction of the time."""
+        """Index the ids of some messages alone, which takes a fraction of the time."""
         return self._surely(lambda index: _index_what_lacks(index, db, NAMES))
 
     def erase(self, db: apsw.Connection, erased: Erased) -> None:
@@ -214,7 +220,7 @@ class SearchIndex:
             _leave_no_trace(self.path)
             # A power cut could bring back the journal of the last transaction, with the words that were erased in it.
             sync_directory(self.path.parent)
-        except KeyMissing:  # whoever erases need not have the keys: the next who searches makes it anew
+        except KeyMissing:  # an erasure does not need the keys: the next search makes the index again
             self._remove()
         except apsw.BusyError:
             raise StoreError(
@@ -223,11 +229,11 @@ class SearchIndex:
             ) from None
 
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:
-        """Do something with the index; with a new one, if the one there is damaged or has been removed."""
+        """Run a job with the index. If the index is damaged or gone, run the job with a new one."""
         try:
             return self._done(job)
         except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone) as error:
-            # If a new one meets the same again and again, it is the store that is damaged.
+            # If new indexes fail in the same way again and again, the store itself is damaged.
             self._made_anew += 1
             if self._made_anew > _MOST_MADE:
                 self._made_anew = 0
@@ -258,7 +264,7 @@ class SearchIndex:
 
 
 class _Gone(Exception):
-    """What was noted in the index is not there any more."""
+    """The error for an index that lacks what it has noted, or that this release cannot use."""
 
 
 class _IndexFile:
@@ -283,9 +289,9 @@ class _IndexFile:
             raise
 
     def _require_form(self) -> None:
-        """Have an index of words in a store without keys, and of what stands for words in one with keys.
+        """Require words in the index of a store without keys, and tokens that stand for words in one with keys.
 
-        One that was made before there were keys says what the messages say: it is made anew.
+        An index that was made before there were keys contains the words themselves. It is made again.
         """
         is_blind = bool(self.note("blind"))
         if is_blind and not self.sealing.is_on:
@@ -308,19 +314,19 @@ class _IndexFile:
         return _message(body, *row)
 
     def words(self, message: Message | None, owner: str | None) -> str:
-        """Return the words of a message, folded; with keys, what stands for them."""
+        """Return the words of a message, folded. With keys, return the tokens that stand for them."""
         if message is None:
             return ""
         words = words_of(text_of(message))
         return " ".join(self.sealing.root(owner).words(words) if self.sealing.is_on else words)
 
     def is_overdue(self) -> bool:
-        """Whether an erasure from the store has been waited for long enough; its process may have been killed."""
+        """Tell whether an erasure from the store has been waited for long enough. Its process may have been killed."""
         self.behind_since = self.behind_since or time.monotonic()
         return time.monotonic() > self.behind_since + _PATIENCE
 
     def is_in_place(self) -> bool:
-        """Whether it is still this file that has the name; another process may have made the index anew."""
+        """Tell whether the name is still this file's. Another process may have made the index again."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -346,13 +352,13 @@ class _IndexFile:
         self.behind_since = None
 
     def clear_names(self, erasures: int) -> None:
-        """Forget ids, which are read again in no time."""
+        """Forget the ids, which are read again in no time."""
         self.db.execute("DELETE FROM named")
         self.take_note(named=0, named_erasures=erasures)
 
 
 def _wait_for_lock(tries: int) -> bool:
-    """Ask again every millisecond for 10 s: who indexes much lets go of the lock for no longer than a moment."""
+    """Ask again every millisecond for 10 s. A process that indexes much releases the lock only for a moment."""
     time.sleep(0.001)
     return tries < 10_000
 
@@ -362,7 +368,7 @@ def _connected(path: Path) -> apsw.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     db = connect_with_sums(path, has_sums)
     db.set_busy_handler(_wait_for_lock)
-    # Without a write-ahead log: what has been erased must not stand there until the last reader goes.
+    # Without a write-ahead log: what has been erased must not stay there until the last reader closes the file.
     db.execute("PRAGMA journal_mode = delete").fetchall()
     db.execute("PRAGMA secure_delete = 1").fetchall()
     db.execute("PRAGMA synchronous = 1").fetchall()
@@ -375,10 +381,10 @@ def _prepare(db: apsw.Connection, path: Path) -> None:
     if is_index(db):
         return
     with exclusively(db):
-        if is_index(db):
+        if is_index(db):  # another process has made it meanwhile
             return
         if db.pragma("application_id") == _APPLICATION_ID:
-            raise _Gone  # another release's: it is removed and made anew
+            raise _Gone  # another release's: it is removed and made again
         if db.pragma("application_id") or db.execute("SELECT 1 FROM sqlite_schema").fetchall():
             raise StoreError(f"{path} is not a search index of perdure's. Move it away; the index goes there.")
         db.execute(_SCHEMA).fetchall()
@@ -388,7 +394,7 @@ def _prepare(db: apsw.Connection, path: Path) -> None:
 
 @contextmanager
 def _snapshot(db: apsw.Connection) -> Iterator[None]:
-    """One state of the store for all that is read."""
+    """Read one state of the file within the block."""
     db.execute("BEGIN")
     try:
         yield
@@ -397,7 +403,7 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
 
 
 class _Part(NamedTuple):
-    """A part of the index: under which names is noted how far it has read, and after which erasure."""
+    """A part of the index: the names of its two notes, how far it has read, and after which erasure."""
 
     cursor: str
     erasures: str
@@ -415,7 +421,7 @@ def _index_what_lacks(index: _IndexFile, db: apsw.Connection, part: _Part) -> in
 
 
 def _step(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
-    """Index some messages and say how many; begin anew if an erasure from the store is not carried out here in time."""
+    """Index some messages and return how many. If an erasure does not arrive here in time, begin again."""
     done = 0
     with exclusively(index.db), _snapshot(db):
         uid, erasures = meta(db, "uid"), meta(db, "erasures")
@@ -427,7 +433,7 @@ def _step(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
         elif index.note("uid") != uid or index.is_overdue():
             index.clear(uid, erasures)
     if not 0 < done < _CHUNK:
-        time.sleep(_PAUSE)  # whoever erases something from the store is to erase it here, too, and wants the lock
+        time.sleep(_PAUSE)  # a process that erases from the store has to erase here too, and wants the lock
     return done
 
 
@@ -445,7 +451,7 @@ def _lacking(index: _IndexFile, db: apsw.Connection) -> int:
 
 
 def _reached(index: _IndexFile, db: apsw.Connection, part: _Part, least: int | None = None) -> int | None:
-    """The last rowid in the index; None if it lacks something: of all that is in the store, or up to that rowid."""
+    """Return the last rowid in the index. Return None if it lacks something of the store, or up to `least` if given."""
     noted = dict(rows_of(index.db, "SELECT key, value FROM note", ()))
     uid, erasures, newest = first_row(
         db,
@@ -488,7 +494,7 @@ def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
 def _require_order(db: apsw.Connection, cursor: int, rowids: Sequence[int]) -> None:
     """Raise CorruptRecord if the rows behind the cursor are out of order, or do not lead to the last one.
 
-    A damaged tree can say that there are more, and give none: to ask again would go on for ever.
+    A damaged tree can claim more rows and return none. Asking again would never end.
     """
     is_in_order = all(before < after for before, after in pairwise((cursor, *rowids)))
     if not is_in_order or (not rowids and first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")[0] > cursor):
@@ -527,7 +533,7 @@ def _message(body: bytes, *row: int) -> Message | None:
 
 
 def _tokens(log: int, owner: str | None) -> str:
-    """Words that stand for a message's log and its owner, so that a search can be narrowed to them."""
+    """Return words that stand for a message's log and its owner, so that a search can be narrowed to them."""
     return f"l{log}" if owner is None else f"l{log} {owner_token(owner)}"
 
 
@@ -539,7 +545,7 @@ def _search(index: _IndexFile, db: apsw.Connection, query: Query, surely: bool) 
 
 
 def _find(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
-    """Return the best hits. With keys, words stand for other tokens with each owner, so that each is asked about."""
+    """Return the best hits. With keys, each owner has other tokens for a word, so the index is asked for each owner."""
     sealing = index.sealing
     if not sealing.is_on:
         return find(index.db, index.scorer, db, query, query.terms, sealing)
@@ -566,7 +572,7 @@ _NUMBERED = "SELECT id FROM named WHERE number = ? ORDER BY id DESC LIMIT ?"
 
 
 def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
-    """Take out the words of what has been erased; all words, if others have erased something too meanwhile."""
+    """Take out the words of what has been erased. If another erasure came between, take out all words."""
     with exclusively(index.db), _snapshot(db):
         uid, erasures = meta(db, "uid"), meta(db, "erasures")
         noted = (index.note("uid"), index.note("erasures"))
@@ -576,7 +582,7 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
         cursor = index.note("cursor")
         changed = [each for each in erased.changed if each.rowid <= cursor]
         if any(is_sealed(each.old) and index.message(each.old) is None for each in changed):
-            index.clear(uid, erasures)  # which words it had can be told no more
+            index.clear(uid, erasures)  # its key is gone, so its words cannot be taken out one by one
             return
         gone = [_exchange(index, each) for each in changed]
         remove_signposts(index.db, gone)
@@ -586,7 +592,7 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
 
 
 def _erase_names(index: _IndexFile, erased: Erased) -> None:
-    """Take out the ids of what has been erased. What has another text now has its id still."""
+    """Take out the ids of erased messages. A message that only has another text keeps its id."""
     reached = index.note("named")
     gone = [
         (index.message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached
@@ -597,7 +603,7 @@ def _erase_names(index: _IndexFile, erased: Erased) -> None:
 
 
 def _exchange(index: _IndexFile, changed: Changed) -> str:
-    """Take out the words of a message, or exchange them. Return those that it had."""
+    """Take out the words of a message, or replace them. Return those that it had."""
     row = first_row(index.db, "SELECT log, owner FROM place WHERE id = ?", (changed.rowid,))
     if row is None or row[0] != changed.log:
         raise _Gone
@@ -620,9 +626,10 @@ def _leave_no_trace(path: Path) -> None:
     db = _connected(path)
     try:
         todo = remains(db, path)
-        while todo:  # those who search get their turn in between
+        while todo:  # searches get their turn in between
             with exclusively(db):
                 overwrite(db, path, todo[:PAGES_AT_ONCE], SummedFile)
+                # A change of a row, so that the commit makes other connections drop their cached pages.
                 db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
             del todo[:PAGES_AT_ONCE]
     finally:

@@ -1,4 +1,4 @@
-"""A SQLite store's search index held against the store: it may lag behind, but what it claims has to be so."""
+"""A check of a SQLite store's search index against the store: it may lag behind, but what it claims must be true."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _WHERE = "the search index"
 
 
 def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
-    """What is wrong with the index of a store, if there is one. It is read, after what a power cut has left undone."""
+    """Yield what is wrong with the index of a store, if there is one. An interrupted write is rolled back first."""
     path = search_path(main)
     if not path.exists():
         return
     for what in _faults(db, path):
         repair = (
-            f"Stop those who search, and delete the file {path.name}: the next search makes it anew from the store."
+            f"Stop those who search, and delete the file {path.name}: the next search makes it again from the store."
         )
         yield Problem(None, _WHERE, what, repair)
 
 
 def _faults(db: apsw.Connection, path: Path) -> Iterator[str]:
-    # Not read-only: a write that was cut short is first rolled back, by whoever opens the file next.
+    # Not read-only: the next connection to open the file has to roll back a write that was cut short.
     index = connect_with_sums(path, has_sums)
     try:
         index.set_busy_timeout(10_000)
         index.pragma("query_only", 1)
         if not is_index(index):
-            return  # empty, or another release's, which the next search makes anew
+            return  # empty, or of another release: the next search makes it again
         yield from (f"SQLite finds it damaged: {line}" for (line,) in _damage(index))
         index.execute("BEGIN")
         yield from _disagreements(db, index)
-    except apsw.IOError:
+    except apsw.IOError:  # the disk failed, which says nothing about the index
         raise
     except apsw.Error as error:
         yield f"it cannot be read: {error}"
@@ -59,7 +59,7 @@ def _disagreements(db: apsw.Connection, index: apsw.Connection) -> Iterator[str]
         " (SELECT coalesce(max(rowid), 0) FROM msg)",
     )
     if (noted.get("uid"), noted.get("erasures")) != (uid, erasures):
-        return  # another store's, or behind an erasure: the next search sees that too, and makes it anew
+        return  # another store's, or behind an erasure: the next search sees that too, and makes it again
     cursor = noted.get("cursor")
     if not isinstance(cursor, int) or cursor > newest:
         yield f"it claims to have read up to message {cursor}, and the store has {newest}"
@@ -79,7 +79,7 @@ _MESSAGES = """
 
 
 def _misplaced(db: apsw.Connection, index: apsw.Connection, cursor: int) -> Iterator[str]:
-    """Both sides in order, side by side: neither is ever in memory."""
+    """Compare both sides in order, row by row, so that neither is ever in memory as a whole."""
     places = index.execute("SELECT id, log, owner FROM place ORDER BY id")
     place: Any = next(places, None)
     for rowid, log, is_owned, owner in db.execute(_MESSAGES, (cursor,)):
@@ -88,7 +88,7 @@ def _misplaced(db: apsw.Connection, index: apsw.Connection, cursor: int) -> Iter
             return
         if place[0] < rowid:
             break
-        # Whose what is left of an erased session is may have been another when it was read.
+        # The remains of an erased session may have had another owner when they were indexed.
         if place[1] != log or (is_owned and place[2] != owner):
             yield f"it places message {rowid} in another log, or with another owner"
             return

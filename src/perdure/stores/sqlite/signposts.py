@@ -1,8 +1,8 @@
-"""Erasing what FTS5 leaves behind: words, or their beginnings, in the table that it finds the leaves of an index by.
+"""Erasure of the words, or their beginnings, that FTS5 leaves in the table by which it finds the leaves of an index.
 
-A leaf is found by the first word on it, cut where it differs from the last word of the leaf before. `secure-delete`
-takes a word out of the leaf, and leaves it there: a signpost that is still right, and still says the word. Here it is
-exchanged for the next word that the index has, which is right too and tells nothing that is not there anyway.
+FTS5 finds a leaf by the first word on it, cut where it differs from the last word of the leaf before. `secure-delete`
+takes a word out of the leaf, but not out of that table. Such a signpost is still right, and still contains the word.
+Here it is replaced by the next word of the index. That is right too, and the index contains that word anyway.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import apsw
 from perdure.stores.sqlite.schema import first_row, rows_of
 
 _MARK = b"0"
-"""What FTS5 puts before every word of its main index."""
-# By instances: a row for each word would tell how many messages have it, and count them.
+"""The byte that FTS5 puts before every word of its main index."""
+# By instances: the other kinds of this table count the messages that have a word, which takes time.
 _VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.vocabulary USING fts5vocab('main', 'message', 'instance')"
 _NEXT = "SELECT CAST(term AS BLOB) FROM temp.vocabulary WHERE term >= CAST(? AS TEXT) LIMIT 1"
 
 
 def remove_signposts(db: apsw.Connection, texts: Iterable[str]) -> None:
-    """Remove the words of deleted texts from where leaves are found by, unless another text has a word like them."""
+    """Remove the words of deleted texts from the signposts, unless another text has a word like them."""
     found = _signposts(db, _words(db, texts))
     if found:
         db.execute(_VOCABULARY)
     for segment, sign in found:
         behind = first_row(db, _NEXT, (sign,))
-        if behind is None:  # then no leaf behind it has a word either
+        if behind is None:  # no leaf behind it has a word either
             db.execute("DELETE FROM message_idx WHERE segid = ? AND term = ?", (segment, _MARK + sign))
         elif not behind[0].startswith(sign):
             values = (_MARK + behind[0], segment, _MARK + sign)
@@ -44,9 +44,9 @@ def _words(db: apsw.Connection, texts: Iterable[str]) -> list[bytes]:
 
 
 def _signposts(db: apsw.Connection, words: list[bytes]) -> list[tuple[int, bytes]]:
-    """Return the signposts that are one of these words, or its beginning, each with its segment.
+    """Return the signposts that are one of these words, or the beginning of one, each with its segment.
 
-    All are looked at: there is one for some 4,000 bytes of the index, and a word may have left more than one.
+    All signposts are read. There is one for about 4,000 bytes of the index, and a word may have left several.
     """
     rows = rows_of(db, "SELECT segid, term FROM message_idx WHERE term > ?", (_MARK,)) if words else []
     signs = [(segment, bytes(term)[len(_MARK) :]) for segment, term in rows]

@@ -1,8 +1,8 @@
-"""A migration of a large file in steps, none of which holds others up for long.
+"""A migration of a large file in steps, none of which holds up other processes for long.
 
-What stands before `-- at once` in a migration's script is carried out first, a statement a transaction, and statements
-with `:after` and `:upto` for some sessions at a time. It may be cut short and begun again. Others may write meanwhile,
-so that it is carried out once more, for what they have changed, together with the rest.
+The part of a script before `-- at once` runs first, each statement in its own transaction. A statement with `:after`
+and `:upto` runs for some sessions at a time. This part may be interrupted and begun again. Other processes may write
+meanwhile. So it runs once more, for what they have changed, in one transaction with the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bindings = dict[str, int] | None
 
 
 def halves(script: str) -> tuple[list[str], str]:
-    """Return the statements of a script that may be carried out in steps, and the rest."""
+    """Return the statements of a script that may run in steps, and the rest of it."""
     if not script.startswith(_IN_STEPS):
         return [], script
     steps, _, rest = script.partition(_AT_ONCE)
@@ -32,7 +32,7 @@ def halves(script: str) -> tuple[list[str], str]:
 def take(
     connection: apsw.Connection, statements: list[str], together: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Carry out statements, each piece of them inside of what `together` gives: a transaction, or one that is open."""
+    """Execute statements in pieces, each inside the context of `together`: a transaction, or nothing if one is open."""
     for statement in statements:
         for bindings in _pieces(connection, statement):
             with together():
@@ -52,5 +52,5 @@ def _carry_out(connection: apsw.Connection, statement: str, bindings: Bindings) 
     try:
         connection.execute(statement, bindings).fetchall()
     except apsw.SQLError as error:
-        if "duplicate column name" not in str(error):  # it was cut short, and is begun again
+        if "duplicate column name" not in str(error):  # an interrupted run has added it already
             raise

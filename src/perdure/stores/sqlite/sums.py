@@ -1,8 +1,8 @@
-"""A layer beneath SQLite that keeps a checksum in every page of the search index, and verifies it on every read.
+"""A layer below SQLite that keeps a checksum in every page of the search index, and verifies it on every read.
 
-SQLite has none of its own: a flipped bit in the index would have a search find less, without a word. With it, a
-damaged page is a damaged file, and the index is made anew. Pages have eight bytes at their ends that SQLite leaves
-alone: four of a checksum over the page and its number, and four that are not used.
+SQLite has no checksums of its own: a flipped bit in the index would make a search silently find less. With them, a
+damaged page is a damaged file, and the index is made again. Each page ends with eight bytes that SQLite leaves alone:
+four are a checksum of the page and its number, and four are not used.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from zlib import crc32
 import apsw
 
 RESERVED = 8
-"""How many bytes at the end of each page are not SQLite's."""
+"""The bytes at the end of each page that are not SQLite's."""
 _PAGE = 4096
 _UNUSED = bytes(4)
 _NAME = "perdure-sums"
+# A reference is kept here, since apsw unregisters a layer whose object is freed.
 _registered: list[apsw.VFS] = []
 
 
@@ -28,7 +29,7 @@ def summed(page: bytes, number: int) -> bytes:
 
 
 def is_sound(page: bytes, number: int) -> bool:
-    """Tell whether a page is what was written."""
+    """Tell whether a page has the right checksum."""
     return crc32(page[:-RESERVED], number) == int.from_bytes(page[-RESERVED:-4], "big")
 
 
@@ -43,6 +44,7 @@ class SummedFile(apsw.VFSFile):
 
     def xRead(self, amount: int, offset: int) -> bytes:
         page = super().xRead(amount, offset)
+        # SQLite also reads parts of the header, before it knows the size of pages. They have no checksum of their own.
         if self._has_sums and amount == _PAGE and len(page) == _PAGE and not offset % _PAGE:
             number = offset // _PAGE + 1
             if not is_sound(page, number):
@@ -69,7 +71,7 @@ def connect_with_sums(path: Path, has_sums: Callable[[bytes], bool]) -> apsw.Con
     """Open a file whose pages have checksums. A new one is made so."""
     _register(has_sums)
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW, vfs=_NAME)
-    if not path.stat().st_size:
+    if not path.stat().st_size:  # neither can be changed once a page is written
         db.pragma("page_size", _PAGE)
         db.reserve_bytes(reserve=RESERVED)
     return db

@@ -1,8 +1,8 @@
 """The write-ahead log of a SQLite file, read beside SQLite: which pages it names, and whether it has lost a commit.
 
-SQLite takes the first frame that fails its checksum for the torn end of the log, and forgets all behind it. After a
-power cut it is; but a flipped bit would take back everything that was committed later, without a word. Damage before
-the last commit shows by the sound frames behind it. Damage in the last one shows by the mark beside the file.
+SQLite takes the first frame that fails its checksum for the torn end of the log, and ignores all frames behind it.
+After a power cut that is right. But a flipped bit would silently take back everything that was committed later. Damage
+before the last commit shows by the sound frames behind it. Damage in the last one shows by the mark beside the file.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ADVICE = (
 
 
 def require_sound_log(db: apsw.Connection, path: Path) -> None:
-    """Raise CorruptRecord if SQLite would drop what was committed. Nothing is changed.
+    """Raise CorruptRecord if SQLite would drop what was committed. Change nothing.
 
-    `db` must not empty the log when it is closed, and nobody may write meanwhile.
+    `db` must not empty the log when it is closed, and no process may write meanwhile.
     """
     page_size, mark = db.pragma("page_size"), read_mark(path)
     with _opened(path, page_size) as log:
@@ -53,12 +53,12 @@ def require_sound_log(db: apsw.Connection, path: Path) -> None:
 
 
 def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: int) -> bool:
-    """Tell whether the commit that was marked is gone. False where that is not certain.
+    """Tell whether the marked commit is gone. Return False where that is not certain.
 
     A log is begun again, or removed, only when all of it is in the database file.
     """
     if log is not None and log.is_sound:
-        # With other salts it has been begun again since, or is another's: a backup may have been restored.
+        # With other salts, the log was begun again since, or a backup was put back.
         return log.salts == mark.salts and not log.has(mark, known)
     if _is_in_file(mark, path, page_size):
         return False
@@ -72,7 +72,7 @@ def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: in
 
 
 def _is_in_file(mark: Mark, path: Path, page_size: int) -> bool:
-    """Tell whether the database file has the page that the marked commit has written last."""
+    """Tell whether the database file has the last page that the marked commit wrote."""
     # Through SQLite's own file layer: closing a file that was opened beside it would drop SQLite's locks.
     file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
     try:
@@ -82,37 +82,39 @@ def _is_in_file(mark: Mark, path: Path, page_size: int) -> bool:
     finally:
         file.xClose()
     head = FRAME.pack(mark.page, mark.commits, 0, 0, 0, 0)[:8]
+    # The log's header, which says the byte order, may be gone or damaged here.
     return any(_sum_of(head + page, mark.before, order) == mark.sum for order in "<>")
 
 
 def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
     """Return the numbers of all pages that have been written since the log was begun."""
     with _opened(path, page_size) as log:
-        # Behind the first frame of an earlier log there are only such.
+        # All frames behind the first one of an earlier log are of an earlier log too.
         return (
             frozenset() if log is None else frozenset(frame.page for frame in takewhile(log.is_current, log.frames()))
         )
 
 
 class Snapshot:
-    """The pages that the log has of one state of the file, and those that were written since an earlier place in it.
+    """The pages that the log has of one state of the file, and those written since an earlier place in it.
 
-    It must not be begun anew while pages are read from it: a reader sees to that. If all of it is in the file already,
-    it may be; but then none of its pages is asked for. Nobody writes while this is made.
+    The log must not be begun again while pages are read from it; the caller's read transaction prevents that. If all
+    of it is in the file already, it may be begun again, but then none of its pages is read. No process may write while
+    a snapshot is made.
     """
 
     def __init__(self, log: _Log | None, frames: int, since: list[int] | None, *, is_moved: bool, handle: int | None):
         self._log = log
         self._handle = handle
         self.place: list[int] | None = None if log is None or not frames else [*log.salts, frames, *log.sum_at(frames)]
-        """What tells this log from others, and how far it goes: its salts, the last frame, and the checksum of all."""
+        """The end of the log: its salts, which tell it from others, the last frame, and the checksum up to there."""
         behind = self._frames_until(since)
         first = 0 if not is_moved else frames if behind is None else behind
         named = [] if log is None else log.pages(first + 1, frames)
         self.pages = {} if is_moved else {page: number for number, page in enumerate(named, 1)}
-        """The pages that are to be read here, each with its last frame."""
+        """The pages that have to be read from the log, each with its last frame."""
         self.changed = None if behind is None else frozenset(named[behind - first :])
-        """The pages that were written since then; None if that is not a place in this log."""
+        """The pages written since the given place; None if that is not a place in this log."""
 
     def _frames_until(self, place: list[int] | None) -> int | None:
         if place is None or self.place is None or self._log is None or place[:2] != self.place[:2]:
@@ -131,7 +133,7 @@ class Snapshot:
 
 
 def snapshot_of_log(path: Path, page_size: int, frames: int, since: list[int] | None, *, is_moved: bool) -> Snapshot:
-    """Return what the log has of the state that its first frames make. Nobody writes meanwhile."""
+    """Return the pages that the first frames of the log hold. No process may write meanwhile."""
     name = path.with_name(path.name + "-wal")
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -157,6 +159,7 @@ class _Log:
         self._raw = os.pread(handle, _HEADER.size, 0)
         magic, _, _, _, salt1, salt2, *found = _HEADER.unpack(self._raw)
         is_known = magic & ~1 == _MAGIC
+        # SQLite sums words in the order of the machine that writes. If the magic is damaged, that is most likely ours.
         self._order = "><"[not magic & 1] if is_known else "<>"[sys.byteorder == "big"]
         self.salts: tuple[int, int] = (salt1, salt2)
         self.is_blank = not any(self._raw)
@@ -169,7 +172,7 @@ class _Log:
             yield self._frame(number)
 
     def pages(self, first: int, last: int) -> list[int]:
-        """Return the pages of some frames. Many are read at once: one by one, a long log takes a tenth of a second."""
+        """Return the pages of some frames. Many are read at once: one by one, a long log would take 0.1 s."""
         size, found = FRAME.size + self._page_size, list[int]()
         for start in range(first, last + 1, _FRAMES_AT_ONCE):
             count = min(_FRAMES_AT_ONCE, last + 1 - start)
@@ -178,35 +181,35 @@ class _Log:
         return found
 
     def sum_at(self, number: int) -> _Sum:
-        """Return the checksum of all frames up to one."""
+        """Return the checksum of all frames up to this one."""
         return self._frame(number).sum
 
     def page_in(self, number: int) -> bytes:
         return os.pread(self._handle, self._page_size, self._place(number) + FRAME.size)
 
     def is_current(self, frame: _Frame) -> bool:
-        """Whether a frame is of this log, not left from before it was begun again."""
+        """Tell whether a frame is of this log, and not left from before it was begun again."""
         return frame.salts == self.salts
 
     def has(self, mark: Mark, known: int) -> bool:
-        """Tell whether the marked commit is among so many frames that SQLite knows."""
+        """Tell whether the marked commit is among the first `known` frames, which are those that SQLite reads."""
         return mark.frame <= known and self.holds(mark)
 
     def holds(self, mark: Mark) -> bool:
-        """Tell whether the frame that was marked is where it was."""
+        """Tell whether the marked frame is still in its place."""
         if mark.frame > self._count:
             return False
         return self._frame(mark.frame) == (mark.page, mark.commits, mark.salts, mark.sum)
 
     def has_salt_of(self, mark: Mark) -> bool:
-        """Tell whether its header was the marked log's: one damaged place leaves one salt, or nothing at all."""
+        """Tell whether the header was the marked log's. One damaged place leaves one salt right, or only zeros."""
         return self.salts[0] == mark.salts[0] or self.salts[1] == mark.salts[1] or not any(self._raw)
 
     def damage_behind(self, known: int) -> str | None:
-        """Name what is damaged behind the frames that SQLite takes for all; None if it is only the torn end.
+        """Return the name of what is damaged behind the frames that SQLite reads; None if it is only the torn end.
 
-        The last commit may be torn in its middle: its frames reach the disk in any order. But nothing is written
-        behind a commit before it is on the disk: a sound frame there means that what comes before it was sound once.
+        The last commit may be torn in its middle, since its frames reach the disk in any order. But nothing is written
+        behind a commit before it is on the disk. So a sound frame there proves that all before it was sound once.
         """
         if not self.is_sound:
             return "the header" if known == 0 and self._has_frames_of_damaged_header() else None
@@ -221,18 +224,20 @@ class _Log:
         return None
 
     def _has_frames_of_damaged_header(self) -> bool:
-        """Whether frames follow that were written under it: it is on the disk before the first of them."""
+        """Tell whether frames follow that were written under this header. It is on the disk before the first."""
+        # From the second frame: the checksum of the first continues the header's, which is damaged.
         numbered = enumerate(self.frames(2), 2)
         # A power cut may leave zeros, whose checksum is right; no frame is of page 0.
         return any(frame.page and self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered)
 
     def _resembles(self, frame: _Frame) -> bool:
-        """Whether at least one salt is this log's; of a stale frame neither is, of a damaged one mostly both."""
+        """Tell whether at least one salt is this log's. A stale frame has neither, a damaged one mostly both."""
         return frame.salts[0] == self.salts[0] or frame.salts[1] == self.salts[1]
 
     def _is_next(self, number: int, frame: _Frame) -> bool:
-        """Whether a frame's checksum is right, if that of the one before it is."""
+        """Tell whether a frame's checksum is right, given that of the frame before it."""
         before = self._frame(number - 1).sum if number > 1 else self._sum
+        # SQLite sums the first 8 bytes of a frame's head and the page, but not the salts and the checksum itself.
         raw = os.pread(self._handle, FRAME.size + self._page_size, self._place(number))
         return _sum_of(raw[:8] + raw[FRAME.size :], before, self._order) == frame.sum
 
@@ -245,7 +250,7 @@ class _Log:
 
 
 def _sum_of(raw: bytes, before: _Sum, order: str) -> _Sum:
-    """Return SQLite's running checksum of the words in bytes."""
+    """Return SQLite's running checksum after the words in `raw`."""
     first, second = before
     words = struct.unpack(f"{order}{len(raw) // 4}I", raw)
     for even, odd in zip(words[::2], words[1::2], strict=True):
@@ -256,7 +261,7 @@ def _sum_of(raw: bytes, before: _Sum, order: str) -> _Sum:
 
 @contextmanager
 def _opened(path: Path, page_size: int) -> Iterator[_Log | None]:
-    """The log of a database file; None if it is empty. SQLite has no locks on it that closing it could drop."""
+    """Open the log of a database file; yield None if it is empty. SQLite has no locks on it that this could drop."""
     name = log_path(path)
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """A thread that owns one SQLite connection and serves jobs from any event loop.
 
-A writing worker commits all the jobs that are waiting together; so a lone save commits at once, and a crowd shares one
-fsync. A cancelled caller does not cancel its job: what was handed in is carried out. Where a store says so, an event
-loop commits brief jobs itself, as long as nobody else is writing.
+A writing worker commits all waiting jobs together: a single save is committed at once, and many share one fsync. A
+cancelled caller does not cancel its job: what was handed in is carried out. With `commit_in_loop`, an event loop
+commits brief jobs itself while no other process is writing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
 _NOT_CONNECTED = (apsw.Error, OSError, PerdureError)
-# What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
+# Commits wait in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties the log.
 IDLE_SECONDS = 1.0
 
 
 class Request:
-    """A job, and the event loop that waits for what comes of it."""
+    """A job, and the event loop that waits for its result."""
 
     __slots__ = ("alone", "brief", "error", "finish", "future", "job", "long", "loop", "result")
 
@@ -62,11 +62,11 @@ class Request:
         self.error: BaseException | None = None
 
     def deliver(self) -> None:
-        """In the caller's loop. `finish` runs though the caller may be gone: the job has been carried out."""
+        """Give the result to the caller, in its loop. `finish` runs even if the caller is gone: the job is done."""
         if self.error is None and self.finish is not None:
             try:
                 self.result = self.finish(self.result)
-            except Exception as error:  # around a request: whatever it is, the caller must hear of it
+            except Exception as error:  # around a request: the caller has to be told, whatever it is
                 self.error = error
         if self.future.done():
             return
@@ -77,7 +77,7 @@ class Request:
 
 
 class Requests:
-    """Takes jobs from any event loop. What the tasks of a loop ask for in one turn of it is accepted together."""
+    """A desk for jobs from any event loop. The jobs that a loop's tasks hand in within one turn go together."""
 
     def __init__(self) -> None:
         self._gathering: dict[asyncio.AbstractEventLoop, list[Request]] = {}
@@ -88,7 +88,7 @@ class Requests:
     async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> Any:
         """Return what the job returns, or raise the error it raised.
 
-        A job that is to run `alone` is given the connection outside of any transaction.
+        A job with `alone` gets the connection outside of any transaction.
         """
         return await self.ask(job, alone=alone, long=long)
 
@@ -101,9 +101,9 @@ class Requests:
         brief: bool = False,
         long: bool = False,
     ) -> asyncio.Future[Any]:
-        """Hand in a job. Return a future of what it returns, passed through `finish` in this loop.
+        """Hand in a job. Return a future of its result, which is passed through `finish` in this loop.
 
-        What is `brief` may be carried out in this loop's thread.
+        A `brief` job may be carried out in this loop's thread.
         """
         if self._closed:
             raise _closed_error()
@@ -122,21 +122,21 @@ class Requests:
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand over what was gathered.
 
-        Handed over one by one, the first would wake a thread, which would then wrestle with the loop for the GIL.
+        If each job were handed over by itself, the first would wake a thread, which would compete for the GIL.
         """
         requests = self._gathering.pop(loop)
         if not self._accept(requests):
-            for request in requests:  # another loop has closed the store meanwhile, and nobody looks any more
+            for request in requests:  # another loop has closed the store meanwhile: no thread would answer
                 request.error = _closed_error()
                 request.deliver()
 
     def _accept(self, requests: list[Request]) -> bool:
-        """Take requests over, and return True; False after the end."""
+        """Take over requests. Return False if the worker has ended."""
         raise NotImplementedError
 
 
 class Worker(Requests):
-    """A thread with a connection. `run` hands it a job and waits for what comes of it."""
+    """A thread with a connection. `run` hands it a job and waits for the result."""
 
     def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
         super().__init__()
@@ -150,6 +150,7 @@ class Worker(Requests):
         self._thread.start()
 
     def _accept(self, requests: list[Request]) -> bool:
+        # Under the lock: a request behind the None that ends the queue would never be answered.
         with self._ending:
             if self._is_ended:
                 return False
@@ -157,7 +158,7 @@ class Worker(Requests):
             return True
 
     async def close(self, last: Job | None = None) -> None:
-        """Carry out what is waiting, and at the end a last job, if that can be done; then end the thread."""
+        """Carry out what is waiting, then a last job if that is possible, and end the thread."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -171,7 +172,7 @@ class Worker(Requests):
         await joined(self._thread)
         for request in final:
             if not request.future.cancel():
-                request.future.exception()  # the store is closed all the same
+                request.future.exception()  # read, or asyncio would log it; the store is closed in any case
 
     def _serve(self) -> None:
         connection = self._connected()
@@ -183,9 +184,9 @@ class Worker(Requests):
         self._end(connection)
 
     def _connected(self) -> apsw.Connection | None:
-        """Open the connection; if that fails, try again for each request. None if the worker is closed before.
+        """Open the connection. If that fails, try again for each request. Return None if the worker is closed first.
 
-        After a sync that failed it is not tried again.
+        After a failed sync it is not tried again.
         """
         with suppress(*_NOT_CONNECTED):
             return self._connect_once()
@@ -211,15 +212,15 @@ class Worker(Requests):
             raise
 
     def _begin(self, connection: apsw.Connection) -> None:
-        """Called once, before the first batch."""
+        """Do what has to come before the first batch. This is called once."""
 
     def _end(self, connection: apsw.Connection) -> None:
         connection.close()
 
     def _serve_batch(self, connection: apsw.Connection) -> bool:
-        """Carry out what is waiting. Return whether there may be more to come.
+        """Carry out what is waiting. Return False if nothing more can come.
 
-        A call of its own: while the next batch is waited for, nothing of this one is kept in memory.
+        This is a function of its own so that nothing of a batch stays in memory while the next one is waited for.
         """
         batch, open_for_more = self._next_batch(connection)
         together = [request for request in batch if not request.alone]
@@ -260,7 +261,7 @@ class Worker(Requests):
 
 
 def read(connection: apsw.Connection, request: Request) -> None:
-    """Carry out a request that reads, in one state of the file."""
+    """Carry out a request that reads, in one snapshot of the file."""
     try:
         require_in_place(connection)
         connection.execute("BEGIN")
@@ -268,7 +269,7 @@ def read(connection: apsw.Connection, request: Request) -> None:
     except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
         request.error = CorruptRecord(None, "of the database file", f"a column has changed its type ({error})")
         request.error.__cause__ = error
-    except InvalidSessionId as error:  # those that are given were checked before
+    except InvalidSessionId as error:  # callers' ids were checked before, so this one is from a damaged row
         request.error = CorruptRecord(None, "of the session table", str(error))
     except Exception as error:  # around a request: the thread serves others after it
         request.error = as_store_error(error)
@@ -287,10 +288,10 @@ def read_alone(connection: apsw.Connection, request: Request) -> None:
 class WritingWorker(Worker):
     """A worker that commits in groups, one process at a time.
 
-    SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
+    SQLite's own busy handler is unfair between processes; a lock on a file beside the database is fair.
 
-    With `in_loop`, an event loop commits what is brief in its own thread: it waits for the disk then, but for nobody's
-    lock. Whatever could hold it up longer is left to the worker's thread.
+    With `in_loop`, an event loop commits brief jobs in its own thread. It then waits for the disk, but never for a
+    lock. All that could hold it up longer is left to the worker's thread.
     """
 
     def __init__(
@@ -306,26 +307,27 @@ class WritingWorker(Worker):
         self._deferred = deferred
         self._is_behind = False
         self._logged = 0
-        """How many pages the write-ahead log held after the last commit; 0 if that is not to be looked at again."""
+        """The pages in the write-ahead log after the last commit; 0 if they need not be looked at again."""
         self._committed = 0
-        """How many pages it held after the commit under way; 0 before that, or if nothing was written."""
+        """The pages in it after the commit under way; 0 before that, or if nothing was written."""
         self._marker: Marker | None = None
         self._is_for_loops = in_loop
         self._using = threading.Lock()
         """Held by the thread that uses the connection, and taken before the lock on the file."""
         self._connection: apsw.Connection | None = None
-        """The connection, as long as it is open."""
+        """The connection, while it is open."""
         self._left = 0
-        """How many requests are left to the worker's thread: no loop goes before them, or they could wait for ever."""
+        """The number of requests left to the worker's thread. No loop goes before them, or they might never run."""
         super().__init__(name, connect)
 
     def _begin(self, connection: apsw.Connection) -> None:
         self._marker = Marker(Path(connection.filename), connection.pragma("page_size"))
-        # In place of SQLite's own checkpoint, which would be part of a commit in an event loop.
+        # This hook replaces SQLite's own checkpoint, which would be part of a commit in an event loop.
         connection.set_wal_hook(self._note_pages)
         self._connection = connection
 
     def _end(self, connection: apsw.Connection) -> None:
+        # A loop that has borrowed the connection gives it back first, and none borrows it afterwards.
         with self._using:
             self._connection = None
             super()._end(connection)
@@ -333,9 +335,9 @@ class WritingWorker(Worker):
                 self._marker.close()
 
     def borrow(self) -> apsw.Connection | None:
-        """Return the connection for a read of a moment, unless it is in use or wanted; `give_back` has to follow.
+        """Return the connection for a short read, unless it is in use or wanted. `give_back` has to follow.
 
-        Whatever this process has written is in its cache, while those of the others are emptied by each commit.
+        Its cache holds what this process has written. The caches of other connections are emptied by each commit.
         """
         if self._left or self._broken is not None or not self._using.acquire(blocking=False):
             return None
@@ -369,9 +371,10 @@ class WritingWorker(Worker):
         super()._done(batch)
 
     def _carry_out_in_loop(self, batch: list[Request]) -> bool:
-        """Carry out a batch in this thread, which is an event loop's. Return False if that could hold it up."""
+        """Carry out a batch in this thread, which is an event loop's. Return False if that could hold the loop up."""
         if len(batch) > MOST_PER_COMMIT or not all(request.brief for request in batch):
             return False
+        # `_using` before the file's lock, in the order of the worker's thread; and neither is waited for here.
         if self._left or not self._using.acquire(blocking=False):
             return False
         try:
@@ -395,9 +398,9 @@ class WritingWorker(Worker):
     def _commit_or_fail(self, connection: apsw.Connection, batch: list[Request]) -> None:
         try:
             self._commit(connection, batch)
-        except Exception as error:  # around a request: without an answer those who wait would wait for ever
+        except Exception as error:  # around a request: without an answer its callers would wait for ever
             self._fail_all(connection, batch, error)
-        except BaseException:  # Ctrl-C, in the midst of it
+        except BaseException:  # Ctrl-C, before the commit was done
             _roll_back(connection)
             raise
 
@@ -412,7 +415,7 @@ class WritingWorker(Worker):
         return self._queue.get()
 
     def _empty_log(self, connection: apsw.Connection) -> None:
-        """Move what was committed into the database file, unless another process is writing: it will do so."""
+        """Move what was committed into the database file, unless another process is writing: that one will do it."""
         with self._using:
             self._logged = 0
             if self._lock.try_once():
@@ -425,8 +428,9 @@ class WritingWorker(Worker):
         """Move what was committed into the database file. Return whether that could be tried."""
         self._logged = 0
         try:
+            # PASSIVE neither waits for readers nor keeps them out.
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.Error:  # what cannot be moved stays where it is
+        except apsw.Error:  # what cannot be moved stays in the log, where it is as durable
             return False
         return True
 
@@ -444,18 +448,20 @@ class WritingWorker(Worker):
                     if self._logged >= schema.CHECKPOINT_PAGES and not self._is_for_loops:
                         self._move_into_file(connection)
                 self._is_behind = True
-            except Exception as error:  # around a request: without an answer those who wait would wait for ever
+            except Exception as error:  # around a request: without an answer its callers would wait for ever
                 self._fail_all(connection, batch, error)
 
     def _commit(self, connection: apsw.Connection, batch: list[Request]) -> None:
         """Carry out a batch in the transaction that has begun, and commit it."""
         if not self._done_together(connection, batch):
+            # Begun again without the jobs' traces. Each then has a savepoint of its own.
             connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             for request in batch:
                 self._try_one(connection, request)
         self._committed = 0
         connection.execute("COMMIT")
+        # Only now, and under the lock: the mark never claims a commit that is not on the disk.
         self._mark()
 
     def _carry_out_alone(self, connection: apsw.Connection, request: Request) -> None:
@@ -466,7 +472,7 @@ class WritingWorker(Worker):
             try:
                 with self._lock:
                     request.result = request.job(connection)
-                    # It may have committed by a connection of its own.
+                    # The job may have committed with a connection of its own, which the hook does not see.
                     self._committed = max(connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
                     self._mark()
                 self._is_behind = True
@@ -474,18 +480,18 @@ class WritingWorker(Worker):
                 self._fail_all(connection, [request], error)
 
     def _done_together(self, connection: apsw.Connection, batch: list[Request]) -> bool:
-        """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
+        """Carry out a batch without savepoints, which most do not need, and write the rows of all jobs at once.
 
-        Return False if a job failed after it had begun to write: then only a savepoint can part it from the others.
+        Return False if a job failed after it had begun to write: only a savepoint can separate it from the others.
         """
         with self._deferred.gathering(connection) as rows:
             for request in batch:
                 before = connection.total_changes(), rows.count
                 try:
                     request.result = request.job(connection)
-                except (apsw.FullError, apsw.IOError):
+                except (apsw.FullError, apsw.IOError):  # the disk failed, not this job: the whole batch fails
                     raise
-                except Exception as error:  # around a request: those that share its commit are not to suffer
+                except Exception as error:  # around a request: the others in its commit must not fail with it
                     if (connection.total_changes(), rows.count) != before:
                         return False
                     request.error = as_store_error(error)
@@ -493,7 +499,7 @@ class WritingWorker(Worker):
                 rows.write()
             except (apsw.FullError, apsw.IOError):
                 raise
-            except apsw.Error:  # the savepoints tell whose row it is
+            except apsw.Error:  # with savepoints it shows whose row it is
                 return False
         return True
 
@@ -504,7 +510,7 @@ class WritingWorker(Worker):
             request.result = request.job(connection)
         except (apsw.FullError, apsw.IOError):
             raise
-        except Exception as error:  # around a request: those that share its commit are not to suffer
+        except Exception as error:  # around a request: the others in its commit must not fail with it
             request.error = as_store_error(error)
             connection.execute("ROLLBACK TO one")
         connection.execute("RELEASE one")
@@ -518,9 +524,9 @@ class WritingWorker(Worker):
             request.error = request.error or failure
 
     def refuse_more(self, error: BaseException) -> StoreError:
-        """Write nothing any more, since the disk has failed.
+        """Refuse all further writes, since the disk has failed. Return the error that callers get.
 
-        After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
+        After a failed fsync the kernel may have dropped the data: no later success can be trusted.
         """
         self._broken = StoreError(
             f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it."
@@ -529,7 +535,7 @@ class WritingWorker(Worker):
 
 
 class DiskFailed(StoreError):
-    """SQLite could not read, write or sync; `error` is what it said."""
+    """The error for a failed read, write or sync. `error` is SQLite's own."""
 
     def __init__(self, error: apsw.Error) -> None:
         self.error = error
@@ -537,7 +543,7 @@ class DiskFailed(StoreError):
 
 
 def _begin_at_once(connection: apsw.Connection) -> bool:
-    """Begin to write, if nobody has to be waited for. Return False if so, or if something is wrong."""
+    """Begin a transaction that writes, without waiting. Return False if another has the lock, or something is wrong."""
     connection.set_busy_timeout(0)
     try:
         require_in_place(connection)
@@ -550,7 +556,7 @@ def _begin_at_once(connection: apsw.Connection) -> bool:
 
 
 async def joined(thread: threading.Thread) -> None:
-    """Wait until a thread has ended: in a thread, but not one of the executor's, which tools may keep busy."""
+    """Wait until a thread has ended. A new thread waits for it, since tools may keep the executor's threads busy."""
     ended = asyncio.get_running_loop().create_future()
     loop = ended.get_loop()
 
@@ -561,7 +567,7 @@ async def joined(thread: threading.Thread) -> None:
 
     try:
         threading.Thread(target=wait, name=f"{thread.name} closing", daemon=True).start()
-    except RuntimeError:  # the interpreter is about to exit, and starts none any more
+    except RuntimeError:  # the interpreter is about to exit, and starts no more threads
         thread.join()
     else:
         await asyncio.wait({ended})
@@ -572,7 +578,7 @@ def _closed_error() -> StoreError:
 
 
 def require_in_place(connection: apsw.Connection) -> None:
-    """Raise StoreError if the file of a connection is no longer the one that has its name."""
+    """Raise StoreError if the file of a connection has been removed, renamed or replaced."""
     moved = array("i", [0])
     connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, moved.buffer_info()[0])
     if moved[0]:
@@ -583,17 +589,17 @@ def require_in_place(connection: apsw.Connection) -> None:
 
 
 def _roll_back(connection: apsw.Connection) -> None:
-    with suppress(apsw.Error):  # there is nothing to keep, and the next BEGIN would say what is wrong
+    with suppress(apsw.Error):  # nothing has to be kept, and the next BEGIN reports what is wrong
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
 
 def deliver(batch: list[Request]) -> None:
-    """Wake each event loop once, whatever the number of its requests."""
+    """Wake each event loop once, however many requests it has."""
     loops = {request.loop for request in batch}
     for loop in loops:
         requests = batch if len(loops) == 1 else [request for request in batch if request.loop is loop]
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop has been closed, so none of its tasks is waiting
             loop.call_soon_threadsafe(_deliver_in_loop, requests)
 
 
@@ -603,13 +609,13 @@ def _deliver_in_loop(requests: list[Request]) -> None:
 
 
 def busy_error(path: Path) -> SessionLocked:
-    """Return the error for a file that somebody has locked who does not use our lock, such as `sqlite3`."""
+    """Return the error for a file that is locked by a process that does not use our lock, such as `sqlite3`."""
     beside = [path.with_name(path.name + end) for end in ("-shm", "-wal")]
     return locked_error(None, path, schema.BUSY_MS / 1000, beside)
 
 
 def as_store_error(error: BaseException) -> BaseException:
-    """What SQLite or the system says in perdure's words; anything else as it is."""
+    """Return an error of SQLite or the system as one of perdure's, and any other error unchanged."""
     if isinstance(error, UnicodeDecodeError):
         return CorruptRecord(None, "of the database file", str(error))
     if isinstance(error, UnicodeEncodeError):
