@@ -194,7 +194,7 @@ class Run:
         return execution is not None and bool(execution.pending_calls)
 
     def spent(self) -> Spent:
-        """Return what the run has used. Time when it waited for a person, or was dead after a crash, does not count."""
+        """Return what the run has used. Time when it waited for a person, or was down after a crash, does not count."""
         at = now()
         return Spent(self.state.step_count, self._meter.usage(self.state), self._seconds(at), at)
 
@@ -651,7 +651,7 @@ def _unwrapped() -> Iterator[None]:
 
 
 async def _nothing() -> None:
-    """Deliver nothing: nobody posts to a run without a journal."""
+    """Deliver nothing: without a journal, no messages are posted to a run."""
 
 
 def _never() -> bool:

@@ -26,7 +26,7 @@ PER_CALL = 8
 PER_IMAGE = 1_000
 CHARS_PER_TOKEN = 4.0
 TOKENS_PER_OTHER_BYTE = 0.4
-"""Tokens per UTF-8 byte of text that is not ASCII: about right for Chinese, too many for Cyrillic, never far too few."""
+"""Tokens per UTF-8 byte of text that is not ASCII: about right for Chinese, high for Cyrillic, never far too low."""
 LONGEST_COUNTED = 50_000
 """The most characters that are counted. Longer texts are estimated: a tokeniser takes quadratic time for some."""
 MODELS_KEPT = 256

@@ -97,7 +97,7 @@ class AutoCompactor:
         if window is not None:
             beside = self._tokens.overhead(request.system_prompt, request.tools, self._model.name)
             allowed = max(0, int(window * self._settings.share) - beside)
-        # The provider has refused it: our count or the window is wrong, so the view is halved in any case.
+        # The provider has refused it: our count or the window is wrong, so the view is at least halved.
         if trigger == "context_too_long":
             allowed = min(allowed, shown // 2)
         return replace(

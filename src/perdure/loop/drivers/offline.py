@@ -311,7 +311,7 @@ def _recalled(turn: _Turn) -> str | None:
 
 
 def _noted(text: str) -> str | None:
-    """Answer somebody who tells something about themselves."""
+    """Answer a user who tells something about themselves."""
     fact = _FACT.search(text[:LONGEST])
     if fact is None or "?" in text:
         return None

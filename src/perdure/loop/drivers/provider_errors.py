@@ -52,7 +52,7 @@ def driver_error(error: Exception, config: ModelConfig, model: Model[Any]) -> Pe
 
 
 def _address(config: ModelConfig, model: Model[Any]) -> str:
-    """Return the address at which a model is asked, without credentials or anything else in the URL."""
+    """Return the address at which a model is asked, without credentials, path or parameters."""
     parts = urlsplit(config.base_url or getattr(model, "base_url", None) or "")
     return f"at {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else f"of {config.provider}"
 
@@ -85,7 +85,7 @@ def unfit(config: ModelConfig) -> ConfigurationError:
 
 
 def _may_pass(error: Exception, status: int | None) -> bool:
-    """Tell whether another try may help. Without a status, the connection failed. An empty account does not pass."""
+    """Tell whether another try may help. Without a status, the connection failed. An empty account stays empty."""
     if status is None:
         return True
     if status == 429 and _NO_CREDIT.search(_kind(error)):

@@ -20,8 +20,8 @@ from perdure.model.secrets import without_secrets
 from perdure.model.value import brief
 
 ApprovalOf = bool | Literal["destructive"] | Collection[str] | Callable[[str, Mapping[str, Any]], bool]
-"""The calls that wait for a person: all, those of tools that may destroy something, those of named tools, or those
-that a function of the tool's name and its arguments selects."""
+"""The calls that wait for a person: all, those of tools that may destroy something, or those of named tools. A function
+of the tool's name and its arguments can select them too."""
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _EXPECTED = "expected the command or the URL of an MCP server, such as 'uvx mcp-server-time'"
