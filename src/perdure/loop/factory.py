@@ -393,7 +393,7 @@ class LoopFactory:
         found = self._capabilities.get(name)
         if found is None:
             known = ", ".join(sorted(self._capabilities)) or "none"
-            raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
+            raise ConfigurationError(f"No capability is named {name!r}. Registered are: {known}.")
         return found
 
 

@@ -187,7 +187,7 @@ class ToolUse:
         tool = self._run.setup.tools.get(passed.name)
         if tool is None:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
-            return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
+            return _refused(call, "UnknownTool", f"No tool is named {passed.name!r}. Available: {known}.")
         try:
             return self._gate(passed if passed.id == call.id else replace(passed, id=call.id), tool)
         except ToolError as error:

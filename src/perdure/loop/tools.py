@@ -63,7 +63,7 @@ class FunctionTool:
     ) -> None:
         self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
         if not is_tool_name(self.name):
-            raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
+            raise ConfigurationError(f"{self.name!r} cannot name a tool: use up to 64 letters, digits, _ and -.")
         check_tool_options(self.name, timeout, on_unknown)
         if not callable(needs_approval):
             expect(needs_approval, bool, "$.needs_approval")
@@ -164,7 +164,7 @@ class ToolRegistry:
         for name in (*(allow or ()), *denied):
             if name not in self._tools:
                 known = ", ".join(sorted(self._tools)) or "none"
-                what = f"There is no tool named {name!r}. Registered are: {known}."
+                what = f"No tool is named {name!r}. Registered are: {known}."
                 raise ConfigurationError(what, missing="tool", name=name)
         names = self._tools if allow is None else allow
         return self._of(self._tools[name] for name in names if name not in denied)
@@ -288,7 +288,7 @@ def check_tool_options(name: str, timeout: object, on_unknown: object) -> None:
 
 def _as_tool(function: Callable[..., Any]) -> Tool:
     if not callable(function):
-        raise ConfigurationError(f"{function!r} is no tool: give a function, or an object with the members of Tool.")
+        raise ConfigurationError(f"{function!r} is not a tool: give a function, or an object with the members of Tool.")
     return FunctionTool(function)
 
 

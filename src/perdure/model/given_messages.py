@@ -211,7 +211,7 @@ def _with_assistants_own(
     if annotations:
         beside["annotations"] = annotations
     fields.refuse("audio", "audio is kept by its provider, and cannot be taken in; leave it out")
-    fields.refuse("function_call", "this form is no longer used; give it as one of tool_calls, with an id")
+    fields.refuse("function_call", "this form is obsolete; give it as one of tool_calls, with an id")
     return parts, of_parts
 
 

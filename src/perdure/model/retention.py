@@ -176,7 +176,7 @@ def _rule(given: object, path: str) -> Retention:
     for name in table:
         if name not in _FIELDS:
             known = ", ".join(_FIELDS) if path != "$" else ", ".join((*_FIELDS, "tags", "owners"))
-            raise InvalidData(f"{path}.{name}", f"there is no such setting; there are {known}")
+            raise InvalidData(f"{path}.{name}", f"this is not a setting; there are {known}")
     made = {name: span_of(table[name], f"{path}.{name}") for name in ("age", "idle") if name in table}
     versions = table.get("versions")
     try:

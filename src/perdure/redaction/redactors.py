@@ -350,6 +350,6 @@ def named(*names: str) -> tuple[Redactor, ...]:
     for name in names:
         if name != "default" and name not in _NAMED:
             known = ", ".join(("default", *_NAMED))
-            raise ConfigurationError(f"There is no redactor named {name!r}. There are: {known}.")
+            raise ConfigurationError(f"No redactor is named {name!r}. There are: {known}.")
         found |= {each.name: each for each in (DEFAULT if name == "default" else (_NAMED[name],))}
     return tuple(found.values())

@@ -190,7 +190,7 @@ def _misread(text: str, tools: Sequence[ToolSpec]) -> str | None:
     names = [tool.name for tool in tools]
     if called[1] in names:
         return f"I could not read the arguments of {called[1]}; write them as one JSON object."
-    return f"There is no tool named {called[1]}; I have {', '.join(names[:20]) or 'none'}."
+    return f"I have no tool named {called[1]}; I have {', '.join(names[:20]) or 'none'}."
 
 
 def _numbered(wishes: Iterable[_Wish], messages: Sequence[Message]) -> list[ToolCall]:
