@@ -91,7 +91,7 @@ def test_without_advice_the_message_is_what_happened(make: Callable[[], PerdureE
 
 
 def test_an_error_is_copied_and_pickled_whole() -> None:
-    error = ConfigurationError("There is no tool named 'pay'.", "Give it.", missing="tool", name="pay")
+    error = ConfigurationError("No tool is named 'pay'.", "Give it.", missing="tool", name="pay")
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert (str(other), other.what, other.advice, other.missing, other.name) == (
             *(str(error), error.what, "Give it."),

@@ -111,7 +111,7 @@ async def test_a_model_is_offered_the_tools_of_its_agent(fields: dict[str, Any],
 
 def test_an_unknown_tool_is_told_when_the_loop_is_built() -> None:
     """A definition that names a tool that nobody has registered is a ConfigurationError."""
-    with pytest.raises(ConfigurationError, match=r"no tool named 'fly'\. Registered are: add\."):
+    with pytest.raises(ConfigurationError, match=r"No tool is named 'fly'\. Registered are: add\."):
         LoopFactory(tools=[add], model="offline").build(AgentDefinition("agent", tools=("fly",)))
 
 
@@ -151,7 +151,7 @@ async def test_use_guards_keeps_to_a_budget_beside_the_agents_own() -> None:
 
 def test_an_unknown_capability_is_told() -> None:
     """A capability that nobody has registered is a ConfigurationError that lists those there are."""
-    with pytest.raises(ConfigurationError, match=r"no capability named 'x'\. Registered are: y\."):
+    with pytest.raises(ConfigurationError, match=r"No capability is named 'x'\. Registered are: y\."):
         LoopFactory(capabilities={"y": Courtesy()}, model="offline").build(
             AgentDefinition("agent", capabilities=("x",))
         )

@@ -77,7 +77,7 @@ async def test_an_unknown_tool_is_told_with_those_there_are() -> None:
     def open_() -> None: ...
 
     state = await run([ToolCall("secret"), "done"], secret, open_, agent={"tools": ("open_",)})
-    assert results_in(state)[0].text == "UnknownTool: There is no tool named 'secret'. Available: open_."
+    assert results_in(state)[0].text == "UnknownTool: No tool is named 'secret'. Available: open_."
 
 
 async def stop_iteration() -> None:

@@ -200,14 +200,14 @@ def _hidden(x: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F
         (lambda *args: args, "cannot be filled in"),
         (lambda **kwargs: kwargs, "cannot be filled in"),
         (lambda x, /: x, "cannot be filled in"),
-        (lambda: None, "is no name"),
+        (lambda: None, "cannot name a tool"),
         (_hidden, "NoSuchType"),
     ],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused(function: Any, told: str) -> None:
     """What a model could not call is a ConfigurationError when it is made, not when it is called."""
     with pytest.raises(ConfigurationError, match=told):
-        FunctionTool(function, name=None if told == "is no name" else "odd")
+        FunctionTool(function, name=None if told == "cannot name a tool" else "odd")
 
 
 def test_a_type_without_a_schema_is_refused() -> None:
@@ -241,7 +241,7 @@ def test_a_registry_keeps_tools_by_name() -> None:
     assert ("one" in registry, "three" in registry, len(registry)) == (True, False, 3)
     with pytest.raises(ConfigurationError, match="Two tools are named 'one'"):
         registry.add(one)
-    with pytest.raises(ConfigurationError, match="'spanner' is no tool"):
+    with pytest.raises(ConfigurationError, match="'spanner' is not a tool"):
         registry.add("spanner")  # type: ignore[arg-type]
 
 
@@ -264,7 +264,7 @@ def test_tools_are_allowed_and_denied_by_name(allow: Any, deny: tuple[str, ...],
 @pytest.mark.parametrize(("allow", "deny"), [(("four",), ()), (None, ("four",))])
 def test_a_name_that_is_not_registered_is_an_error(allow: Any, deny: tuple[str, ...]) -> None:
     """A typing mistake in a list of tools is told, with the names there are."""
-    with pytest.raises(ConfigurationError, match=r"no tool named 'four'\. Registered are: one\."):
+    with pytest.raises(ConfigurationError, match=r"No tool is named 'four'\. Registered are: one\."):
         ToolRegistry([FunctionTool(lambda: None, name="one")]).select(allow, deny)
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
-    """All that a loop works with. A capability changes it before the loop is built."""
+    """Everything that a loop works with. A capability changes it before the loop is built."""
 
     driver: Driver
     model: ModelConfig
@@ -69,34 +69,34 @@ class LoopSetup(msgspec.Struct, frozen=True):
     form: Form | None = None
     """The form of answers that the definition asks for."""
     after_each_step: Callable[[Run], Awaitable[None]] | None = None
-    """Awaited with the run between two steps, before what others have posted is delivered."""
+    """A function that is awaited with the run between two steps, before posted messages are delivered."""
     redaction: Redaction | None = None
-    """The `Redaction` that is done to every text before it is shown, told or stored; None if nothing is."""
+    """The redaction of every text before it is shown, told or stored; None if there is none."""
 
 
 class RunStart(msgspec.Struct, frozen=True):
-    """What a run starts with, beside the agent's state. One that is started by itself belongs to no session."""
+    """The input of a run, beside the agent's state. A run that is started by itself belongs to no session."""
 
     record: Record = Unrecorded()
     session_id: str | None = None
     decisions: Decisions = Decisions()
     inputs: Sequence[Message] = ()
-    """The messages at the end of the transcript that the run answers, told as its first."""
+    """The messages at the end of the transcript that the run answers. Its first events tell them."""
     facts: Mapping[str, Any] = EMPTY
-    """What the AgentStart event says beside what the state tells."""
+    """Fields of the AgentStart event that are not taken from the state."""
     spawn: Callable[..., Awaitable[Any]] | None = None
     execution_id: str | None = None
     """The id of a new run, if it is known before it begins."""
     read_files: ReadFiles | None = None
-    """Reads images and files that are in the session's store."""
+    """A function that reads images and files from the session's store."""
     told: ResumePoint = ResumePoint()
-    """How far the story of a run that is continued had come."""
+    """The point that a continued run had reached."""
     owner: str | None = None
     context: object = None
-    """What tools are given as their context."""
+    """The context that tools are given."""
     context_data: Mapping[str, Any] | None = None
     lost: LostAnswer | None = None
-    """What the model was saying when the run that is continued was killed."""
+    """The answer that was under way when the continued run was killed."""
     form: Form | None = None
     """The form of answer that this run alone is asked for."""
     external_tools: tuple[ExternalToolSpec, ...] = ()
@@ -104,7 +104,7 @@ class RunStart(msgspec.Struct, frozen=True):
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
     model_options: ModelOptions | None = None
-    """How the model is asked in this run alone."""
+    """Options for the model in this run alone."""
     trace: RunTrace | None = None
     """The span of the run; None if it is not traced."""
     store: SessionStore | None = None
@@ -115,20 +115,20 @@ BY_ITSELF = RunStart()
 
 
 class AgentLoop:
-    """Runs an agent's state to the end of an execution. It keeps nothing between runs."""
+    """A loop that runs an agent's state to the end of an execution. It keeps nothing between runs."""
 
     def __init__(self, setup: LoopSetup) -> None:
         self.setup = setup
 
     async def run(self, state: AgentState) -> AgentState:
-        """The state at the end of the run. One that is in progress is continued, with the same execution id."""
+        """Return the state at the end of the run. A run in progress is continued, with the same execution id."""
         run = self.start(state)
         async for _ in run.steps():
             pass
         return run.state
 
     async def iterate(self, state: AgentState) -> AsyncGenerator[AgentState, None]:
-        """The state after each step, and last the state at the end of the run."""
+        """Yield the state after each step, and at last the state at the end of the run."""
         run = self.start(state)
         async with aclosing(run.steps()) as steps:
             async for after_step in steps:
@@ -136,12 +136,12 @@ class AgentLoop:
         yield run.state
 
     def start(self, state: AgentState, start: RunStart = BY_ITSELF) -> Run:
-        """Return a run that has not begun yet, for callers who need its state at any time."""
+        """Return a run that has not begun yet, for callers that need its state at any time."""
         return Run(self.setup, state, start)
 
 
 class Run:
-    """One execution under way. `state` is always current, also when the run is cancelled."""
+    """One execution under way. `state` is always current, even when the run is cancelled."""
 
     def __init__(self, setup: LoopSetup, state: AgentState, start: RunStart) -> None:
         decisions = start.decisions
@@ -169,13 +169,13 @@ class Run:
         self._so_far: CutOffAnswer | None = None
         self._sketching = sketching_of(start.record)
         self.is_settled = False
-        """Whether the run has ended, or waits for a person: there is something to be kept."""
+        """True once the run has ended, or waits for a person: then there is something to save."""
         self.is_input_accepted = not (start.inputs and setup.input_filters)
-        """Whether input filters have let pass what the run answers; until then it is not shown to any model."""
+        """True once input filters have passed what the run answers. Until then, no model is shown it."""
         self.between_steps: Callable[[], Awaitable[None]] = _nothing
-        """Awaited after each step: what others have posted is delivered here."""
+        """A function that is awaited after each step. It delivers what others have posted."""
         self.is_interrupted: Callable[[], bool] = _never
-        """Tells, when the run is cancelled, whether it is to be left as it is for a recovery instead of ended."""
+        """A function that tells, when the run is cancelled, whether it is left for recovery instead of ended."""
 
     @property
     def setup(self) -> LoopSetup:
@@ -183,18 +183,18 @@ class Run:
 
     @property
     def execution(self) -> ExecutionState:
-        """The execution that the run is about. There is one from the run's beginning on."""
+        """The execution of this run. It exists once the run has begun."""
         assert self.state.execution is not None
         return self.state.execution
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the run has paused until a person decides about calls."""
+        """True if the run has paused until a person decides about calls."""
         execution = self.state.execution
         return execution is not None and bool(execution.pending_calls)
 
     def spent(self) -> Spent:
-        """What the run has used; time it waited for a person, or lay dead after a crash, does not count."""
+        """Return what the run has used. Time when it waited for a person, or was down after a crash, does not count."""
         at = now()
         return Spent(self.state.step_count, self._meter.usage(self.state), self._seconds(at), at)
 
@@ -202,7 +202,7 @@ class Run:
         return self._meter.seconds_before + (at - self._began).total_seconds()
 
     async def steps(self) -> AsyncGenerator[AgentState, None]:
-        """Go on step by step; the run has ended, or waits for a person, when there are no more."""
+        """Run step by step, and yield the state after each. After the last, the run has ended or waits for a person."""
         with _unwrapped():
             async with aclosing(self._steps()) as steps:
                 async for state in steps:
@@ -217,6 +217,7 @@ class Run:
                 raise_if_cancelled()  # a tool or a driver may have taken the cancellation for its own
                 if self.is_waiting:
                     await self._narrator.barrier()
+                    # The pause is on record now: from here on, a cancellation leaves the run as it waits.
                     self.is_settled = True
                     return
                 yield self.state
@@ -227,9 +228,9 @@ class Run:
             if is_cancelled():
                 await self.end_cancelled()
                 raise
-            ended_by = error  # of something that the run waited for
+            ended_by = error  # not of this run: of something that it waited for
         except Unrecordable:
-            raise
+            raise  # the record refuses events, so the end of the run could not be recorded either
         except Exception as error:
             ended_by = error
         await self._end(ended_by)
@@ -255,7 +256,7 @@ class Run:
         if self.start.lost is not None and self.execution.current_step is None:
             await self._keep_lost_answer(self.start.lost, gives_up=gives_up)
         if self.start.decisions.answers and self.execution.current_step is not None and not gives_up:
-            # In the commit of the run's start: an answer that was acknowledged is not asked for again after a crash.
+            # In the commit of the run's start: after a crash, an acknowledged answer is not asked for again.
             await self._tools.take_answers(self.execution.current_step)
         await self._narrator.barrier()
         if not self.is_input_accepted:
@@ -279,10 +280,10 @@ class Run:
             await self._narrator.message_ended(note)
 
     def _restart_step(self) -> None:
-        """Continue a step that was interrupted. It counts from now: nobody worked on it meanwhile.
+        """Continue a step that was interrupted. Its time counts from now: the pause is not work.
 
-        One that was begun and has no answer yet is taken again, also behind an answer that would else be the last: what
-        asked for it, a repair or a message that steers, is still to be answered.
+        A step without an answer is begun again, even after an answer that would otherwise be the last. Something asked
+        for that step, a repair or a steering message, and still has no answer.
         """
         execution = self.execution
         if execution.current_step is not None:
@@ -312,7 +313,7 @@ class Run:
         return signal is not None
 
     def _tell_cut_off(self) -> None:
-        """Stop the run for its model's reason, if the last answer ends before its end. A resumed run does so too."""
+        """Stop the run with the model's reason, if the last answer was cut off. A resumed run does the same."""
         step = self.state.last_step
         reason = cut_off_by(step.inference_response.finish_reason) if step is not None else None
         if reason is not None:
@@ -320,7 +321,7 @@ class Run:
             self.state = self.state.with_stop_signal(StopSignal(reason, said, source="model"))
 
     async def _goes_on(self) -> bool:
-        """Whether something asks for another step although the model has answered: a repair, or an interceptor."""
+        """Tell whether a repair or an interceptor asks for another step although the model has answered."""
         form = self._form()
         problem = form.problem(self.state.final_response) if form is not None else None
         if problem is not None and not self._repaired:
@@ -367,7 +368,7 @@ class Run:
         await self._narrator.turn_ended(self.state)
 
     async def _infer(self) -> None:
-        """Ask the model; its answer is the step under way."""
+        """Ask the model. Its answer becomes the step under way."""
         self.state = self.state.with_execution(self.execution.with_continuation_requested(False).with_step_started())
         self.state = await self._interceptors.pass_through("before_step", self.state)
         step_id, message_id = new_id(), new_id()
@@ -384,7 +385,7 @@ class Run:
             if not await self._compact("context_too_long", request):
                 raise
             reply = await self._ask(await self._prepared(self._request()), message_id)
-        self._so_far = None
+        self._so_far = None  # the answer is whole: an error from here on does not cut it off
         given = self.state.transcript.without_blocks()
         reply = await self._inspected(reply)
         said = self._redacted(reply.message)  # behind interceptors, which may add to it
@@ -396,9 +397,9 @@ class Run:
         await self._narrator.message_ended(self.state.transcript[-1], reply.response)
 
     async def _prepared(self, request: ModelRequest) -> ModelRequest:
-        """The request as interceptors will have it, with all that led to it on record."""
+        """Return the request as interceptors leave it, once everything that led to it is on record."""
         request = await self._interceptors.pass_through("before_inference", request, self.state)
-        if not isinstance(request.messages, Prompt):  # an interceptor's own choice, which must be as valid
+        if not isinstance(request.messages, Prompt):  # an interceptor's own messages, which must be as valid
             request = replace(request, messages=Prompt(request.messages))
         await self._narrator.barrier()
         return request
@@ -423,42 +424,42 @@ class Run:
         return reply
 
     def _held_back(self, tell: OnDelta) -> HeldBack | None:
-        """Return what keeps secrets out of a stream; None if nothing is redacted."""
+        """Return a filter that keeps secrets out of a stream; None if nothing is redacted."""
         if self._setup.redaction is None:
             return None
-        from perdure.loop.held_back import HeldBack
+        from perdure.loop.held_back import HeldBack  # few runs redact
 
         return HeldBack(self._setup.redaction, tell)
 
     async def _inspected(self, reply: ModelReply) -> ModelReply:
-        """Return the answer as interceptors will have it. One that they throw away has cost its tokens all the same."""
+        """Return the answer as interceptors leave it. If they throw it away, its tokens still count."""
         try:
             inspected: ModelReply = await self._interceptors.pass_through("after_inference", reply, self.state)
-        except BaseException:
+        except BaseException:  # a cancellation too: the provider has counted the tokens already
             self.state = self.state.with_execution(self.execution.with_discarded_usage(reply.response.usage))
             raise
         return inspected
 
     async def _compact(self, trigger: Trigger, request: ModelRequest) -> bool:
-        """Compact what the model is shown, on record; False if there is nothing to be gained."""
+        """Compact what the model is shown, on record. Return False if nothing can be gained."""
         if self._setup.compaction is None:
             return False
         async with self.time_limit():
             made = await self._setup.compaction.compact(self.state.transcript, request, trigger, self._charge)
         if made is None:
             return False
-        from perdure.loop.compaction.compactor import overlaid
+        from perdure.loop.compaction.compactor import overlaid  # most runs never compact
 
         self.state = self.state.with_transcript(overlaid(self.state.transcript, made))
         await self._narrator.compacted(made.block, made.shown, made.usage, trigger)
         return True
 
     def _charge(self, usage: Usage) -> None:
-        """Take in what a compaction has used, whether or not anything comes of it."""
+        """Count what a compaction has used, whether or not it succeeds."""
         self.state = self.state.with_execution(self.execution.with_compaction_usage(usage))
 
     def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """Return the parts with tool calls whose ids nothing else has: decisions and sub-agents are found by them."""
+        """Return the parts, with unique ids for their tool calls: decisions and sub-agents are found by these ids."""
         own: list[Part] = []
         for part in parts:
             if isinstance(part, ToolCall):
@@ -469,9 +470,9 @@ class Run:
         return tuple(own)
 
     def _own_id(self, call_id: str) -> str:
-        """Return an id that no other call of this run has, nor one of an earlier run that was taken back.
+        """Return an id that no other call of this run has, and no call of an earlier run that was taken back.
 
-        A model that numbers its calls in every answer would else have a new call approved by what was said of an old.
+        Some models number their calls again in every answer. An old approval would then pass a new call.
         """
         if self.state.execution_count > 1 and _may_come_again(call_id):
             call_id = f"{call_id}-{self.execution.execution_id[-8:]}"
@@ -497,22 +498,22 @@ class Run:
         )
 
     def _deadline(self) -> datetime | None:
-        """Return when the budget's time is up; None if it says nothing of time."""
+        """Return when the budget's time is up; None if it sets no time limit."""
         at = now()
         limits = [left for budget in self._timed for left, _ in budget.time_limits(self._seconds(at), at)]
         return at + timedelta(seconds=min(limits)) if limits else None
 
     def time_limit(self) -> TimeLimit:
-        """Cancels what runs inside it when the budget's time is up."""
+        """Return a limit that cancels what runs inside it when the budget's time is up."""
         if not self._timed:
             return UNLIMITED
         at = now()
         return TimeLimit(limit for budget in self._timed for limit in budget.time_limits(self._seconds(at), at))
 
     async def steer(self, messages: Sequence[Message], posted: str | None = None) -> None:
-        """Take in, between two steps, messages that others send into the run, which then takes another step.
+        """Add messages that others send into the run, between two steps. The run then takes another step.
 
-        Input filters judge them like any input. What they reject goes on record, and the model never sees it.
+        Input filters judge them like any input. Rejected messages are put on record, and the model never sees them.
         """
         messages = tuple(self._told_apart(self._redacted(message)) for message in messages)
         warnings, rejected = await judge(self._setup.input_filters, messages)
@@ -530,11 +531,11 @@ class Run:
         return message if redaction is None else redaction.message(message)
 
     def _told_apart(self, message: Message) -> Message:
-        """Return the message, under a new id if the run has one of its id: its record and its save find them by id."""
+        """Return the message, under a new id if the run has its id already: record and save find messages by id."""
         return replace(message, id=new_id()) if self._narrator.has_told(message.id) else message
 
     def put_step(self, step: AgentStep, message: Message) -> None:
-        """Put a message behind the output of the step under way, and into the transcript."""
+        """Add a message to the output of the step under way, and to the transcript."""
         self.state = self.state.with_step_output(step, message)
 
     def put_pending(self, calls: Sequence[PendingCall]) -> None:
@@ -551,11 +552,11 @@ class Run:
         except Exception as error:  # an interceptor's
             self.state = self.state.with_execution(self._with_cause(error))
             self._close(self._status())
-        self.is_settled = True
+        self.is_settled = True  # first: a cancellation during the last event must not end the run again
         await self._narrator.ended(self.state)
 
     async def _take_in(self, ended_by: BaseException) -> None:
-        """What has ended the run goes on record: a signal where it was asked to stop, an error where it failed."""
+        """Note what has ended the run: a signal if it was asked to stop, an error if it failed."""
         await self._keep_cut_off_answer()
         self.state = self.state.with_execution(self._with_cause(ended_by))
         if not isinstance(ended_by, AgentStop | TimeLimitReached):
@@ -565,15 +566,15 @@ class Run:
         return _with_cause(self.state, ended_by, self._setup.redaction)
 
     async def give_up(self, failure: ErrorRecord | None = None) -> None:
-        """Take a run up again only to end it where it stands: as cancelled, or as failed if a failure is given."""
+        """Resume a run only to end it as it is: as cancelled, or as failed if a failure is given."""
         with _unwrapped():
             await self._begin(gives_up=True)
         await self.end_cancelled(failure)
 
     async def end_cancelled(self, failure: ErrorRecord | None = None) -> None:
-        """End the run as stopped because somebody asked for it, unless it has ended already or is to be left.
+        """End the run as stopped on request, unless it has ended already or is left for recovery.
 
-        With a `failure` it is ended as failed.
+        With a `failure`, it ends as failed.
         """
         if self.state.status is not ExecutionStatus.IN_PROGRESS or self.is_settled or self.is_interrupted():
             return
@@ -597,7 +598,7 @@ class Run:
             await finish_despite_cancel(self._tools.end_children(step))
 
     async def _keep_cut_off_answer(self) -> None:
-        """Keep what the model had said of an answer that was cut off, as a message that is marked incomplete."""
+        """Keep the text of an answer that was cut off, as a message that is marked incomplete."""
         so_far, self._so_far = self._so_far, None
         if so_far is None or not so_far.text.strip():
             return
@@ -606,10 +607,10 @@ class Run:
         await self._narrator.message_ended(self.state.transcript[-1], step.inference_response)
 
     async def _keep_lost_answer(self, lost: LostAnswer, *, gives_up: bool) -> None:
-        """Keep what a killed process had of an answer, which is on record before the model is asked again.
+        """Keep the part of an answer that a killed process had, on record before the model is asked again.
 
-        The new answer takes its place: it is neither shown nor a step, and what it has cost counts. If the run is only
-        to be ended, it is kept as any answer that is cut off.
+        A new answer takes its place: the part is neither shown nor a step, but its cost counts. If the run is only
+        ended, the part is kept like any answer that was cut off.
         """
         answer = CutOffAnswer(new_id(), lost.message_id).found(lost.text, self._request())
         if gives_up:
@@ -642,7 +643,7 @@ class Run:
 
 @contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Raise what a record has refused an event with, as callers know it."""
+    """Raise the error with which a record has refused an event, instead of `Unrecordable`."""
     try:
         yield
     except Unrecordable as refused:
@@ -650,7 +651,7 @@ def _unwrapped() -> Iterator[None]:
 
 
 async def _nothing() -> None:
-    """Deliver nothing: nobody posts to a run without a journal."""
+    """Deliver nothing: without a journal, no messages are posted to a run."""
 
 
 def _never() -> bool:
@@ -658,7 +659,7 @@ def _never() -> bool:
 
 
 _MISTRAL_ID = re.compile("[A-Za-z0-9]{9}")
-"""Random ids of one provider, which takes no others back."""
+"""The random ids of one provider, which accepts no others."""
 
 
 def _may_come_again(call_id: str) -> bool:
@@ -672,7 +673,7 @@ def _steps_of(state: AgentState) -> tuple[AgentStep, ...]:
 
 
 class _Meter:
-    """What a run has used. Each step is counted once, so that a long run is not added up anew before every step."""
+    """The usage of a run. Each step is counted once, so a long run is not added up again before every step."""
 
     def __init__(self, state: AgentState) -> None:
         resumed = state.execution if state.status is ExecutionStatus.IN_PROGRESS else None
@@ -682,7 +683,7 @@ class _Meter:
         self._usage = Usage()
 
     def usage(self, state: AgentState) -> Usage:
-        """Of all completed steps."""
+        """Return the usage of all completed steps, of compactions, and of discarded answers."""
         done = state.execution.step_executions if state.execution else ()
         self._usage = sum((each.step.usage for each in done[self._counted :]), start=self._usage)
         self._counted = len(done)
@@ -692,7 +693,7 @@ class _Meter:
 
 
 def _with_cause(state: AgentState, ended_by: BaseException, redaction: Redaction | None) -> ExecutionState:
-    """A run's execution with what has ended it: a signal, and an error unless it was asked to stop."""
+    """Return a run's execution with what has ended it: a signal, and an error unless it was asked to stop."""
     execution = state.execution
     assert execution is not None
     match ended_by:

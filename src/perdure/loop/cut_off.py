@@ -1,4 +1,4 @@
-"""An answer that may be cut off: what has been streamed of it, kept until the whole is there."""
+"""Keeps what has been streamed of an answer until the whole answer is there: it may be cut off."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perdure.protocols import Delta, ModelRequest, OnDelta
 INCOMPLETE = "incomplete"
 """The key in a message's metadata, and the finish reason, that mark an answer which was cut off."""
 SUPERSEDED = "superseded"
-"""The key in a message's metadata that marks an answer which was cut off by a crash: the model was asked again."""
+"""The key in a message's metadata that marks an answer that a crash cut off, and that was asked for again."""
 
 
 class LostAnswer(msgspec.Struct, frozen=True):
-    """What a killed process had of an answer."""
+    """The part of an answer that a killed process had received."""
 
     message_id: str
     text: str
@@ -36,11 +36,11 @@ class CutOffAnswer:
         self.message_id = message_id
         self.pieces: list[str] = []
         self.restarts = 0
-        """How often the model has begun it again."""
+        """The number of times that the model has begun the answer again."""
         self._request: ModelRequest | None = None
 
     def found(self, text: str, request: ModelRequest) -> Self:
-        """Take what is known of it from elsewhere, and the request that it answers."""
+        """Take the text of the answer, which was kept elsewhere, and the request that it answers."""
         self.pieces, self._request = [text], request
         return self
 
@@ -49,8 +49,9 @@ class CutOffAnswer:
         return "".join(self.pieces)
 
     def listening(self, request: ModelRequest, tell: OnDelta) -> OnDelta:
-        """Return what a driver is to call with each piece: it is kept here, and told."""
+        """Return the function that a driver calls with each piece. It keeps the piece and passes it on."""
         self._request = request
+        # The prompt was too long, and the model is asked again: what it had said until then is void.
         if self.pieces:
             self._begin_again()
 
@@ -68,12 +69,12 @@ class CutOffAnswer:
             self.pieces, self.restarts = [], self.restarts + 1
 
     def step(self, given: Transcript) -> AgentStep:
-        """Return the step that the answer amounts to. Its tokens are estimated: no provider has told them."""
+        """Return a step with this answer as its output. Its tokens are estimated: no provider has reported them."""
         message = Message.assistant(self.text, id=self.message_id, metadata={INCOMPLETE: True})
         return replace(AgentStep.of([message], input=given, response=self._response()), id=self.step_id)
 
     def superseded(self, tags: Mapping[str, Any]) -> tuple[Message, InferenceResponse]:
-        """Return the message that stays of it where the model is asked again, and its estimated tokens."""
+        """Return the message that is kept of it when the model is asked again, and its estimated tokens."""
         metadata = {INCOMPLETE: True, SUPERSEDED: True, **tags}
         return Message.assistant(self.text, id=self.message_id, metadata=metadata), self._response()
 

@@ -34,7 +34,7 @@ class ExternalTool(CalledOutside):
         self.check = SchemaCheck(spec.name, self.parameters)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Return True: a call always waits, for its answer."""
+        """Return True: a call always waits for its answer."""
         return True
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:
@@ -54,6 +54,7 @@ def external_tool(name: str, description: str = "", parameters: Mapping[str, Any
         raise ConfigurationError(f"{name!r} cannot be the name of a tool: use up to 64 letters, digits, _ and -.")
     expect(description, str, "$.description")
     expect(parameters or {}, Mapping, "$.parameters")  # type: ignore[type-abstract]
+    # Through the codec: a schema that cannot be stored fails here, and the caller's dict may change later.
     schema = codec.decode_plain(codec.encode_json(dict(parameters or _NOTHING), "$.parameters"))
     return ExternalTool(ExternalToolSpec(name, description, schema))
 
@@ -76,14 +77,14 @@ def specs_of(tools: object) -> tuple[ExternalToolSpec, ...]:
 def _spec_of(given: object, place: int) -> ExternalToolSpec:
     if isinstance(given, ExternalTool):
         return given.spec
-    if isinstance(given, Mapping):  # as it waits in an inbox, or stands on record
+    if isinstance(given, Mapping):  # the form that it has in an inbox, or on record
         return codec.convert(ExternalToolSpec, given)
     problem = f"expected a tool of external_tool(…), got {type(given).__name__}"
     raise InvalidData(f"$.external_tools[{place}]", problem)
 
 
 def with_external(tools: ToolRegistry, specs: Iterable[ExternalToolSpec]) -> ToolRegistry:
-    """Return tools, and those that a run alone has. Raise InvalidData if one of these has the name of another."""
+    """Return the tools, with those of one run alone. Raise InvalidData if one of these has the name of another tool."""
     for spec in specs:
         if spec.name in tools:
             raise InvalidData("$.external_tools", f"the agent has a tool named {spec.name!r}; use another name")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
-"""Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
+"""The model of a loop that is built only to be inspected or ended, and asks none."""
 _NAME_A_MODEL = (
     "Name one: connect(url, model='openai:gpt-5'), AgentDefinition({agent!r}, model='…'), or --model and PERDURE_MODEL "
     "on the command line. The model 'offline' needs no key."
@@ -54,20 +54,20 @@ DEFAULT_COMPACTION = AutoCompaction()
 
 
 MakeContext = Callable[[AgentSession, Mapping[str, Any] | None], Any]
-"""Makes the context of a run's tools where no caller gives one, from the session and what the caller left as
-`context_data`. It may be async."""
+"""A function that makes the context of a run's tools if no caller gives one. It gets the session and the caller's
+`context_data`, and may be async."""
 MakeTitle = Callable[[AgentSession], str | Awaitable[str | None] | None]
-"""Makes a title of a session after its first answer. It may be async."""
+"""A function that makes the title of a session after its first answer. It may be async."""
 
 
 class Capability(Protocol):
-    """Adds tools, interceptors or guards to a loop before it is built."""
+    """An extension that adds tools, interceptors or guards to a loop before it is built."""
 
     def install(self, setup: LoopSetup) -> LoopSetup: ...
 
 
 class UseGuards:
-    """The capability of keeping to a budget, beside the definition's own."""
+    """A capability that holds runs to a budget, in addition to the definition's own."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
@@ -77,10 +77,10 @@ class UseGuards:
 
 
 class LoopFactory:
-    """Makes loops. The model is the one that the session keeps, or else `model`; without any, nothing is asked.
+    """A factory of loops. The model is the one that the session keeps, or else `model`. Without any, none is asked.
 
-    A session keeps the override of `ChangeModel`, its definition's model, and the one given at its creation, in this
-    order. An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
+    A session keeps the first of these: the override of `ChangeModel`, its definition's model, and the one given at its
+    creation. An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class LoopFactory:
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._pace = pace
         self.telemetry = None if telemetry is None else _checked_telemetry(telemetry)
-        """What runs are traced and measured by; None if they are not."""
+        """The telemetry that traces and measures runs; None if there is none."""
         self.redaction = None if redact is None else _redaction_of(redact)
-        """What is done to every text before it is shown, told or stored; None if nothing is."""
+        """The redaction of every text before it is shown, told or stored; None if there is none."""
         if self.telemetry is not None and self.redaction is not None:
             self.telemetry.clean_with(self.redaction.text)
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
@@ -144,21 +144,21 @@ class LoopFactory:
         self._tokens = TokenEstimator()
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._paced(self._clients, self._clients.name_key))
-        Interceptors(self._interceptors)
+        Interceptors(self._interceptors)  # made only to be checked: a wrong one fails here, and not in a run
         self._toolsets = _opened([each for each in given if _is_toolset(each)])
         self._tools = self._own_tools = ToolRegistry(each for each in given if not _is_toolset(each))
         self._forms: dict[str, Form] = {}
         self._always: tuple[Capability, ...] = ()
         for each in self._subagents:
             self.learn_output(each)
-        self._with_agents(None, depth=0)
+        self._with_agents(None, depth=0)  # fails here if a sub-agent has the name of a tool
 
     def varied(
         self, capability: Capability, *, tools: Iterable[Tool] = (), driver: Driver | None = None
     ) -> LoopFactory:
-        """Return a factory like this one whose loops all have one capability more, whatever their definitions name.
+        """Return a factory like this one whose loops all have one more capability, whatever their definitions name.
 
-        It shares connections with this one, which closes them. Nobody hears the events of its loops.
+        It shares connections with this one, which closes them. Events of its loops are sent to no handler.
         """
         other, more = copy(self), tuple(tools)
         other._always = (*self._always, capability)
@@ -181,8 +181,8 @@ class LoopFactory:
     ) -> AgentLoop:
         """Return a loop for an agent of this definition. Raise ConfigurationError if no model is named for it.
 
-        `depth` is how many agents have called each other to get here; `model` is that of a run that is continued.
-        `external` are the tools that one run alone has. InvalidData if one of them has the name of another tool.
+        `depth` is how many agents have called each other to get here. `model` is that of a run that is continued.
+        `external` are tools for one run alone. Raise InvalidData if one of them has the name of another tool.
         """
         setup = self._setup(definition, model or self.model_of(definition, state), depth)
         if external:
@@ -192,7 +192,7 @@ class LoopFactory:
         return AgentLoop(setup)
 
     def all_tools(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
-        """Return the tools of a definition, those that its capabilities add among them."""
+        """Return the tools of a definition, including those that its capabilities add."""
         return self._setup(definition, UNASKED, depth).tools
 
     def _setup(self, definition: AgentDefinition, model: ModelConfig, depth: int) -> LoopSetup:
@@ -218,9 +218,9 @@ class LoopFactory:
         return setup
 
     def learn_output(self, definition: AgentDefinition) -> None:
-        """Remember the type that an agent's answers have, if it was given one: a store keeps the schema alone.
+        """Remember the type of an agent's answers, if it was given as one: a store keeps only the schema.
 
-        Raise InvalidData if no answer could be held to its output.
+        Raise InvalidData if no answer could be checked against its output.
         """
         output, known = expect(definition, AgentDefinition, "$.agent").output, self._forms.get(definition.name)
         if output is None or (known is not None and known.schema is output):
@@ -243,8 +243,8 @@ class LoopFactory:
     def compactor_of(
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
     ) -> Compactor:
-        """What compacts views that a model is shown; a summary is written by that model, unless another is named."""
-        from perdure.loop.compaction.compactor import Compactor
+        """Return a compactor of views that a model is shown. That model writes summaries, unless another is named."""
+        from perdure.loop.compaction.compactor import Compactor  # most connections never compact
 
         summariser = self._summariser_of(summary_model or model)
         return Compactor(options, self._tokens, summariser, model=model.name)
@@ -256,11 +256,11 @@ class LoopFactory:
         return AutoCompactor(self._compaction, model, self._tokens, summariser)
 
     def redacted(self, value: T) -> T:
-        """Return what a caller gives without what redactors find in it."""
+        """Return a value from a caller, without what redactors find in it."""
         return value if self.redaction is None else self.redaction.value(value)
 
     def _summariser_of(self, model: ModelConfig) -> NoteTaker:
-        """Who writes summaries, which are redacted as all that is shown is."""
+        """Return the writer of summaries, which are redacted like everything that is shown."""
         written = self._note_taker_of(model)
         if self.redaction is None:
             return written
@@ -269,7 +269,7 @@ class LoopFactory:
         return RedactedNotes(written, self.redaction)
 
     def _note_taker_of(self, model: ModelConfig) -> NoteTaker:
-        """Who writes notes; for the offline model fixed rules do, as they do all that it says."""
+        """Return the writer of notes. For the offline model these are made by fixed rules, as its answers are."""
         if self._is_offline(model):
             from perdure.loop.compaction.digest import Digest
 
@@ -279,13 +279,13 @@ class LoopFactory:
         return Summariser(self.traced(self.driver_of(model)), model)
 
     def traced(self, driver: Driver) -> Driver:
-        """Return a driver whose calls are traced, if anything is: for models that are asked beside a run's own."""
+        """Return a driver with traced calls, if anything is traced: for models that are asked beside a run's own."""
         return driver if self.telemetry is None else self.telemetry.driver(driver)
 
     async def connect_tools(self, definition: AgentDefinition) -> None:
-        """Connect to the toolsets that an agent may need, and take up what has changed there since.
+        """Connect to the toolsets that an agent may need, and read what has changed there.
 
-        Every run does it before it begins. An agent that names only tools that are here already needs none.
+        Every run does this before it begins. An agent that names only tools that are already here needs no toolset.
         """
         if not self.needs_toolsets(definition):
             return
@@ -296,11 +296,11 @@ class LoopFactory:
 
     @property
     def known_tools(self) -> frozenset[str]:
-        """The names of the tools and sub-agents that are here. Those of a toolset are, once it is connected."""
+        """The names of the tools and sub-agents that are here. Those of a toolset are included once it is connected."""
         return frozenset(each.name for each in self._with_agents(None, depth=0))
 
     def needs_toolsets(self, definition: AgentDefinition) -> bool:
-        """Tell whether an agent may call tools that have to be connected to."""
+        """Tell whether an agent may call tools that need a connection."""
         if self._toolsets is None:
             return False
         here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
@@ -328,7 +328,7 @@ class LoopFactory:
         return found
 
     def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
-        """Return the model that an agent asks, or what stands for a driver of the caller's own; None without either."""
+        """Return the model that an agent asks, or the name of the caller's own driver as one. None without either."""
         kept = definition.model_config if state is None else state.model_for(definition)
         return kept or self._model or self._own_model
 
@@ -339,7 +339,7 @@ class LoopFactory:
             await self._clients.require(model)
 
     async def require_known(self, model: ModelConfig) -> None:
-        """Raise ConfigurationError if there is no such model: nobody knows its provider, or its driver is not here."""
+        """Raise ConfigurationError if a model is unknown: its provider is not known, or its driver is not here."""
         if self.driver_of(model) is not self._provider:
             return
         if model.provider == OWN_DRIVER:
@@ -348,7 +348,7 @@ class LoopFactory:
         await self._clients.require_known(model)
 
     def driver_of(self, model: ModelConfig) -> Driver:
-        """What calls a model: the factory's own driver, if it was given one."""
+        """Return the driver for a model: the factory's own driver, if it was given one."""
         if self._driver is not None:
             return self._driver
         return self._offline if self._is_offline(model) else self._provider
@@ -363,17 +363,17 @@ class LoopFactory:
         return self._paced(OfflineDriver())
 
     def _paced(self, driver: Driver, name_key: NameKey | None = None) -> Driver:
-        """Return a driver that keeps to the rates of this connection. One that retries does with each try."""
+        """Return a driver that keeps to the rates of this connection. A retrying driver keeps to them with each try."""
         if self._pace is None:
             return driver
         if isinstance(driver, RetryingDriver):
             return driver.trying(self._paced)
-        from perdure.loop.drivers.pacing import PacedDriver
+        from perdure.loop.drivers.pacing import PacedDriver  # few connections have a rate
 
         return PacedDriver(driver, self._pace, name_key)
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
-        """The definition's tools; sub-agents are among them until agents have called each other too deep."""
+        """Return the definition's tools. Sub-agents are among them until agents have called each other too deep."""
         if self._toolsets is not None and not self._toolsets.are_connected and self.needs_toolsets(definition):
             raise ConfigurationError(
                 f"The tools of {self._toolsets} are not known yet.",
@@ -393,13 +393,13 @@ class LoopFactory:
         found = self._capabilities.get(name)
         if found is None:
             known = ", ".join(sorted(self._capabilities)) or "none"
-            raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
+            raise ConfigurationError(f"No capability is named {name!r}. Registered are: {known}.")
         return found
 
 
 @lru_cache(64)
 def _model_of_driver(name: str) -> ModelConfig:
-    """Return what stands for the model of a caller's own driver: the same each time, so that it is described once."""
+    """Return a model that names a caller's own driver. It is the same object each time, so it is described once."""
     return ModelConfig(f"{OWN_DRIVER}:{name}")
 
 

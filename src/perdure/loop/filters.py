@@ -1,4 +1,4 @@
-"""Input filters: they look at what a user says before the model does, and pass it, warn of it, or reject it."""
+"""Input filters. They see what a user says before the model does, and pass it, warn about it, or reject it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = "input_filter"
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """The input may pass; the model is told to beware of it."""
+    """A verdict: the input may pass, and the model is given a warning about it."""
 
     text: str
 
@@ -26,7 +26,7 @@ class Warned(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The input may not pass: the model is not called, and the run ends with this reason."""
+    """A verdict: the input may not pass. A run that was to answer it ends with this reason, and asks no model."""
 
     reason: str
 
@@ -39,7 +39,10 @@ InputFilter = Callable[[Sequence[Message]], Verdict | Awaitable[Verdict]]
 
 
 async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> tuple[list[Warned], Rejected | None]:
-    """What filters say of an input, in their order; the first that rejects it has the last word."""
+    """Ask filters about an input, in their order. Return their warnings, and the rejection if there is one.
+
+    The first filter that rejects the input decides: those after it are not asked.
+    """
     warnings: list[Warned] = []
     for each in filters:
         answer = each(messages)
@@ -58,10 +61,10 @@ async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> 
 
 
 def refusal(reason: str) -> StopSignal:
-    """What stops a run whose input was rejected."""
+    """Return the signal that stops a run after its input was rejected."""
     return StopSignal(StopReason.ERROR_FORBADE, reason, source=SOURCE)
 
 
 def rejection_in(signals: Iterable[StopSignal]) -> str | None:
-    """Why a run's input was rejected, if it was; also of a run that goes on after a crash."""
+    """Return the reason why a run's input was rejected; None if it was not. Signals keep it across a crash."""
     return next((signal.message for signal in signals if signal.source == SOURCE), None)

@@ -1,4 +1,4 @@
-"""Guards: they compare what a run has spent with what it may spend, before each step."""
+"""Guards. Before each step, they compare what a run has spent with what it may spend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.model.stop import StopReason, StopSignal
 
 
 class Guard(Protocol):
-    """Asked before each step whether the run must stop."""
+    """A check, made before each step, of whether the run must stop."""
 
     def check(self, state: AgentState, spent: Spent) -> StopSignal | None: ...
 
@@ -30,7 +30,7 @@ _REASONS = {
 
 
 class BudgetGuard:
-    """Stops a run before the step that would begin over a limit."""
+    """A guard that stops a run before a step that would begin over a limit."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
@@ -48,7 +48,7 @@ class BudgetGuard:
         return self._budget.max_seconds is not None or self._budget.deadline is not None
 
     def time_limits(self, seconds: float, at: datetime) -> Iterator[tuple[float, StopSignal]]:
-        """How long a call may still take in a run of so many seconds, and what the run is told when that is over."""
+        """Yield how long a call may still take after `seconds` of the run, with the signal for when that is over."""
         if self._budget.max_seconds is not None:
             yield self._budget.max_seconds - seconds, self.signal("max_seconds")
         if self._budget.deadline is not None:
@@ -64,7 +64,7 @@ class TimeLimitReached(Exception):
 
 
 class TimeLimit:
-    """An `asyncio.timeout` for the earliest of some limits, which it names; nothing begins when that is over."""
+    """An `asyncio.timeout` for the earliest of several limits, which it names. Nothing begins once that is over."""
 
     def __init__(self, limits: Iterable[tuple[float, StopSignal]]) -> None:
         self._left = min(limits, key=itemgetter(0), default=None)
@@ -73,6 +73,7 @@ class TimeLimit:
     async def __aenter__(self) -> None:
         if self._left is None or self._timeout is None:
             return
+        # `asyncio.timeout` would let the block begin, and cancel it only at its first wait.
         if self._left[0] <= 0:
             raise TimeLimitReached(self._left[1])
         await self._timeout.__aenter__()
@@ -87,4 +88,4 @@ class TimeLimit:
 
 
 UNLIMITED = TimeLimit(())
-"""The limit of a run whose budget says nothing of time. It keeps nothing, so that all may share it."""
+"""The limit of runs without a time limit. It keeps no state, so all of them share it."""

@@ -1,4 +1,4 @@
-"""The pieces of an answer on their way to those who listen, without what redactors find in the whole."""
+"""Streams the pieces of an answer to listeners, without what redactors find in the whole."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perdure.redaction.texts import Redaction
 
 
 class HeldBack:
-    """Stands between a driver and those who listen to it, for one answer.
+    """A filter between a driver and its listeners, for one answer.
 
-    What may become part of a secret is held back. The arguments of a call are told once they are whole: a secret may
-    be spelled with escapes in them. What is still held back when an answer is cut off is never told.
+    What may become part of a secret is held back. The arguments of a call are told once they are whole: they may spell
+    a secret with escapes. What is still held back when an answer is cut off is never told.
     """
 
     def __init__(self, redaction: Redaction, tell: OnDelta) -> None:
@@ -25,7 +25,7 @@ class HeldBack:
         self._streams: dict[str, Stream] = {}
         self._told: defaultdict[str, list[str]] = defaultdict(list)
         self._last: str | None = None
-        """What kind of text came last."""
+        """The kind of the last text."""
         self._calls: dict[str | None, tuple[Delta, list[str]]] = {}
 
     async def __call__(self, delta: Delta) -> None:
@@ -46,7 +46,7 @@ class HeldBack:
         await self._tell_text(delta.kind, stream.feed(delta.text))
 
     async def _turn_to(self, kind: str) -> None:
-        """Tell the few characters that are held back of another kind, or they would come behind what follows them."""
+        """Tell the few characters held back of another kind. Otherwise they would come after what follows them."""
         last, self._last = self._last, kind
         if last is not None and last != kind:
             await self._tell_text(last, self._streams[last].fragment())
@@ -67,9 +67,10 @@ class HeldBack:
             await self._tell(Delta("text" if kind == "text" else "thinking", text))
 
     async def end(self, reply: ModelReply) -> ModelReply:
-        """Tell the rest, now that the answer is whole. Return the answer as redactors leave it."""
+        """Tell the rest, now that the answer is whole, and return the answer as redactors leave it."""
         for kind, stream in self._streams.items():
             await self._tell_text(kind, stream.flush())
+            # The message has the same text, and need not be searched for it again.
             self._redaction.learn("".join(self._told[kind]))
         message = self._redaction.message(reply.message)
         given = {call.id: call for call in reply.message.tool_calls}
@@ -77,6 +78,7 @@ class HeldBack:
             first, pieces = self._calls.pop(call.id, (None, []))
             if first is not None:
                 is_changed = call is not given[call.id]
+                # Unless something was replaced, listeners get the arguments as the model has spelled them.
                 told = msgspec.json.encode(call.arguments).decode() if is_changed else "".join(pieces)
                 await self._tell(replace(first, text=told, name=call.name))
         return reply if message is reply.message else replace(reply, message=message)

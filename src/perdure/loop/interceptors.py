@@ -1,4 +1,4 @@
-"""Interceptors: called at ten points of a run, by priority; each may change what passes through it."""
+"""Interceptors. They are called at ten points of a run, by priority, and may change what passes through them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.protocols import ModelReply, ModelRequest
 
 
 class Blocked:
-    """What `before_tool_use` returns to keep a call from being made; the model is told why."""
+    """The value that `before_tool_use` returns to prevent a call. The model is told the reason."""
 
     __slots__ = ("reason",)
 
@@ -24,7 +24,7 @@ class Blocked:
 
 
 class Interceptor:
-    """Passes everything on. Override what you need; plain and async methods both do."""
+    """An interceptor that passes everything on. Override what you need, with plain or async methods."""
 
     def before_execution(self, state: AgentState) -> Any:
         return state
@@ -45,18 +45,18 @@ class Interceptor:
         return reply
 
     def before_tool_use(self, call: ToolCall, state: AgentState) -> Any:
-        """The call, changed or not; or `Blocked(reason)`."""
+        """Return the call, changed or not, or `Blocked(reason)`."""
         return call
 
     def after_tool_use(self, execution: ToolExecution, state: AgentState) -> Any:
         return execution
 
     def on_stop(self, state: AgentState) -> Any:
-        """The run is about to stop. A state with `with_continuation_requested()` makes it go on for another step."""
+        """Return the state of a run that is about to stop: `with_continuation_requested()` for another step."""
         return state
 
     def on_error(self, error: BaseException, state: AgentState) -> Any:
-        """The run has met an error that will end it."""
+        """Return the state of a run that has met an error which will end it."""
         return state
 
 
@@ -72,10 +72,11 @@ class Interceptors:
         self._ordered: Sequence[Interceptor] = [each for each, _ in sorted(ranked, key=lambda pair: -pair[1])]
 
     async def pass_through(self, point: str, value: Any, *rest: Any) -> Any:
-        """What the interceptors make of a value at a point, one after the other."""
+        """Pass a value through all interceptors at a point, one after the other, and return the result."""
         for interceptor in self._ordered:
             answer = getattr(interceptor, point)(value, *rest)
             answer = await answer if isawaitable(answer) else answer
+            # The first that blocks decides: the call is not made, so the others need not see it.
             if isinstance(answer, Blocked) and point == "before_tool_use":
                 return answer
             value = _checked(interceptor, point, value, answer)

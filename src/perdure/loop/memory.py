@@ -1,7 +1,7 @@
-"""What an agent knows from other sessions: the tools `recall` and `remember`, and a memory that is a store's sessions.
+"""An agent's knowledge from other sessions: the tools `recall` and `remember`, and a memory in a store's sessions.
 
-What is remembered is a message in a session of its owner's, so that all that is true of sessions is true of it: it is
-searched, exported, redacted, held and erased with the owner's other sessions.
+A remembered text is a message in a session of its owner. It is searched, exported, redacted, held and erased with the
+owner's other sessions.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MOST_WORDS = 8
 _SHORTEST_WORD = 3
 _MOST_LOOKED_AT = 1_000
 _LATEST = 50
-"""Among so many of the last messages the same call is looked for, before its text is kept again."""
+"""The number of last messages that are searched for the same call, before its text is kept again."""
 
 
 class StoreMemory:
-    """A memory in a store. It remembers in a session for each owner, and recalls from all sessions of an owner."""
+    """A memory in a store. It remembers in one session for each owner, and recalls from all sessions of an owner."""
 
     def __init__(self, store: SessionStore) -> None:
         if not (isinstance(store, SessionStore) and isinstance(store, Search)):
@@ -65,17 +65,17 @@ class StoreMemory:
             try:
                 await (self._store.save(changed) if session.version else self._store.create(changed))
                 return message.id
-            except SessionConflict:  # somebody else remembers something at the same time
+            except SessionConflict:  # something else was remembered at the same time: load that, and try again
                 continue
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
-        """Return messages of the owner's sessions that have the words of a question, or else some of the words."""
+        """Return messages of the owner's sessions that have the words of a query, or else some of the words."""
         return await self.found(query, owner=owner, limit=limit)
 
     async def found(
         self, query: str, *, owner: str | None = None, limit: int = 10, without: Collection[str] = ()
     ) -> Sequence[Remembered]:
-        """Return the same, without the messages of these ids."""
+        """Return the same as `recall`, without the messages of these ids."""
         expect_text(query, "$.query", blank=False)
         check_owner(owner)
         expect_count(limit, "$.limit", least=1)
@@ -85,7 +85,7 @@ class StoreMemory:
         return [_remembered(hit) for hit in hits]
 
     async def _hits(self, query: str, owner: str | None, limit: int, without: Collection[str]) -> list[SearchHit]:
-        """Return hits in the owner's sessions. More are asked for until enough are left, or there are no more."""
+        """Return hits in the owner's sessions. Ask for more until enough are left, or the store has no more."""
         asked, judged = min(_MOST_LOOKED_AT, 2 * limit + len(without)), dict[str, bool]()
         while True:
             found = await self._store.search(query, owner=owner, limit=asked)
@@ -99,13 +99,13 @@ class StoreMemory:
             asked = min(_MOST_LOOKED_AT, asked * 4)
 
     async def _is_fit(self, hit: SearchHit, owner: str | None) -> bool:
-        # Without an owner a search is about everybody's sessions.
+        # Without an owner, a search covers the sessions of all owners.
         if owner is None and not len(await self._store.list(id=hit.session_id, owner=None, limit=1)):
             return False
         return hit.role in ("user", "system") or not await self._is_echo(hit, owner)
 
     async def _is_echo(self, hit: SearchHit, owner: str | None) -> bool:
-        """Tell whether a hit is a call of a tool, or what a memory has answered: it would find itself ever after."""
+        """Tell whether a hit is a tool call or an answer of a memory: each later query would find these again."""
         if not (isinstance(self._store, FindsMessages) and isinstance(self._store, Journal)):
             return hit.role == "tool"
         for place in await self._store.find_message(hit.message_id, owner=owner):
@@ -117,9 +117,10 @@ class StoreMemory:
     async def _hits_by_word(
         self, query: str, owner: str | None, limit: int, without: Collection[str]
     ) -> list[SearchHit]:
-        """Return messages that have some of the words, those with most of them first."""
+        """Return messages that have some of the words, those with the highest sum of scores first."""
         words = sorted({word for word in query.split() if len(word) >= _SHORTEST_WORD}, key=len, reverse=True)
         hits: dict[str, SearchHit] = {}
+        # Each word is a search of its own, so only the longest are tried. One word alone was searched for already.
         for word in words[:_MOST_WORDS] if len(words) > 1 else ():
             for hit in await self._hits(f'"{word.strip(_QUOTES)}"', owner, limit, without) if _is_word(word) else ():
                 known = hits.get(hit.message_id)
@@ -150,7 +151,7 @@ def _new(owner: str | None) -> AgentSession:
 
 
 def _kept_by(session: AgentSession, call_id: object) -> str | None:
-    """Return the message that the same call has left: a call may be made again after a crash."""
+    """Return the id of the message that the same call has kept: a call may be made again after a crash."""
     if call_id is None:
         return None
     latest = session.state.transcript[-_LATEST:]
@@ -171,11 +172,11 @@ def _remembered(hit: SearchHit) -> Remembered:
 def recall(
     memory: Memory | None = None, *, limit: int = 5, max_chars: int = 4_000, name: str = "recall"
 ) -> FunctionTool:
-    """Return a tool that finds what was said in other sessions of the owner whose session is run.
+    """Return a tool that finds what was said in other sessions of the running session's owner.
 
     Each finding is a quotation with its session, message, role and time. What the model is shown already is left out.
-    `limit` is how many there are at most, `max_chars` how many characters they have together. Without a `memory`, the
-    sessions of the store are searched; in runs without an owner, those without one.
+    There are at most `limit` findings, with at most `max_chars` characters in all. Without a `memory`, the sessions of
+    the store are searched. A run without an owner searches those without one.
     """
     expect_count(limit, "$.limit", least=1)
     expect_count(max_chars, "$.max_chars", least=1)
@@ -187,6 +188,7 @@ def recall(
             if memory is None:
                 found = await _in_store(context).found(query, owner=context.owner, limit=limit, without=shown)
             else:
+                # A memory cannot leave out what is shown: one more is asked for each message of that.
                 some = await memory.recall(query, owner=context.owner, limit=limit + len(shown))
                 found = [each for each in some if each.message_id not in shown][:limit]
         except InvalidData as error:
@@ -204,10 +206,10 @@ def recall(
 def remember(
     memory: Memory | None = None, *, name: str = "remember", needs_approval: NeedsApproval = False
 ) -> FunctionTool:
-    """Return a tool that keeps a text for later sessions of the owner whose session is run.
+    """Return a tool that keeps a text for later sessions of the running session's owner.
 
-    Without a `memory` it is kept in the store, in a session of the owner's. A call that is made again after a crash
-    keeps it once.
+    Without a `memory`, the text is kept in the store, in a session of the owner. A call that is made again after a
+    crash keeps it once.
     """
     _check(memory)
 
@@ -239,7 +241,7 @@ def _in_store(context: ToolContext) -> StoreMemory:
 
 
 def _told(found: Sequence[Remembered], max_chars: int) -> dict[str, Any]:
-    """Return findings as the model reads them: quoted, marked as data, and no longer than wanted."""
+    """Return findings as the model reads them: quoted, marked as data, and of at most `max_chars` characters."""
     quotes, left = list[dict[str, Any]](), max_chars
     for each in found:
         text = plain_quote(each.text)[:left]
@@ -257,9 +259,9 @@ def _told(found: Sequence[Remembered], max_chars: int) -> dict[str, Any]:
 
 
 def plain_quote(text: str) -> str:
-    """Return a text on one line, without characters that nobody sees, and with brackets that begin no markup.
+    """Return a text on one line, without invisible characters, and with brackets that begin no markup.
 
-    A message of another session may be made to look like the end of a quotation, or like a message of the system.
+    A message of another session may imitate the end of a quotation, or a message of the system.
     """
     seen = "".join(" " if each.isspace() else each for each in text if each.isspace() or _is_seen(each))
     return " ".join(seen.translate(_BRACKETS).split())

@@ -1,4 +1,4 @@
-"""From any history to a list of messages that every provider accepts: one function, wherever the history comes from."""
+"""Turns any history into messages that every provider accepts, with one function, wherever the history comes from."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ NO_RESULT = (
     "Check before you make it again."
 )
 EMPTY_RESULT = "(an empty text)"
-"""What the model is told of a tool that returned nothing but blanks, which some providers refuse."""
+"""The text for a tool that returned nothing but blanks, which some providers refuse."""
 
 
 def compile_prompt(
     messages: Sequence[Message], *, keep_traces: bool = True, execution_id: str | None = None
 ) -> tuple[Message, ...]:
-    """Return the messages to send: every tool call is followed at once by exactly one result, no result stands alone.
+    """Return the messages to send. Every tool call is followed at once by exactly one result, and no result is alone.
 
-    No text is blank, no message is empty, and the names and ids of calls are such as every provider takes, each id used
-    once. With `keep_traces=False` the tool traces of earlier runs than `execution_id` are left out.
+    No text is blank, and no message is empty. Names and ids of calls have a form that every provider accepts, and each
+    id is used once. With `keep_traces=False`, tool traces of other runs than `execution_id` are left out.
     """
     shown = messages if keep_traces else _without_traces(messages, execution_id)
     return tuple(_paired(list(shown), _CallIds()))
 
 
 class Prompt(Sequence[Message]):
-    """A compiled prompt, compiled when it is first looked at: a driver that needs no history pays for none."""
+    """A prompt that is compiled when it is first read: a driver that needs no history does not pay for it."""
 
     def __init__(
         self, messages: Sequence[Message], compiled: Callable[[Any], Sequence[Message]] = compile_prompt
@@ -67,7 +67,7 @@ class Prompt(Sequence[Message]):
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, slice):
             return self._compiled[index]
-        is_stretch = index.step in (None, 1)  # of which only the messages themselves are looked at
+        is_stretch = index.step in (None, 1)  # a transcript cuts this out without reading the rest
         return tuple(self._compiled[index]) if is_stretch else tuple(self._compiled)[index]
 
     def __iter__(self) -> Iterator[Message]:
@@ -78,16 +78,16 @@ class Prompt(Sequence[Message]):
 
 
 class Prompts:
-    """The prompts of one run. Each goes on from the last one that was compiled: a step costs what the step adds.
+    """The prompts of one run. Each continues the last one that was compiled, so a step costs only what it adds.
 
-    The first one goes on from what the last run has left with the tape that the view's stored part ends on. A message
-    that is redacted takes its tape with it: sessions that are read again afterwards stand on other tapes.
+    The first one continues what the last run has left on the tape at the end of the view's stored part. A redaction
+    voids that with the tape: sessions that are read again afterwards have other tapes.
     """
 
     def __init__(self) -> None:
         self._seen: Transcript | None = None
         self._before = _Closed()
-        """What was compiled of messages from before the run."""
+        """The compiled messages from before the run."""
         self._own = _Closed()
 
     def of(self, transcript: Transcript) -> Prompt:
@@ -95,9 +95,11 @@ class Prompts:
 
     def _compiled(self, transcript: Transcript) -> Transcript:
         if self._seen is None or not transcript.extends(self._seen):
+            # The first prompt, or one after a view was replaced, as by a compaction: nothing of the run's own holds.
             self._before = _closed_before(transcript)
             self._seen, self._own = transcript[: self._before.count], _Closed(ids=_CallIds(self._before.ids))
         new = list(transcript[len(self._seen) :])
+        # A late answer to a call that was closed without one: the whole view is compiled again.
         if self._before.is_answered_by(new):
             self._before, self._own, new = _Closed(), _Closed(), list(transcript)
             self._seen = Transcript()
@@ -109,20 +111,20 @@ class Prompts:
 
 
 class _Closed(msgspec.Struct, frozen=True):
-    """The beginning of a view, compiled so that nothing that comes behind it changes it."""
+    """The compiled beginning of a view. Nothing that comes after it changes it."""
 
     messages: Transcript = Transcript()
-    """What is sent of it, on a tape of its own."""
+    """The messages that are sent for it, on a tape of their own."""
     ids: _CallIds | None = None
     count: int = 0
-    """How many messages of the view it stands for."""
+    """The number of messages of the view that it stands for."""
     open: frozenset[str] = frozenset()
-    """Calls in it that were closed without a result, since none had come for long."""
+    """Calls in it that were closed without a result, since none had come after many messages."""
     place: tuple[object, ...] = ()
     """The pieces that it was compiled from, without any reference to their tapes."""
 
     def and_then(self, new: Sequence[Message], ids: _CallIds | None) -> _Closed:
-        """Return this with more messages behind it, whose calls are numbered by `ids`."""
+        """Return this with more messages at its end. `ids` gives their calls the ids that are sent."""
         ids = _CallIds() if ids is None else ids
         messages = self.messages.append(*_paired(list(new), ids))
         return replace(self, messages=messages, ids=ids, count=self.count + len(new))
@@ -134,11 +136,11 @@ class _Closed(msgspec.Struct, frozen=True):
 
 
 MOST_OPEN = 100
-"""How many messages behind a call without a result are compiled again for every run."""
+"""The most messages after a call without a result that are compiled again for every run."""
 
 
 def _closed_before(transcript: Transcript) -> _Closed:
-    """Return the stored part of a view, compiled. Only what is new since the last time is looked at."""
+    """Return the stored part of a view, compiled. Only what is new since the last time is read."""
     stored = Transcript(takewhile(_is_stored, transcript.pieces))
     last = stored.pieces[-1] if stored.pieces else None
     if not isinstance(last, Span):
@@ -159,7 +161,7 @@ def _closed_before(transcript: Transcript) -> _Closed:
 
 
 def _known_of(stored: Transcript) -> _Closed:
-    """Return what was compiled of a view before, from the tape that it ends on, or ended on when it was forked."""
+    """Return what was compiled of a view earlier. It is on the tape that the view ends on, or ended on when forked."""
     place = _place_of(stored)
     for piece in reversed(stored.pieces):
         found = piece.tape.found if isinstance(piece, Span) else None
@@ -173,7 +175,7 @@ def _is_stored(piece: Piece) -> bool:
 
 
 def _place_of(transcript: Transcript) -> tuple[object, ...]:
-    """Return where a stored view stands. A log's stretch never changes as long as its tape is at hand."""
+    """Return the places of a stored view in its logs. A log's messages never change while their tape is in memory."""
     return tuple(
         (piece.tape.ref, piece.start, piece.stop) if isinstance(piece, Span) else (piece.id, len(piece))
         for piece in transcript.pieces
@@ -189,7 +191,7 @@ def _goes_on_from(known: tuple[Any, ...], place: tuple[Any, ...]) -> bool:
 
 
 def _unanswered(messages: Iterable[Message]) -> frozenset[str]:
-    """Return the calls among messages for which no result came."""
+    """Return the calls among messages that have no result."""
     waiting: set[str] = set()
     for message in messages:
         waiting.update(call.id for call in message.tool_calls)
@@ -198,7 +200,7 @@ def _unanswered(messages: Iterable[Message]) -> frozenset[str]:
 
 
 def _answered_until(messages: Sequence[Message]) -> int:
-    """How many of the first messages have no call among them that still waits for its result."""
+    """Return how many of the first messages contain no call that still waits for its result."""
     waiting: set[str] = set()
     until = 0
     for place, message in enumerate(messages, 1):
@@ -239,11 +241,11 @@ _CAN_SAY: Mapping[Role, tuple[type[Part], ...]] = {
     "assistant": (Text, Media, Thinking, ToolCall, Opaque, UnknownPart),
     "tool": (),  # its results follow their calls
 }
-"""The parts of which a message needs one, or a provider would be sent an empty one."""
+"""The kinds of parts of which a message needs one: without any, a provider would be sent an empty message."""
 
 
 def _said(message: Message, calls: Sequence[ToolCall], sent: Mapping[str, ToolCall]) -> Iterator[Part]:
-    """Return the parts of a message that are sent: its own calls, as they are sent, and what is not blank."""
+    """Yield the parts of a message that are sent: its own calls, as they are sent, and what is not blank."""
     bound = False
     for part in message.parts:
         if isinstance(part, ToolCall):
@@ -251,12 +253,12 @@ def _said(message: Message, calls: Sequence[ToolCall], sent: Mapping[str, ToolCa
                 yield sent[part.id]
         elif not isinstance(part, ToolResult | Envelope) and (bound or not _is_blank(part)):
             yield part
-        # In an answer it may belong to the part behind it, also to a blank one.
+        # In an answer, an opaque part may belong to the next one, even if that is blank.
         bound = isinstance(part, Opaque) and message.role == "assistant"
 
 
 def _as_sent(call: ToolCall, ids: _CallIds) -> ToolCall:
-    """Return a call under an id and a name that every provider takes; models make up names of tools."""
+    """Return a call under an id and a name that every provider accepts: models invent names of tools."""
     call_id, name = ids.claim(call.id), call.name
     if not _NAME.fullmatch(name):
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
@@ -278,7 +280,7 @@ def _answering(message: Message, call: ToolCall, sent: ToolCall) -> Message:
 
 
 class _CallIds:
-    """The ids that calls are sent under. Histories may name two calls alike, or come from where other ids are usual."""
+    """The ids under which calls are sent. Two calls of a history may have one id, or ids that a provider refuses."""
 
     _VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")  # Anthropic's letters, and OpenAI's length
 
@@ -287,7 +289,7 @@ class _CallIds:
         self._times: dict[str, int] = {}
 
     def claim(self, call_id: str) -> str:
-        """Return the id itself if it is valid and new; else one that is made from it, the same in every prompt."""
+        """Return the id itself if it is valid and new. Otherwise return one made from it, the same in every prompt."""
         wanted = call_id if self._VALID.fullmatch(call_id) else _made_valid(call_id)
         sent = wanted
         while self._used(sent):
@@ -297,7 +299,7 @@ class _CallIds:
         return sent
 
     def _used(self, call_id: str) -> int:
-        """Return how often an id was asked for, here or before."""
+        """Return how often an id was claimed, here or in the ids before."""
         ids: _CallIds | None = self
         while ids is not None:
             if call_id in ids._times:
@@ -306,7 +308,7 @@ class _CallIds:
         return 0
 
     def flat(self) -> _CallIds:
-        """Return the same ids without any before them. Those before stay as they are: others may go on from them."""
+        """Return the same ids in one object. The objects before stay as they are: others may continue from them."""
         if self._before is None or not self._times:
             return self._before or self
         made = _CallIds()
@@ -315,13 +317,14 @@ class _CallIds:
 
 
 def _made_valid(call_id: str) -> str:
-    """A valid id that tells this one from all others."""
+    """Return a valid id that tells this one from all others."""
+    # 23 characters, a dash and 16 of the digest: the 40 that `_VALID` allows.
     digest = hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:16]
     return f"{re.sub(r'[^a-zA-Z0-9_-]', '_', call_id)[:23] or 'call'}-{digest}"
 
 
 def _is_text(message: Message) -> bool:
-    """Whether a message is a text and nothing else, as most are; the rest of the work is for the others."""
+    """Tell whether a message is one text and nothing else. Most are, and need no further work."""
     return len(message.parts) == 1 and type(message.parts[0]) is Text
 
 
@@ -330,7 +333,7 @@ def _is_blank(part: Part) -> bool:
 
 
 class _Results:
-    """The results in a history, each to be taken by the call it answers: the nearest earlier one with its id."""
+    """The results in a history. Each is taken by the call that it answers: the nearest earlier one with its id."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._by_call: dict[str, list[tuple[int, Message, ToolResult]]] = {}
@@ -344,7 +347,7 @@ class _Results:
                 self._places.setdefault(call.id, []).append(place)
 
     def take(self, call: ToolCall, at: int) -> Message:
-        """The first result of a call that stands before the next call with the same id."""
+        """Return the first result of a call before the next call with the same id, or else an error in its place."""
         until = next((place for place in self._places[call.id] if place > at), None)
         for place, message, result in self._by_call.get(call.id, ()):
             if place >= at and (until is None or place < until):
@@ -354,7 +357,7 @@ class _Results:
 
 
 def _distinct(calls: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-    """The calls, but of those that share an id the first: it is the one that a run carries out."""
+    """Return the calls. Of those that share an id, return the first: it is the one that a run carries out."""
     by_id: dict[str, ToolCall] = {}
     for call in calls:
         by_id.setdefault(call.id, call)

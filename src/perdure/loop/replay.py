@@ -1,6 +1,6 @@
-"""From a run's events back to its state: what a process that was killed had come to.
+"""Replays a run's events to rebuild its state, for example after its process was killed.
 
-The clock stands at each event's own time while it is replayed, so that the state is the one that was.
+While an event is replayed, the clock shows that event's own time. The state then has the times of the live run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perdure.model.usage import Usage
 
 
 class Replay:
-    """A state on its way through the events of a run."""
+    """The state of a run while its events are applied one by one."""
 
     def __init__(self, state: AgentState) -> None:
         self.state = state
@@ -50,7 +50,7 @@ class Replay:
 
     @property
     def decisions(self) -> Decisions:
-        """What people had decided and answered, the calls that were started and have no outcome, those that waited."""
+        """Return what people decided and answered, the calls started without an outcome, and the calls that waited."""
         unknown, waited = frozenset(self._started_calls), frozenset(self._waited)
         return Decisions(self._approved, self._denied, unknown, waited, self._answers)
 
@@ -104,28 +104,33 @@ class Replay:
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
     def _refuse(self, event: InputRejected) -> None:
-        """Messages that were to steer the run are not heard; without them, all of its input was refused."""
+        """Take in a rejection. Messages that were to steer the run stay out of the transcript.
+
+        Without such messages, all of the run's input was rejected, and the run stops.
+        """
         self._refused.update(event.message_ids)
         if not event.message_ids:
             self.state = self.state.with_stop_signal(refusal(event.reason))
 
     def _resume(self, event: AgentStart) -> None:
+        # Not calls of sub-agents: whether these wait is up to the sub-agent's own session.
         self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
         execution = self._execution.with_pending_calls(()).with_idle(event.idle)
-        # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
+        # As in the live run, the time of a continued step counts from here: the pause is not work.
         self._change(execution if execution.current_step is None else execution.with_step_started())
 
     def _end(self, event: AgentEnd) -> None:
-        """A run that was cut short ends with the step that was under way."""
+        """End the run. If it was cut short, the step under way is completed first."""
         ended = self._execution.with_current_step_completed().with_pending_calls(())
         continuation = replace(ended.continuation, stop_signals=event.stop_signals)
-        compacted = event.compaction_usage  # which older records do not tell of
+        compacted = event.compaction_usage  # empty in older records
         ended = replace(ended, compaction_usage=ended.compaction_usage if compacted == Usage() else compacted)
         ended = replace(ended, discarded_usage=event.discarded_usage)
         self._change(replace(ended, errors=event.errors, continuation=continuation).ended(event.status))
 
     def _say(self, event: MessageEnd) -> None:
         message = event.message
+        # The first part of an answer that this run asked for again: it is not shown, but its tokens count.
         if message.is_superseded and message.metadata.get("execution_id") == event.loop_id:
             self._change(self._execution.with_discarded_usage(event.response.usage if event.response else Usage()))
             return

@@ -1,4 +1,4 @@
-"""The form that an answer is asked for in: whether an answer has it, and the value that the answer stands for."""
+"""The form of an answer: checks whether an answer has it, and reads the value of the answer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of an answer: its JSON schema, which is stored, and the type that it was made from, where known."""
+    """The form of an answer: its JSON schema, which is stored, and the type that it was made from, if known."""
 
     schema: Mapping[str, Any]
     kind: Any = None
 
     @classmethod
     def of(cls, wanted: object, path: str = "$.output") -> Form:
-        """Return the form that a caller gives as a type or a JSON schema. Raise if no answer could be held to it."""
+        """Return the form that a caller gives as a type or a JSON schema. Raise if it cannot be used for checks."""
         schema = output_schema(wanted, path)
         codec.check_json(schema, path)
         try:
@@ -36,7 +36,7 @@ class Form(msgspec.Struct, frozen=True):
         return cls(schema, schema.kind if isinstance(schema, TypeSchema) else None)
 
     def value(self, text: str) -> Any:
-        """Return what an answer says: in the type where that is known, else plain data. InvalidData if it does not fit.
+        """Return the value of an answer, in its type if that is known. Raise InvalidData if the answer does not fit.
 
         A type may ask for more than its schema can say, so both are checked.
         """
@@ -46,7 +46,7 @@ class Form(msgspec.Struct, frozen=True):
         return plain if self.kind is None else _as_type(raw, self.kind)
 
     def problem(self, answer: Message | None) -> str | None:
-        """Return what is wrong with an answer, or None. Without an answer nothing is."""
+        """Return the fault of an answer, or None. Without an answer, there is none."""
         if answer is None:
             return None
         try:
@@ -61,7 +61,7 @@ MARK = "asks_again"
 
 
 def complaint(problem: str, execution_id: str, agent_id: str) -> Message:
-    """Return what the model is told of an answer that does not fit."""
+    """Return the message that tells the model that its answer does not fit."""
     tags = {"is_trace": True, "execution_id": execution_id, "agent_id": agent_id, MARK: True}
     text = f"Your answer does not fit the form that was asked for: {problem}. Answer again, with the JSON alone."
     return Message.user(text, metadata=tags)
@@ -80,7 +80,7 @@ def final_value(state: AgentState, kind: type[T] | None = None) -> Any:
 
 
 def _json_in(text: str) -> str:
-    """Return the JSON of an answer, also where a model has put it into a code fence."""
+    """Return the JSON of an answer, even if a model has put it into a code fence."""
     stripped = text.strip()
     return stripped.strip("`").removeprefix("json").strip() if stripped.startswith("```") else stripped
 
@@ -122,7 +122,7 @@ def _as_type(raw: str, kind: Any) -> Any:
 
 
 def _told(error: ValueError) -> tuple[str, str]:
-    """Return where and what the first fault is that pydantic has found; all of them would be pages."""
+    """Return the place and the text of the first fault that pydantic has found. All of them could be pages."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return "$", str(error)

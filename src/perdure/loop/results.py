@@ -1,4 +1,4 @@
-"""What tools return, made fit to be stored and to be sent."""
+"""Makes the results of tools fit to be stored and sent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perdure.model.value import JSON, ErrorRecord, clean_text
 
 MAX_RESULT_BYTES = codec.MAX_BYTES // 4
 MAX_RUN_BYTES = codec.MAX_BYTES // 4 * 3
-"""A run's long results stand together in one stored version, which has a cap of its own."""
+"""The most bytes of long results in a run. They are together in one stored version, which has a cap of its own."""
 
 
 def as_json(value: Any) -> JSON:
-    """Any value as JSON: structures as they are, NaN and infinities as text, anything else by its own text form."""
+    """Return any value as JSON: structures as they are, NaN and infinities as text, anything else as its own text."""
     try:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
     except (TypeError, ValueError, RecursionError):
@@ -41,6 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cleaned(value: Any, depth: int = 0) -> JSON:
+    # The codec refuses deeper structures, so the beginning of their text has to do.
     if depth >= codec.MAX_DEPTH:
         return clean_text(str(value)[:1000])
     if isinstance(value, str):
@@ -48,6 +49,7 @@ def _cleaned(value: Any, depth: int = 0) -> JSON:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, int):
+        # The codec refuses integers outside of 64 bits, signed or unsigned.
         return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, dict):
         return {clean_text(str(key)): _cleaned(item, depth + 1) for key, item in value.items()}
@@ -57,14 +59,14 @@ def _cleaned(value: Any, depth: int = 0) -> JSON:
 
 
 class Room:
-    """The room that a run's version has for outcomes, besides what its messages hold of them."""
+    """The room that a run's version has left for outcomes, apart from what its messages hold of them."""
 
     def __init__(self, steps: Iterable[AgentStep], most_chars: int) -> None:
         self._most_chars = most_chars
         self._left = MAX_RUN_BYTES - sum(self._size_of(each) for step in steps for each in step.tool_executions)
 
     def fitted(self, execution: ToolExecution) -> ToolExecution:
-        """Return an outcome that can be saved: itself, or an error in its place if there is no room for it."""
+        """Return an outcome that can be saved: itself, or an error in its place if it does not fit."""
         size = self._size_of(execution)
         if size > self._left:
             problem = (
@@ -87,7 +89,7 @@ def _bytes_of(value: JSON) -> int:
 
 
 def shortened(result: JSON, most: int) -> JSON:
-    """The result as the model is shown it: whole, or its head and tail where it is longer than `most` characters."""
+    """Return the result as the model is shown it: whole, or its head and tail if it has more than `most` characters."""
     text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
     if len(text) <= most:
         return result

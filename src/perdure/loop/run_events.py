@@ -1,4 +1,4 @@
-"""Tells a run's story: each event numbered, put on record first, then sent to whoever listens."""
+"""Tells the events of a run: each is numbered, put on record first, and then sent to listeners."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 
 class Record(Protocol):
-    """Where a run's events are kept while it runs. An error from it ends the run: nothing goes on unrecorded."""
+    """A place that keeps a run's events while it runs. An error from it ends the run: no run continues unrecorded."""
 
     def wants(self, kind: type[LoopEvent]) -> bool:
-        """Tell whether events of a kind are kept. One that nobody keeps or hears is counted, and never made."""
+        """Tell whether events of a kind are kept. An event that is neither kept nor sent is counted, and never made."""
         ...
 
     def put(self, event: LoopEvent) -> None:
-        """Take an event; it need not be durable yet."""
+        """Take an event. It need not be durable yet."""
         ...
 
     async def barrier(self) -> None:
-        """Return once everything taken is durable. Called before each point of no return."""
+        """Return once everything taken is durable. The run awaits it before each point of no return."""
         ...
 
 
@@ -72,12 +72,12 @@ class Sketching(Protocol):
 
 
 def sketching_of(record: Record) -> Sketching | None:
-    """Return a record as one that keeps answers while they are being written; None if it does not."""
+    """Return the record if it keeps answers while they are being written; otherwise None."""
     return record if hasattr(record, "begin_answer") else None  # type: ignore[return-value]  # as was just asked
 
 
 class Unrecordable(Exception):
-    """The record has refused an event: not an error of the run, which could not be recorded either."""
+    """An error of the record, which refused an event. It is not the run's: that could not be recorded either."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -98,20 +98,20 @@ class Unrecorded:
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
-    """How far the story of a run that is continued had come: its last event's number, its messages and children."""
+    """The point that a continued run had reached: its last event's number, its messages and children."""
 
     seq: int = 0
     messages: tuple[Message, ...] = ()
     children: tuple[ChildLoopRef, ...] = ()
     compactions: int = 0
     at: datetime | None = None
-    """When the last event was told: nobody has worked on the run since."""
+    """The time of the last event. No work was done on the run since."""
     trace: str | None = None
     """The span of the run, or of its last part that was traced."""
 
     @classmethod
     def of(cls, story: Sequence[AnyLoopEvent]) -> ResumePoint:
-        """Return how far a story has come, all of which is given."""
+        """Return the point that a run has reached. `story` is all of its events."""
         return cls(
             max((event.seq for event in story), default=0),
             tuple(event.message for event in story if isinstance(event, MessageEnd)),
@@ -123,12 +123,12 @@ class ResumePoint(msgspec.Struct, frozen=True):
 
 
 def last_trace(traces: Iterable[str | None]) -> str | None:
-    """Return the last span of a run of which each part may have had one."""
+    """Return the last span of a run. Each of its parts may have one."""
     return next((each for each in reversed([*traces]) if each is not None), None)
 
 
 class Narrator:
-    """Makes the events of one run."""
+    """The maker of one run's events."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Narrator:
         self._common |= {"loop_id": state.execution.execution_id, "agent_id": state.agent_id}
         spawned_by = facts.get("spawn_ref") if state.execution_count == 1 else None
         self._start = {
-            # The first loop of a sub-agent goes on from its caller's, in another session, and is an initial one there.
+            # The first loop of a sub-agent has its caller's as parent, in another session. In its own, it is initial.
             "parent_loop_id": spawned_by.parent_loop_id if spawned_by and parent is None else parent,
             "continuation": ContinuationKind("default" if parent else "initial"),
             "config": snapshot(model),
@@ -177,17 +177,17 @@ class Narrator:
         }
 
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
-        """Put an event on record, then tell it. Nobody hears of a run before its session is claimed for it."""
+        """Put an event on record, then send it. Nothing of a run is sent before its session is claimed for it."""
         if self._events is None:
             self._note_if_wanted(event_type, facts)
         elif not self._is_on_record:
             self._held.append(self._note(event_type, facts))
         else:
-            async with self._telling:  # tools that run at once tell at once, and a listener may take its time
+            async with self._telling:  # tools in parallel send in parallel, and a listener may be slow
                 await self._events.emit(self._note(event_type, facts))
 
     def _note(self, event_type: type[LoopEvent], facts: Mapping[str, Any]) -> LoopEvent:
-        """The next event, on record."""
+        """Return the next event, once the record has taken it."""
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
         if self._redaction is not None and event_type in _TEXTS:
@@ -210,6 +210,7 @@ class Narrator:
         except Exception as error:
             raise Unrecordable(error) from error
         self._is_on_record = True
+        # The first barrier has claimed the session: what was held until then is sent now, in its order.
         while self._held and self._events is not None:
             await self._events.emit(self._held.pop(0))
 
@@ -251,7 +252,7 @@ class Narrator:
         await self._tell(MessageEnd, message=message, response=response, posted=posted)
 
     def has_told(self, message_id: str) -> bool:
-        """Return whether a message of this id is among those of the run."""
+        """Tell whether a message of this id is among those of the run."""
         return any(message.id == message_id for message in self._messages)
 
     async def tool_started(self, call: ToolCall, step_id: str) -> None:
@@ -263,7 +264,7 @@ class Narrator:
     async def tool_ended(
         self, execution: ToolExecution, message: Message, step_id: str, child: ChildLoopRef | None
     ) -> None:
-        """An outcome, and the message that tells the model of it: nothing comes between the two."""
+        """Tell an outcome, and the message that shows it to the model. Nothing comes between the two."""
         async with self._telling:
             self._messages.append(message)
             self._children += [] if child is None else [child]
@@ -283,7 +284,7 @@ class Narrator:
         await self._tell(TurnEnd, step_id=step.id, index=state.step_count - 1, usage=step.usage, errors=step.all_errors)
 
     async def ended(self, state: AgentState) -> None:
-        """The end goes on record with what is saved; a run that ends before its first call begins there too."""
+        """Tell the end, which becomes durable with the save. A run that made no call yet is put on record first."""
         if not self._is_on_record:
             await self.barrier()
         told = ResumePoint(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
@@ -291,7 +292,7 @@ class Narrator:
 
 
 def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
-    """Return what the last event of a run tells, beside what every event does."""
+    """Return the fields of a run's last event, apart from those of every event."""
     execution = state.execution
     assert execution is not None
     return {
@@ -322,7 +323,7 @@ _TEXTS = frozenset(
         AgentEnd,
     }
 )
-"""Events with texts that nobody has redacted yet. Messages were, and what is streamed."""
+"""Events with texts that are not redacted yet. Messages and streamed pieces are."""
 
 
 _APIS = {
@@ -336,17 +337,17 @@ _APIS = {
     "openai-chat": "openai_completions",
     "openai-responses": "openai_responses",
 }
-"""The protocol that a provider's models are asked by. A server of one's own that calls itself `openai` has the older
-one. Of providers that are not here, the client decides."""
+"""The protocol for the models of each provider. An `openai` server with a URL of its own has the older one. For
+providers that are not here, the client decides."""
 
 
 def config_id(model: ModelConfig) -> str:
-    """Return an id that equal configurations have in every process, whatever variable their key comes from."""
+    """Return an id that equal configurations have in every process, whichever variable has their key."""
     return sha256(codec.encode(replace(model, api_key_env=None))).hexdigest()[:16]
 
 
 def model_in(config: LoopConfigSnapshot) -> ModelConfig:
-    """Return the model that a record tells of. What a snapshot leaves out, such as where the key is, is left open."""
+    """Return the model that a record names. What a snapshot leaves out, such as the key's variable, stays open."""
     name = config.model if config.provider == config.model else f"{config.provider}:{config.model}"
     return ModelConfig(
         name,
@@ -363,14 +364,14 @@ _MOST_SNAPSHOTS = 64
 
 
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
-    """Return what may be remembered of a model's configuration: everything but where its key comes from."""
+    """Return a model's configuration as it may be recorded: everything except the place of its key."""
     known = _snapshots.get(id(model))
     if known is not None and known[0] is model:
         return known[1]
     made = _snapshot(model)
     if len(_snapshots) >= _MOST_SNAPSHOTS:
         _snapshots.clear()
-    _snapshots[id(model)] = model, made  # with the model itself, so that no other comes to have its id
+    _snapshots[id(model)] = model, made  # with the model itself: while it is kept here, no other object has its id
     return made
 
 

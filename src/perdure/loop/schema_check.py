@@ -1,4 +1,4 @@
-"""Arguments of tools whose schema comes from elsewhere: from an MCP server, or from a caller outside."""
+"""Checks arguments of tools with a schema from elsewhere: from an MCP server, or from a caller outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.model.value import thawed
 
 
 class SchemaCheck:
-    """Holds the arguments of one tool's calls to a JSON schema. A schema that cannot be applied here lets all pass."""
+    """A check of one tool's arguments against a JSON schema. A schema that cannot be applied here lets all pass."""
 
     def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class SchemaCheck:
 
         try:
             return None if self._validator is None else next(self._validator.iter_errors(arguments), None)
-        except Unresolvable:
+        except Unresolvable:  # the schema refers to something else, which is never fetched
             return None
 
     @cached_property

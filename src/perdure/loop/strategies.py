@@ -1,4 +1,4 @@
-"""Which of several answers to the same message is the best."""
+"""Strategies, which choose the best of several answers to the same message."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Branch(msgspec.Struct, frozen=True):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the state is one of this branch's own loop."""
+        """True if the state is one of this branch's own loop."""
         return self.state.execution is not None and self.state.execution.execution_id == self.loop_id
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The index of the branch that was chosen, and what choosing has used."""
+    """The index of the branch that was chosen, and the usage of choosing it."""
 
     index: int
     usage: Usage = Usage()
@@ -47,16 +47,16 @@ class Selection(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Chooses among branches that have an answer, in the order in which they came to it."""
+    """A way to choose among branches with an answer. They are given in the order in which they came to it."""
 
     ends_early: bool
-    """Whether the first answer is enough, so that the other branches are stopped."""
+    """True if the first answer is enough. The other branches are then stopped."""
 
     async def select(self, branches: Sequence[Branch], driver_of: Callable[[ModelConfig], Driver]) -> Selection: ...
 
 
 class First:
-    """The answer that is there first; the others are stopped."""
+    """The first answer that is there. The other branches are stopped."""
 
     ends_early = True
 
@@ -70,6 +70,7 @@ class FewestTokens:
     ends_early = False
 
     async def select(self, branches: Sequence[Branch], driver_of: Callable[[ModelConfig], Driver]) -> Selection:
+        # The index decides between equals: the choice must not depend on which branch ended first.
         return Selection(min(branches, key=lambda branch: (branch.state.usage.total_tokens, branch.index)).index)
 
 
@@ -83,7 +84,7 @@ class LongestAnswer:
 
 
 class Judge:
-    """The answer that a model finds best. What the judge has used is on record."""
+    """The answer that a model finds best. The judge's usage is on record."""
 
     ends_early = False
 
@@ -110,7 +111,7 @@ class Judge:
 
 
 class Metered:
-    """A driver that tells what each answer has used, as soon as it is there."""
+    """A driver that reports the usage of each answer as soon as it is there."""
 
     def __init__(self, driver: Driver, charge: Callable[[Usage], None]) -> None:
         self._driver = driver
@@ -151,14 +152,14 @@ _BY_NAME: dict[str, type[First] | type[FewestTokens] | type[LongestAnswer]] = {
 
 
 def spec_of(strategy: Strategy) -> JSON:
-    """How a strategy is remembered on record. A function cannot be: after a crash, the first answer stands in."""
+    """Return a strategy in its form on record. A function has none: after a crash, the first answer is taken."""
     if isinstance(strategy, Judge):
         return {"kind": "judge", "model": msgspec.to_builtins(strategy.model), "criteria": strategy.criteria}
     return {"kind": next((name for name, kind in _BY_NAME.items() if isinstance(strategy, kind)), "function")}
 
 
 def strategy_of(spec: Any) -> Strategy:
-    """The strategy that a record tells of."""
+    """Return the strategy that a record names."""
     if spec["kind"] == "judge":
         return Judge(codec.convert(ModelConfig, spec["model"]), criteria=spec["criteria"])
     return _BY_NAME.get(spec["kind"], First)()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SubagentPolicy(msgspec.Struct, frozen=True):
-    """How deep agents may call agents. At the last level, sub-agents are no longer among the tools."""
+    """The limit on how deep agents may call agents. At the last level, sub-agents are not among the tools."""
 
     max_depth: int = 3
 
@@ -32,16 +32,17 @@ class SubagentPolicy(msgspec.Struct, frozen=True):
 
 
 class SubagentTool:
-    """Calls an agent with a prompt; the caller is shown the final text and nothing else."""
+    """A tool that calls an agent with a prompt. The caller is shown the final text and nothing else."""
 
     timeout: float | None = None
     idempotent = True
     on_unknown: Literal["error", "rerun", "ask"] = "rerun"
-    """A child session under way is found by its id and continued, so that calling again repeats nothing."""
+    """Calling again repeats nothing: a child session under way is found by its id and continued."""
 
     def __init__(self, definition: AgentDefinition, loops: LoopFactory, depth: int) -> None:
         self.definition = definition
         self.depth = depth
+        # Any text may name an agent; providers take only these characters, and 64 of them, in a tool's name.
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", definition.name)[:64]
         self.description = definition.description or f"Ask the agent {definition.label or definition.name}."
         self.parameters: Mapping[str, Any] = {
@@ -76,12 +77,12 @@ class SubagentTool:
 
 
 async def run_alone(loops: LoopBuilder, definition: AgentDefinition, state: AgentState, depth: int) -> AgentState:
-    """Run a sub-agent that belongs to no session; return the state at its end."""
+    """Run a sub-agent that belongs to no session. Return the state at its end."""
     return await loops.build(definition, depth=depth).run(state)
 
 
 def outcome_of(name: str, state: AgentState) -> Outcome:
-    """What a caller is told of a sub-agent's run: its final text, or an error where it came to none."""
+    """Return the outcome of a sub-agent's run for its caller: the final text, or an error if there is none."""
     response = state.final_response
     if response is not None and state.status is not ExecutionStatus.FAILED:
         return Outcome(response.text, usage=state.usage)

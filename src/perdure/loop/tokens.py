@@ -1,4 +1,4 @@
-"""How many tokens messages are: an estimate that what providers report corrects, without ever asking the network.
+"""Estimates the tokens of messages. Counts that providers report correct the estimates; no request is ever made.
 
 Texts are counted by tiktoken where it is installed and has its vocabulary cached, by their characters otherwise.
 """
@@ -21,14 +21,14 @@ from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking
 from perdure.protocols import ModelRequest, ToolSpec
 
 PER_MESSAGE = 4
-"""What role and separators cost, whatever the message says."""
+"""Tokens for the role and the separators of a message, whatever it says."""
 PER_CALL = 8
 PER_IMAGE = 1_000
 CHARS_PER_TOKEN = 4.0
 TOKENS_PER_OTHER_BYTE = 0.4
-"""Of text that is not ASCII, by UTF-8 byte: about right for Chinese, too many for Cyrillic, and never far too few."""
+"""Tokens per UTF-8 byte of text that is not ASCII: about right for Chinese, high for Cyrillic, never far too low."""
 LONGEST_COUNTED = 50_000
-"""Longer texts are estimated: a tokeniser takes quadratic time for some."""
+"""The most characters that are counted. Longer texts are estimated: a tokeniser takes quadratic time for some."""
 MODELS_KEPT = 256
 TEXTS_KEPT = 50_000
 
@@ -36,7 +36,7 @@ CountText = Callable[[str], int]
 
 
 class TokenEstimator:
-    """Estimates prompts, and learns for each model by what ratio it has been wrong. Keeps all in memory, bounded."""
+    """An estimator of prompts that learns, for each model, by what ratio it was wrong. Its memory is bounded."""
 
     def __init__(self, count_text: CountText | None = None) -> None:
         self._count_text = count_text
@@ -44,37 +44,38 @@ class TokenEstimator:
         self._counted: OrderedDict[int, int] = OrderedDict()
 
     def messages(self, messages: Iterable[Message], model: str | None = None) -> int:
-        """The tokens of messages, as a model is expected to count them."""
+        """Return the tokens of messages, as a model is expected to count them."""
         return self._corrected(sum(map(self._message, messages)), model)
 
     async def count(self, messages: Sequence[Message], model: str | None = None) -> int:
-        """Return the same for messages that may be many: other tasks have their turns in between."""
+        """Return the same as `messages`, for many messages: other tasks can run in between."""
         return self._corrected(sum(await self._each(messages)), model)
 
     async def count_each(self, messages: Sequence[Message], model: str | None = None) -> list[int]:
-        """Return the tokens of each message, with turns for other tasks in between."""
+        """Return the tokens of each message. Other tasks can run in between."""
         return [self._corrected(tokens, model) for tokens in await self._each(messages)]
 
     async def _each(self, messages: Sequence[Message]) -> list[int]:
         return [tokens async for some in in_slices(messages) for tokens in map(self._message, some)]
 
     def request(self, request: ModelRequest) -> int:
-        """The tokens of a whole model call: prompt, tools and messages."""
+        """Return the tokens of a whole model call: prompt, tools and messages."""
         return self._corrected(self._raw_request(request), request.model.name)
 
     def overhead(self, system_prompt: str, tools: Sequence[ToolSpec], model: str | None = None) -> int:
-        """The tokens of what goes with every call, whatever the messages."""
+        """Return the tokens of what is sent with every call, whatever the messages."""
         return self._corrected(self._raw_overhead(system_prompt, tools), model)
 
     def learn(self, request: ModelRequest, reported: int) -> None:
-        """Take in how many input tokens a provider has counted in a request.
+        """Learn from the number of input tokens that a provider has counted in a request.
 
-        Far too few are not believed: some count only what was not in their cache.
+        A number that is far too low is ignored: some providers count only what was not in their cache.
         """
         estimated = self._raw_request(request)
-        if estimated < 50 or reported < estimated / 4:  # fixed costs would drown what is to be learned
+        if estimated < 50 or reported < estimated / 4:  # in a short request, fixed costs hide the ratio
             return
         name = request.model.name
+        # Bounded here and averaged below: one odd report must not spoil the estimates that follow.
         ratio = min(4.0, max(0.5, reported / estimated))
         known = self._ratios.pop(name, None)
         self._ratios[name] = ratio if known is None else (known + ratio) / 2
@@ -82,7 +83,7 @@ class TokenEstimator:
             self._ratios.popitem(last=False)
 
     def ratio(self, model: str | None) -> float:
-        """What an estimate for a model is multiplied by."""
+        """Return the factor by which an estimate for a model is multiplied."""
         return self._ratios.get(model or "", 1.0)
 
     def _corrected(self, tokens: int, model: str | None) -> int:
@@ -128,7 +129,7 @@ class TokenEstimator:
 
 
 def by_characters(text: str) -> int:
-    """An estimate by length alone, in which ASCII and other text weigh differently."""
+    """Return an estimate by length alone. ASCII and other text weigh differently."""
     if text.isascii():
         return _rounded_up(len(text) / CHARS_PER_TOKEN)
     ascii_chars = len(text.encode("ascii", "ignore"))
@@ -150,7 +151,10 @@ _VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0c
 
 @cache
 def cached_tokeniser() -> CountText | None:
-    """tiktoken's count of a text, if it is installed and has its vocabulary at hand. It would download it otherwise."""
+    """Return tiktoken's count of a text, or None if it is not installed.
+
+    None also if its vocabulary is not cached here: tiktoken would download it.
+    """
     from importlib.util import find_spec
 
     if find_spec("tiktoken") is None or not is_vocabulary_cached():
@@ -160,13 +164,14 @@ def cached_tokeniser() -> CountText | None:
 
 
 def is_vocabulary_cached() -> bool:
-    """Whether the file that tiktoken would read is there, whole: one with another hash it would fetch anew."""
+    """Tell whether the file that tiktoken would read is there, whole. It downloads one with another hash again."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     if folder == "":
         return False  # tiktoken's way to say: no cache
     import tempfile
 
     place = Path(folder) if folder else Path(tempfile.gettempdir()) / "data-gym-cache"
+    # tiktoken names its cached files by the SHA-1 of their URL.
     try:
         body = (place / hashlib.sha1(_VOCABULARY.encode(), usedforsecurity=False).hexdigest()).read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Carrying out the tool calls of one step: who may run, in which order, and what becomes of each."""
+"""Carries out the tool calls of one step: which may run, in which order, and what becomes of each."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 
 
 def current_session() -> str | None:
-    """The id of the session that the tool calling this serves; None outside of a tool, or of a session."""
+    """Return the id of the session that the calling tool serves; None outside of a tool, or of a session."""
     return _session.get()
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """What people have decided about calls: approved ones, by a hash of what was approved, and denials by reason."""
+    """The decisions of people about calls, by their ids: a hash of what was approved, or the reason of a denial."""
 
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
     unknown: frozenset[str] = frozenset()
     """Calls that were started before a crash and have no result."""
     waited: frozenset[str] = frozenset()
-    """Calls that waited for a person when the run was left: each waits on until it is decided, whatever rules say now.
+    """Calls that waited for a person when the run was left. Each still waits for a decision, whatever rules say now.
 
     Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
     answers: Mapping[str, CallAnswer] = EMPTY
@@ -60,12 +60,12 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def call_hash(call: ToolCall) -> str:
-    """Return what older records bind an approval to: the tool and its arguments, to the byte."""
+    """Return the hash that older records bind an approval to: of the tool and its arguments, to the byte."""
     return hashlib.sha256(codec.encode([call.name, call.arguments])).hexdigest()
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a call. A tool may return one to say more than its result: what it used, which loop it spawned."""
+    """The outcome of a call. A tool may return one to say more than its result: its usage, or the loop it spawned."""
 
     result: JSON = None
     usage: Usage = Usage()
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class AwaitsApproval(Exception):
-    """Raised by a tool whose own work waits for a person: its caller waits too, and shows what for."""
+    """An exception of a tool that itself waits for a person. Its caller waits too, and shows what for."""
 
     def __init__(self, session_id: str | None = None, calls: tuple[PendingCall, ...] = ()) -> None:
         self.session_id = session_id
@@ -84,14 +84,14 @@ class AwaitsApproval(Exception):
 
 @runtime_checkable
 class Spawns(Protocol):
-    """Who runs sub-agents, as seen by those who end their work early."""
+    """The part of a runner of sub-agents that ends their work early."""
 
     async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
-        """End the work of a call that is given up; return what it has come to, None if it had not begun."""
+        """End the work of a call that is given up. Return its outcome so far, or None if it had not begun."""
         ...
 
     def left_by(self, call_id: str) -> Outcome | None:
-        """What the work of a call that was cancelled has come to."""
+        """Return the outcome so far of a call that was cancelled."""
         ...
 
 
@@ -102,7 +102,7 @@ class _Ready(msgspec.Struct, frozen=True):
 
 class _Waits(msgspec.Struct, frozen=True):
     call: PendingCall
-    """As it would be made: what a person approves is what is run."""
+    """The call as it would be made: what a person approves is what is run."""
 
 
 class ToolUse:
@@ -115,18 +115,18 @@ class ToolUse:
         self._decisions = decisions
         self._stop: AgentStop | None = None
         self._failure: RedactionFailed | None = None
-        """Why an outcome could not be kept."""
+        """The reason why an outcome could not be kept."""
         self._room: Room | None = None
 
     async def carry_out(self, step: AgentStep) -> None:
-        """Run every call of a step that has no outcome yet, but for those that wait for a person."""
+        """Run every call of a step that has no outcome yet, except for those that wait for a person."""
         done = {execution.call.id for execution in step.tool_executions}
         ready: list[_Ready] = []
         waiting: list[PendingCall] = []
         for call in step.tool_calls:
             if call.id in done:
                 continue
-            done.add(call.id)
+            done.add(call.id)  # of two calls with one id, only the first is made
             if call.id in self._decisions.denied:
                 await self._deny(call)
                 continue
@@ -153,9 +153,9 @@ class ToolUse:
                 await self._complete(_answered(call, answered))
 
     async def end_children(self, step: AgentStep) -> None:
-        """End the sub-agents that wait for a person, or were killed, in a run that ends: what they used is charged.
+        """End the sub-agents of a run that ends, if they wait for a person or were killed. Their usage is charged.
 
-        Some have waited since before the run was continued, and it has not come to their calls again.
+        Some have waited since before the run was continued, and it has not reached their calls again.
         """
         for call in step.calls_without_outcome:
             left = await self._abandoned(call)
@@ -165,13 +165,13 @@ class ToolUse:
                 await self._put(call.id, replace(refused, usage=left.usage), left.child)
 
     async def _abandoned(self, call: ToolCall) -> Outcome | None:
-        """End the sub-agent of a call; return what it has come to, None if there is none."""
+        """End the sub-agent of a call. Return its outcome so far, or None if the call has no sub-agent."""
         if not isinstance(self._run.spawn, Spawns):
             return None
         return await self._run.spawn.abandon(call.name, self._context(call))
 
     async def _deny(self, call: ToolCall) -> None:
-        """Settle a call that a person has denied. A sub-agent that waited for the decision ends, and is charged for."""
+        """Settle a call that a person has denied. A sub-agent that waited for the decision ends; its usage counts."""
         left = await self._abandoned(call)
         refused = _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
         if left is None:
@@ -180,14 +180,14 @@ class ToolUse:
             await self._complete(replace(refused, usage=left.usage), left.child)
 
     async def _decide(self, call: ToolCall) -> _Ready | _Waits | ToolExecution:
-        """Ready to run, or waiting for a person, or settled without running."""
+        """Return a call as ready to run, as waiting for a person, or as settled without being run."""
         passed = await self._interceptors.pass_through("before_tool_use", call, self._run.state)
         if isinstance(passed, Blocked):
             return _refused(call, "Blocked", f"This call was not made: {passed.reason}")
         tool = self._run.setup.tools.get(passed.name)
         if tool is None:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
-            return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
+            return _refused(call, "UnknownTool", f"No tool is named {passed.name!r}. Available: {known}.")
         try:
             return self._gate(passed if passed.id == call.id else replace(passed, id=call.id), tool)
         except ToolError as error:
@@ -219,7 +219,7 @@ class ToolUse:
         return bound_to is not None and bound_to in (PendingCall.of(call).digest, call_hash(call))
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
-        """Run calls one by one, all at once, or so many at a time. Those that turn out to wait come back."""
+        """Run calls one by one, all at once, or a number at a time. Return those that turn out to wait."""
         concurrency = self._run.setup.concurrency
         size = concurrency if isinstance(concurrency, int) else (1 if concurrency == "sequential" else len(ready) or 1)
         waiting: list[PendingCall] = []
@@ -227,6 +227,7 @@ class ToolUse:
             batch = ready[start : start + size]
             if self._stop is not None or self._failure is not None:
                 break
+            # On record before any is called: after a crash, these calls may have taken effect.
             for each in batch:
                 await self._narrator.tool_started(each.call, self._step.id)
             await self._narrator.barrier()
@@ -242,13 +243,14 @@ class ToolUse:
         try:
             outcomes = await asyncio.gather(*tasks)
         finally:
+            # If one of them raises, the others are stopped and awaited: no tool may outlive its run.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return [waits for waits in outcomes if waits is not None]
 
     async def _run_one(self, ready: _Ready, *, among_others: bool = False) -> PendingCall | None:
-        """Run one call to its outcome. Return it if it has none, because it waits for a person."""
+        """Run one call to its outcome. Return the call if it waits for a person instead."""
         started = now()
         try:
             trace = self._run.start.trace
@@ -261,7 +263,7 @@ class ToolUse:
                 await finish_despite_cancel(self._take_outcome(ready.call, started, left))
             raise
         await self._take_outcome(ready.call, started, outcome)
-        if among_others:
+        if among_others:  # the others may take long, and a crash until then must not lose this outcome
             await self._narrator.barrier()
         return None
 
@@ -283,7 +285,7 @@ class ToolUse:
         return outcome
 
     async def _outcome(self, ready: _Ready) -> Outcome:
-        """What came of a call; a tool that raises never ends the run, unless it asks for that."""
+        """Return the outcome of a call. A tool that raises never ends the run, unless it asks for that."""
         token = _session.set(self._run.session_id)
         clock = None if ready.tool.timeout is None else asyncio.timeout(ready.tool.timeout)
         try:
@@ -295,14 +297,14 @@ class ToolUse:
         except AgentStop as stop:
             self._stop = stop
             return Outcome(f"The run was stopped here: {stop.reason}" if stop.reason else "The run was stopped here.")
-        except (Exception, SystemExit) as error:  # a tool that calls exit() is not to end whoever runs it
+        except (Exception, SystemExit) as error:  # a tool that calls exit() must not end this process
             if clock is not None and clock.expired():
                 return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s."))
             return Outcome(error=ErrorRecord.of(error))
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            return Outcome(error=ErrorRecord.of(error))  # of something that the tool waited for
+            return Outcome(error=ErrorRecord.of(error))  # not of this task: of something that the tool waited for
         finally:
             _session.reset(token)
 
@@ -331,7 +333,7 @@ class ToolUse:
         return step
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
-        """Take an outcome as interceptors will have it."""
+        """Take an outcome as interceptors leave it."""
         asked = execution.call.id
         try:
             execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
@@ -340,7 +342,7 @@ class ToolUse:
         await self._put(asked, execution, child)
 
     async def _put(self, call_id: str, execution: ToolExecution, child: ChildLoopRef | None) -> None:
-        """Put the outcome of a call on the step under way, and its message into the transcript."""
+        """Add the outcome of a call to the step under way, and its message to the transcript."""
         asked = next(call for call in self._step.tool_calls if call.id == call_id)
         execution, counts = self._redacted(execution)
         execution = self._fitted(execution)
@@ -353,9 +355,9 @@ class ToolUse:
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
 
     def _redacted(self, execution: ToolExecution) -> tuple[ToolExecution, Mapping[str, int]]:
-        """Return an outcome without what redactors find in it, and how often that was.
+        """Return an outcome without what redactors find in it, and how often each found something.
 
-        One that a redactor fails on is withheld, and the run fails once it is on record that the call was made.
+        If a redactor fails, the outcome is withheld. The run fails once it is on record that the call was made.
         """
         redaction = self._run.setup.redaction
         if redaction is None:
@@ -367,7 +369,7 @@ class ToolUse:
             return replace(execution, result=None, error=redaction.error(ErrorRecord.of(failure))), EMPTY
 
     def _fitted(self, execution: ToolExecution) -> ToolExecution:
-        """Return an outcome for which the run's version has room: a run whose tools have run can always be saved."""
+        """Return an outcome that fits into the run's version: a run can always be saved once its tools have run."""
         if self._room is None:
             steps = [each.step for each in self._run.execution.step_executions]
             self._room = Room([*steps, self._step], self._run.setup.max_result_chars)

@@ -63,7 +63,7 @@ class FunctionTool:
     ) -> None:
         self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
         if not is_tool_name(self.name):
-            raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
+            raise ConfigurationError(f"{self.name!r} cannot name a tool: use up to 64 letters, digits, _ and -.")
         check_tool_options(self.name, timeout, on_unknown)
         if not callable(needs_approval):
             expect(needs_approval, bool, "$.needs_approval")
@@ -78,16 +78,16 @@ class FunctionTool:
         self._arguments, self._context_name, wanted = _arguments_of(self.name, function, described)
         self.needs_context = _is_needed(wanted)
         self.context_type = _class_in(wanted)
-        """The class that its context has to be of; None if any will do, or if that cannot be told from outside."""
+        """The class that its context must have; None if any will do, or if `isinstance` cannot tell."""
         self.parameters = _schema_of(self.name, self._arguments)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a person must agree to a call with these arguments."""
+        """Tell whether a person must agree to a call with these arguments."""
         wanted = self._needs_approval
         return bool(wanted(arguments)) if callable(wanted) else wanted
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as the function takes them; ToolError, with what is wrong and where, if they do not fit."""
+        """Return the arguments as the function takes them. Raise ToolError, with the fault, if they do not fit."""
         try:
             fitted = msgspec.convert(thawed(arguments), self._arguments, strict=False, dec_hook=_revive)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -96,7 +96,7 @@ class FunctionTool:
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call the function. A plain function runs in a thread, so that it cannot hold up anything else."""
+        """Call the function. A plain function runs in a thread, where it holds up nothing else."""
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
@@ -106,7 +106,7 @@ class FunctionTool:
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself, for code that calls it directly."""
+        """Call the function itself, for code that uses it directly."""
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 class ToolRegistry:
-    """The tools there are, by name."""
+    """The registered tools, by name."""
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
@@ -149,7 +149,7 @@ class ToolRegistry:
             self.add(given)
 
     def add(self, given: Tool | Callable[..., Any]) -> None:
-        # Most are functions; to ask anything else for the members of a protocol takes 12 µs.
+        # Most are functions. Asking anything else for the members of a protocol takes 12 µs.
         is_tool = type(given) is FunctionTool or isinstance(given, Tool)
         self._put(given if is_tool else _as_tool(given))  # type: ignore[arg-type]  # as was just asked
 
@@ -159,12 +159,12 @@ class ToolRegistry:
         self._tools[made.name] = made
 
     def select(self, allow: Iterable[str] | None, deny: Iterable[str] = ()) -> ToolRegistry:
-        """The tools that are allowed (None: all) and not denied; an unknown name is a ConfigurationError."""
+        """Return the tools that are allowed (None: all) and not denied. Raise ConfigurationError if one is unknown."""
         denied = set(deny)
         for name in (*(allow or ()), *denied):
             if name not in self._tools:
                 known = ", ".join(sorted(self._tools)) or "none"
-                what = f"There is no tool named {name!r}. Registered are: {known}."
+                what = f"No tool is named {name!r}. Registered are: {known}."
                 raise ConfigurationError(what, missing="tool", name=name)
         names = self._tools if allow is None else allow
         return self._of(self._tools[name] for name in names if name not in denied)
@@ -194,19 +194,19 @@ class ToolRegistry:
 
 
 class _Threads:
-    """The threads that plain functions run in. None waits for another: behind slow tools a quick one would time out.
+    """The threads that plain functions run in. No call waits for another: behind slow ones, a quick one would time out.
 
-    A few threads stay for the next calls, since to start one takes longer than most tools. While all of these are busy,
-    a call has a thread of its own.
+    A few threads stay for the next calls, since starting one takes longer than most tools. While all of these are busy,
+    a call gets a thread of its own.
     """
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._busy = 0
-        self._counting = threading.Lock()
+        self._counting = threading.Lock()  # a call begins in an event loop's thread, and ends in one of these
 
     def begin(self, name: str, work: Callable[[], None]) -> None:
-        """Have work done, at once."""
+        """Start work at once."""
         with self._counting:
             is_one_free = self._busy < _KEPT_THREADS
             self._busy += is_one_free
@@ -240,7 +240,7 @@ _threads = _Threads()
 
 
 def _forget_threads() -> None:
-    """Begin anew in a forked child, which has none of its parent's threads."""
+    """Start with new threads in a forked child, which has none of its parent's."""
     global _threads
     _threads = _Threads()
 
@@ -249,15 +249,15 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 
 async def in_a_thread(name: str, work: Callable[[], Any]) -> Any:
-    """Return what work comes to, done in a thread."""
+    """Do work in a thread, and return its result."""
     future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    context = copy_context()
+    future.set_running_or_notify_cancel()  # a future that runs cannot be cancelled, so its result can always be set
+    context = copy_context()  # the tool sees the caller's context variables, such as the current session
 
     def settle() -> None:
         try:
             future.set_result(context.run(work))
-        except BaseException as error:  # around a tool: whatever it raises goes to the one who waits for it
+        except BaseException as error:  # around a tool: whatever it raises goes to the caller that waits for it
             future.set_exception(error)
 
     _threads.begin(name, settle)
@@ -267,17 +267,17 @@ async def in_a_thread(name: str, work: Callable[[], Any]) -> Any:
 def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     try:
         return function(**given)
-    except StopIteration as error:  # asyncio cannot carry it from a thread: whoever waits would wait for ever
+    except StopIteration as error:  # asyncio cannot carry it from a thread: the caller would wait for ever
         raise RuntimeError("the tool raised StopIteration") from error
 
 
 def is_tool_name(name: str) -> bool:
-    """Tell whether every provider lets a tool be named so."""
+    """Tell whether every provider accepts this name for a tool."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_tool_options(name: str, timeout: object, on_unknown: object) -> None:
-    """Raise ConfigurationError if a time-out or `on_unknown` cannot be what is meant."""
+    """Raise ConfigurationError if a time-out or `on_unknown` is not valid."""
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and (not is_number or not 0 < timeout < math.inf):  # type: ignore[operator]  # as was asked
         raise ConfigurationError(f"Tool {name}: a time-out is a number of seconds over 0, not {timeout!r}.")
@@ -288,14 +288,14 @@ def check_tool_options(name: str, timeout: object, on_unknown: object) -> None:
 
 def _as_tool(function: Callable[..., Any]) -> Tool:
     if not callable(function):
-        raise ConfigurationError(f"{function!r} is no tool: give a function, or an object with the members of Tool.")
+        raise ConfigurationError(f"{function!r} is not a tool: give a function, or an object with the members of Tool.")
     return FunctionTool(function)
 
 
 def _arguments_of(
     name: str, function: Callable[..., Any], described: Mapping[str, str]
 ) -> tuple[type[msgspec.Struct], str | None, Any]:
-    """A struct with a field for each parameter; the name of the one that takes the context, and its type hint."""
+    """Return a struct with a field for each parameter, and the name and type hint of the one that takes the context."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -316,7 +316,7 @@ def _arguments_of(
             hint = Annotated[hint, msgspec.Meta(description=described[parameter.name])]
         required = parameter.default is parameter.empty
         fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
-    # No type of a user's can be named so: msgspec tells types apart by their names.
+    # No type of a user's can have this name, with blanks in it: msgspec tells types apart by their names.
     made = msgspec.defstruct(f"arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True)
     return made, context_name, context_hint
 
@@ -327,14 +327,14 @@ def _context_in(hint: Any) -> Any:
 
 
 def _is_needed(wanted: Any) -> bool:
-    """Tell whether `ToolContext[…]` says what the context is, and that it may not be None."""
+    """Tell whether `ToolContext[…]` says what the context is, and does not allow None."""
     return any(each is not Any and NoneType not in (each, *get_args(each)) for each in get_args(wanted))
 
 
 def _class_in(wanted: Any) -> type | None:
-    """Return the class that `ToolContext[…]` names, if `isinstance` can tell what is one.
+    """Return the class that `ToolContext[…]` names, if `isinstance` can check for it.
 
-    A protocol, a TypedDict or a generic cannot be told so; and an int is taken for a float.
+    It cannot for a protocol, a TypedDict or a generic. An int may be given for a float.
     """
     (named,) = get_args(wanted) or (None,)
     is_plain = isinstance(named, type) and get_origin(named) is None and named not in (Any, float, complex)
@@ -343,7 +343,7 @@ def _class_in(wanted: Any) -> type | None:
 
 
 def _default(value: Any) -> Any:
-    """A parameter's default as a struct's; one that is not a plain value is left out of the schema."""
+    """Return a parameter's default for the struct. One that is not a plain value is left out of the schema."""
     is_empty = isinstance(value, list | dict | set) and not value
     is_plain = value is None or is_empty or isinstance(value, str | int | float | Enum)
     return value if is_plain else msgspec.field(default_factory=lambda: value)
@@ -363,7 +363,7 @@ def _schema_of(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _describe(hoisted: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The schema of a type that brings its own, as pydantic models do. What it defines goes to the root's `$defs`."""
+    """Return the schema of a type that brings its own, as pydantic models do. Its definitions go to the root."""
     described = getattr(kind, "model_json_schema", None)
     if described is None:
         raise TypeError(f"{kind.__name__} is not supported")
@@ -384,7 +384,7 @@ _ENTRY = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
 
 
 def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """A docstring's text before its `Args:` section, and that section's entries by name."""
+    """Return a docstring's text before its `Args:` section, and that section's entries by name."""
     lines = (inspect.getdoc(function) or "").splitlines()
     start = next((place for place, line in enumerate(lines) if _SECTION.match(line)), len(lines))
     described: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The toolsets of a factory: opened when a run first needs them, asked before every run, closed with it."""
+"""The toolsets of a factory: opened when a run first needs them, asked before every run, closed with the factory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Toolsets:
         return ", ".join(repr(toolset) for toolset, _ in self._open)
 
     async def tools(self, taken: Iterable[str]) -> Sequence[Tool]:
-        """Return the tools of all. Raise ConfigurationError if two have a name, or one has a name that is taken."""
-        # All to their end: one that cannot be reached must not leave another half connected.
+        """Return the tools of all. Raise ConfigurationError if two have the same name, or a name is taken already."""
+        # All are awaited: one that cannot be reached must not leave another half connected.
         asked = await asyncio.gather(*(each.tools() for _, each in self._open), return_exceptions=True)
         found: list[tuple[Toolset, Tool]] = []
         for (toolset, _), tools in zip(self._open, asked, strict=True):

@@ -1,4 +1,4 @@
-"""Runs that wait for nobody: calls that a person would have to approve are refused, and the model is told so."""
+"""Unattended runs. Calls that a person would have to approve are refused, and the model is told so."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 
 LAST = float("-inf")
-"""The priority of one who sees calls as they would be made."""
+"""The priority of an interceptor that comes last: it sees calls as they would be made."""
 
 
 def require_nothing_pending(pending: Sequence[PendingCall]) -> None:
-    """Raise ConfigurationError if calls wait for a person whom nobody can ask: what is left of their run is dropped."""
+    """Raise ConfigurationError if calls wait for a person, who cannot be asked: the rest of their run is dropped."""
     wanted = ", ".join(dict.fromkeys(leaf.name for call in pending for leaf in call.leaves))
     if pending:
         raise ConfigurationError(
@@ -28,7 +28,7 @@ def require_nothing_pending(pending: Sequence[PendingCall]) -> None:
 
 
 class RefuseApprovals(Interceptor):
-    """Blocks calls that need an approval, and those that ask a person because their outcome is unknown."""
+    """An interceptor that blocks calls that need an approval, or that ask a person because of an unknown outcome."""
 
     def __init__(self, tools: ToolRegistry, unknown: frozenset[str], where: str) -> None:
         self._tools = tools
@@ -53,5 +53,5 @@ class RefuseApprovals(Interceptor):
         tool = self._tools.get(call.name)
         try:
             return tool is not None and tool.needs_approval(tool.check(call.arguments))
-        except Exception:  # around a tool: what is wrong with the call is told when it comes to be made
+        except Exception:  # around a tool: what is wrong with the call is told when it is made
             return False

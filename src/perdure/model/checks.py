@@ -1,4 +1,4 @@
-"""Checks of what callers give: each raises InvalidData, with the path, where the value cannot be what is meant."""
+"""Checks of what callers give. Each raises InvalidData, with the path, if the value cannot be what is meant."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expect_function(value: T, path: str) -> T:
 
 
 def expect_several(value: Iterable[T], path: str) -> tuple[T, ...]:
-    """Return several things, which one text or one mapping is not."""
+    """Return the items of a list as a tuple. One text or one mapping is refused."""
     if type(value) is tuple:
         return value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -44,7 +44,7 @@ def expect_several(value: Iterable[T], path: str) -> tuple[T, ...]:
 
 
 def expect_text(value: object, path: str, *, blank: bool = True) -> str:
-    """Return a text that UTF-8 can carry; with `blank=False`, one in which something is said."""
+    """Return a text that UTF-8 can carry; with `blank=False`, one that is not blank."""
     text = expect(value, str, path)
     if clean_text(text) != text:
         raise InvalidData(path, "the text holds half of a surrogate pair, which UTF-8 cannot carry")
@@ -70,6 +70,7 @@ def expect_number(value: object, path: str, *, least: float = 0) -> float:
 
 def expect_wait(value: object, path: str) -> float:
     """Return how many seconds to wait; infinity waits without end."""
+    # Not `value < 0`, which would let NaN pass.
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise InvalidData(path, f"expected a time in seconds of at least 0, got {brief(value)}")
     return value
@@ -77,6 +78,7 @@ def expect_wait(value: object, path: str) -> float:
 
 def expect_priority(value: object, path: str) -> float:
     """Return a number to sort by; infinities put something first or last."""
+    # NaN, which differs from itself, cannot be sorted.
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidData(path, f"expected a number, got {brief(value)}")
     return value

@@ -1,4 +1,4 @@
-"""What an agent is: its prompt, model, tools and budget."""
+"""The definition of an agent: its prompt, model, tools and budget."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perdure.model.secrets import without_secrets
 from perdure.model.value import EMPTY, Value, freeze, plain_text
 
 OWN_DRIVER = "driver"
-"""The provider under which a driver of the caller's own is on record where no model was named."""
+"""The provider on record for a caller's own driver, if no model was named."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ModelConfig(Value, frozen=True):
-    """Which model, how it is asked, and the name of the environment variable that holds its key."""
+    """A model, how it is asked, and the name of the environment variable that holds its key."""
 
     name: str
     base_url: str | None = None
@@ -41,7 +41,7 @@ class ModelConfig(Value, frozen=True):
         for field in ("base_url", "thinking"):
             if getattr(self, field) is not None:
                 expect(getattr(self, field), str, f"$.model.{field}")
-        # Types alone: numbers out of range may be stored already, and are the provider's to refuse.
+        # Only the types: numbers out of range may be stored already, and the provider refuses them.
         if self.temperature is not None:
             expect_number(self.temperature, "$.model.temperature", least=float("-inf"))
         for field in ("max_tokens", "context_window"):
@@ -65,7 +65,7 @@ class ModelConfig(Value, frozen=True):
         return model if isinstance(model, ModelConfig) else cls(model)
 
     def asked(self, options: ModelOptions | None) -> ModelConfig:
-        """Return the model as a run asks it that has options of its own."""
+        """Return the model as a run with options of its own asks it."""
         if options is None:
             return self
         given = {name: getattr(options, name) for name in ("temperature", "max_tokens", "thinking")}
@@ -76,16 +76,17 @@ class ModelConfig(Value, frozen=True):
 
     @property
     def provider(self) -> str:
-        """The part before the colon; the name itself where there is none."""
+        """The part of the name before the colon; the whole name if it has none."""
         return self.name.partition(":")[0]
 
 
+# A base of its own: only the name of a definition can be given by position.
 class _Named(Value, frozen=True):
     name: str
 
 
 class AgentDefinition(_Named, frozen=True, kw_only=True):
-    """What an agent is. `tools=None` allows every registered tool, `()` none."""
+    """The definition of an agent. `tools=None` allows every registered tool, `()` none."""
 
     label: str | None = None
     description: str = ""
@@ -97,7 +98,7 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
     budget: ExecutionBudget = ExecutionBudget()
     metadata: Mapping[str, Any] = EMPTY
     output: Any = None
-    """The form of its answers: a type or a JSON schema. The schema is what is kept of either."""
+    """The form of its answers: a type or a JSON schema. Only the schema is stored."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

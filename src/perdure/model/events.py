@@ -1,4 +1,4 @@
-"""What the session runtime tells of its work. Frozen, JSON-able, named by what has happened."""
+"""The events of the session runtime: frozen, JSON-able, and named by what has happened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SessionLoaded(Value, frozen=True, tag="session_loaded"):
 
 
 class SessionActionExecuted(Value, frozen=True, tag="session_action_executed"):
-    """An action has made the next session of the loaded one; it is not saved yet."""
+    """An action has made the next session from the loaded one. It is not saved yet."""
 
     session_id: SessionId
     action: str
@@ -27,7 +27,7 @@ class SessionActionExecuted(Value, frozen=True, tag="session_action_executed"):
 
 
 class SessionSaved(Value, frozen=True, tag="session_saved"):
-    """A session was kept under a new version."""
+    """A session was saved as a new version."""
 
     session_id: SessionId
     version: int
@@ -43,7 +43,7 @@ class SessionLoadFailed(Value, frozen=True, tag="session_load_failed"):
 
 
 class SessionSaveFailed(Value, frozen=True, tag="session_save_failed"):
-    """A session could not be saved; or, if `persisted`, it was, and what comes after the save failed."""
+    """A session could not be saved. If `persisted`, it was saved, and what comes after the save failed."""
 
     session_id: SessionId
     error: str

@@ -21,7 +21,7 @@ from perdure.model.value import EMPTY, JSON, ErrorRecord, Value, brief, freeze, 
 
 
 class ExecutionStatus(StrEnum):
-    """How one run is doing."""
+    """The status of one run."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
@@ -31,7 +31,7 @@ class ExecutionStatus(StrEnum):
 
 
 class ExecutionBudget(Value, frozen=True):
-    """What one run may spend. None is unlimited."""
+    """The limits of what one run may spend. None is unlimited."""
 
     max_steps: int | None = None
     max_tokens: int | None = None
@@ -54,11 +54,11 @@ class ExecutionBudget(Value, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is limited."""
+        """True if nothing is limited."""
         return self == ExecutionBudget()
 
     def reached(self, spent: Spent) -> str | None:
-        """The name of the first limit that is reached, if any."""
+        """Return the name of the first limit that is reached, if any."""
         limits = (
             ("max_steps", self.max_steps, spent.steps),
             ("max_tokens", self.max_tokens, spent.usage.total_tokens),
@@ -73,7 +73,7 @@ class ExecutionBudget(Value, frozen=True):
         return None
 
     def is_exhausted(self, spent: Spent) -> bool:
-        """True as soon as any limit is reached."""
+        """Tell whether any limit is reached."""
         return self.reached(spent) is not None
 
 
@@ -83,7 +83,7 @@ def _is_limit(limit: Any, kind: type) -> bool:
 
 
 class Spent(Value, frozen=True):
-    """What a run has used so far."""
+    """The resources that a run has used so far."""
 
     steps: int = 0
     usage: Usage = Usage()
@@ -104,7 +104,7 @@ class ExternalToolSpec(Value, frozen=True):
 
 
 class ModelOptions(Value, frozen=True):
-    """How the model is asked in one run alone. What is None is as the agent has it."""
+    """Options for the model in one run alone. For those that are None, the agent's apply."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -124,7 +124,7 @@ class ModelOptions(Value, frozen=True):
 class PendingCall(ToolCall, frozen=True):
     """A tool call that waits: for a person's approval, or for an answer from outside.
 
-    A sub-agent's shows the calls that wait in its session.
+    A sub-agent's call shows the calls that wait in its session.
     """
 
     session_id: str | None = None
@@ -156,7 +156,7 @@ class PendingCall(ToolCall, frozen=True):
 
     @property
     def leaves(self) -> tuple[PendingCall, ...]:
-        """Return the calls that would be made at last: of a sub-agent those that it waits for, else the call itself."""
+        """Return the calls that would be made in the end: those that a sub-agent waits for, or else the call itself."""
         return tuple(leaf for call in self.waits_for for leaf in call.leaves) or (self,)
 
 
@@ -164,7 +164,7 @@ class CallAnswer(Value, frozen=True):
     """The result of a call that was made outside, or the reason why it failed."""
 
     call: str
-    """The id of the call; of a sub-agent's call its digest."""
+    """The id of the call, or the digest of a sub-agent's call."""
     result: JSON = None
     is_error: bool = False
 
@@ -173,7 +173,7 @@ class CallAnswer(Value, frozen=True):
 
 
 class ExecutionState(Value, frozen=True):
-    """A run: its steps so far, the step under way, and whether it should go on."""
+    """A run: its steps so far, the step under way, and whether it should continue."""
 
     execution_id: str = msgspec.field(default_factory=new_id)
     status: ExecutionStatus = ExecutionStatus.PENDING
@@ -186,11 +186,11 @@ class ExecutionState(Value, frozen=True):
     pending_calls: tuple[PendingCall, ...] = ()
     errors: tuple[ErrorRecord, ...] = ()
     compaction_usage: Usage = Usage()
-    """What models have used to compact the transcript during the run."""
+    """The usage of models for compacting the transcript during the run."""
     discarded_usage: Usage = Usage()
-    """What models have used for answers that an interceptor threw away."""
+    """The usage of answers that an interceptor threw away, or that a crash cut off and the model began again."""
     idle: float = 0.0
-    """Seconds that the run waited for a person, or lay dead after a crash, until it was last resumed."""
+    """Seconds that the run waited for a person, or was down after a crash, until it was last resumed."""
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
     external_tools: tuple[ExternalToolSpec, ...] = ()
@@ -198,7 +198,7 @@ class ExecutionState(Value, frozen=True):
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
     model_options: ModelOptions | None = None
-    """How the model is asked in this run alone."""
+    """Options for the model in this run alone."""
 
     def __post_init__(self) -> None:
         if self.response_format is not None:
@@ -222,7 +222,7 @@ class ExecutionState(Value, frozen=True):
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the step under way, or else the last one, asks for tools."""
+        """True if the step under way, or else the last one, asks for tools."""
         step = self.current_step or self.last_step
         return step is not None and bool(step.tool_calls)
 
@@ -249,7 +249,7 @@ class ExecutionState(Value, frozen=True):
 
     @property
     def duration(self) -> float:
-        """Seconds from start to end, or to now while it runs, without those that it was idle."""
+        """Seconds from start to end, or to now while it runs, without idle time."""
         return max(0.0, ((self.completed_at or now()) - self.started_at).total_seconds() - self.idle)
 
     def _all_steps(self) -> tuple[AgentStep, ...]:
@@ -263,7 +263,7 @@ class ExecutionState(Value, frozen=True):
         return msgspec.structs.replace(self, current_step_started_at=now())
 
     def with_current_step_completed(self) -> ExecutionState:
-        """The step under way joins the completed ones."""
+        """Return the run with the step under way among the completed ones."""
         if self.current_step is None:
             return self
         done = StepExecution(

@@ -1,7 +1,7 @@
 """Messages from the dicts that callers have: our own form, OpenAI's chat completions, items of its Responses API.
 
-Nothing in a dict is ignored: what has a place in a message goes there, what OpenAI says beside it is kept in the
-message's metadata under `openai`, and everything else is InvalidData with its path.
+Nothing in a dict is ignored. What has a place in a message goes there. What OpenAI says beside it is kept in the
+message's metadata under `openai`. Everything else is InvalidData with its path.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from perdure.model.message import ROLES, Media, Message, Opaque, Part, Text, Thi
 from perdure.model.value import EMPTY, JSON, brief, clean_text, kind_of
 
 BESIDE = "openai"
-"""The key in a message's metadata of what OpenAI's forms say and ours has no place for."""
+"""The key in a message's metadata for data of OpenAI's forms that has no place in ours."""
 PROVIDER = "openai"
-"""Who understands the ids and encrypted reasoning of Responses items, as drivers name it."""
+"""The provider that understands ids and encrypted reasoning of Responses items, as drivers name it."""
 _SAID_BY_ASSISTANT = ("tool_calls", "refusal", "reasoning_content", "audio", "function_call")
-"""What an assistant's message may say without content."""
+"""The fields that an assistant's message may have without content."""
 _OUTPUT_ITEMS = ("reasoning", "function_call", "message")
 
 
 def messages_of(given: Sequence[object], path: str, places: Sequence[str] | None = None) -> list[Message]:
     """Return several messages. Responses items that are parts of one answer become one message.
 
-    What is wrong is told with its path: its place behind `path`, or the one that `places` gives it.
+    An error has the path of the fault: the place behind `path`, or the one that `places` gives.
     """
     messages: list[Message] = []
     answer: set[str] = set()
@@ -60,7 +60,7 @@ def message_of(given: Mapping[Any, Any], path: str = "$") -> Message:
 
 
 class _Fields:
-    """The fields of a dict, each to be taken by its name. Those that nobody has taken at the end are an error."""
+    """The fields of a dict, each taken by its name. A field that is not taken by the end is an error."""
 
     def __init__(self, given: object, path: str) -> None:
         if not isinstance(given, Mapping):
@@ -79,7 +79,7 @@ class _Fields:
         return f"{self.path}.{key}"
 
     def take(self, key: str, kind: Any, default: Any = None) -> Any:
-        """Return a field. One that is null counts as left out, as it does in what OpenAI's client dumps."""
+        """Return a field. Null counts as left out: OpenAI's client dumps it for what is not set."""
         self._known.append(key)
         value = self._left.pop(key, None)
         if value is None:
@@ -95,7 +95,7 @@ class _Fields:
         return value
 
     def refuse(self, key: str, problem: str) -> None:
-        """Raise for a field that says something we cannot keep; null says nothing."""
+        """Raise InvalidData for a field that cannot be kept, unless it is null."""
         if self.take(key, object) is not None:
             raise InvalidData(self.at(key), problem)
 
@@ -119,7 +119,7 @@ def _from_role(fields: _Fields) -> Message:
     if role == "tool":
         return _tool_message(fields)
     beside: dict[str, Any] = {"role": role} if role == "developer" else {}
-    is_silent = _is_silent(fields, role)
+    is_silent = _is_silent(fields, role)  # before the fields are taken
     parts, of_parts = _content(fields)
     if role == "assistant":
         parts, of_parts = _with_assistants_own(fields, parts, of_parts, beside)
@@ -160,7 +160,7 @@ def _tool_message(fields: _Fields) -> Message:
 
 
 def _result(content: Any) -> JSON:
-    """Return what a tool has answered: a list of texts is one text, and any other JSON is what it is."""
+    """Return what a tool has answered. A list of texts becomes one text, and other JSON stays as it is."""
     is_texts = isinstance(content, Sequence) and not isinstance(content, str) and bool(content)
     if not is_texts or not all(_is_text(each) for each in content):
         return content
@@ -174,7 +174,7 @@ def _is_text(item: object) -> bool:
 
 
 def _is_silent(fields: _Fields, role: str) -> bool:
-    """Tell whether nothing is said. An assistant may say null, and beside calls or thoughts nothing at all."""
+    """Tell whether content is missing. An assistant's may be null, and may be missing beside calls or thoughts."""
     if role == "assistant":
         return not fields.has("content", "parts", *_SAID_BY_ASSISTANT)
     return fields.are_null("content", "parts")
@@ -200,7 +200,7 @@ def _content(fields: _Fields) -> tuple[tuple[Part, ...], dict[str, Any]]:
 def _with_assistants_own(
     fields: _Fields, parts: tuple[Part, ...], of_parts: dict[str, Any], beside: dict[str, Any]
 ) -> tuple[tuple[Part, ...], dict[str, Any]]:
-    """Take what only an assistant's message has. Return its parts, and what is said beside them."""
+    """Take the fields that only an assistant's message has. Return its parts, and what is said beside them."""
     refusal, thought = fields.take("refusal", str), fields.take("reasoning_content", str)
     if refusal:
         of_parts = {**of_parts, str(len(parts)): {"refusal": True}}
@@ -211,7 +211,7 @@ def _with_assistants_own(
     if annotations:
         beside["annotations"] = annotations
     fields.refuse("audio", "audio is kept by its provider, and cannot be taken in; leave it out")
-    fields.refuse("function_call", "this form is no longer used; give it as one of tool_calls, with an id")
+    fields.refuse("function_call", "this form is obsolete; give it as one of tool_calls, with an id")
     return parts, of_parts
 
 
@@ -246,7 +246,7 @@ def _refusal_part(fields: _Fields) -> _Read:
 
 
 def _image_part(fields: _Fields) -> _Read:
-    """An image as chat completions have it: `image_url` is an object with a URL, or the URL itself."""
+    """Return an image of chat completions. Its `image_url` is an object with a URL, or the URL itself."""
     given = fields.need("image_url", str | Mapping, "an image has a URL")
     if isinstance(given, str):
         return _at_url(given, fields.at("image_url"), "image/*"), {}
@@ -351,6 +351,7 @@ def _in_url(url: str, path: str) -> Media:
 
 
 def _decoded(data: str, path: str) -> bytes:
+    # Strict: otherwise invalid characters would be skipped, and wrong bytes kept.
     try:
         return binascii.a2b_base64(data.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -389,6 +390,7 @@ def _function_call(fields: _Fields, call_id: str, item_id: str | None = None) ->
     arguments = _arguments(fields.take("arguments", str | Mapping, ""), fields.at("arguments"))
     if item_id is None:
         return ToolCall(name, arguments, clean_text(call_id))
+    # The item's own id goes back to the provider with the call. Results name the call by its `call_id`.
     return ToolCall(name, arguments, clean_text(call_id), PROVIDER, {"id": clean_text(item_id)})
 
 
@@ -465,7 +467,7 @@ _ITEMS: Mapping[str, Callable[[_Fields], Message]] = {
 
 
 def _output_kind(item: object) -> str | None:
-    """Return the type of an item that is a part of a model's answer."""
+    """Return the type of an item that is a part of a model's answer; None for others."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     if kind not in _OUTPUT_ITEMS or (kind == "message" and item["role"] != "assistant"):  # type: ignore[index]  # a mapping
         return None
@@ -474,6 +476,7 @@ def _output_kind(item: object) -> str | None:
 
 def _begins_answer(kind: str, answer: set[str]) -> bool:
     """Tell whether an item behind others is the first of another answer."""
+    # An answer has one message, and its reasoning comes before all else.
     return (kind == "message" and "message" in answer) or (kind == "reasoning" and answer != {"reasoning"})
 
 
@@ -481,6 +484,7 @@ def _joined(message: Message, more: Message, *, is_named: bool) -> Message:
     """Return two parts of one answer as one message, which has the id of the `message` among them."""
     beside = dict(more.metadata.get(BESIDE, {}))
     if "parts" in beside:
+        # Keyed by the places of parts, which move in the joined message.
         beside["parts"] = _moved(beside["parts"], len(message.parts))
     metadata = {**message.metadata, **more.metadata, **({BESIDE: beside} if beside else {})}
     message_id = more.id if is_named else message.id

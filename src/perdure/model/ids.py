@@ -1,4 +1,4 @@
-"""Ids and time: the only place in the model where either comes from, and both can be replaced."""
+"""Ids and time. In the model, both come from here alone, and both can be replaced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import uuid_utils
 from perdure.errors import InvalidSessionId
 
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
-"""An instant. Without a time zone it could not be compared with any other, so none is stored or read without."""
+"""An instant with a time zone. None is stored or read without one: it could not be compared with others."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-# What `SessionId.of` makes ends like this: 128 bits in base32. A name that looks so is hashed too, so that it cannot be
-# mistaken for what other names were made into.
+# What `SessionId.of` makes ends like this: 128 bits in base32. A given name that looks so is hashed too: otherwise it
+# could be mistaken for what other names were made into.
 _MADE = re.compile(r".*\.h[a-z2-7]{26}")
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
 _READABLE = 60
 _MARK_BYTES = 10
-"""80 bits, which base32 writes as 16 letters: too many for somebody to find a name with another's mark."""
+"""80 bits, which base32 writes as 16 letters: too many for anyone to find a name with the mark of another."""
 
 
 class SessionId(str):
@@ -43,15 +43,15 @@ class SessionId(str):
 
     @classmethod
     def generate(cls, owner: str | None = None) -> SessionId:
-        """Return a new UUIDv7: unique, and sorted by the time it was made. With an owner, the mark stands before it."""
+        """Return a new UUIDv7: unique, and sorted by its time. With an owner, the owner's mark is put before it."""
         return cls(new_id()) if owner is None else cls.under(owner, new_id())
 
     @classmethod
     def under(cls, owner: str, name: str) -> SessionId:
         """Return the id of an owner's session: the owner's mark, a dot, and the name that the owner has given it.
 
-        What owners call their sessions cannot clash then, and nobody learns from a name that is taken who has it. An id
-        that has the mark already stays as it is.
+        Names of different owners cannot clash, and a name that is taken does not reveal who has it. An id that has the
+        mark already stays as it is.
         """
         mark = mark_of(owner)
         given = cls(name)
@@ -59,7 +59,7 @@ class SessionId(str):
 
     @classmethod
     def of(cls, *names: str) -> SessionId:
-        """Return the id that stands for one or several names, of whatever text: no two sequences of names share one.
+        """Return an id for one or several names, which may be any text. No two sequences of names share an id.
 
         A single name that is an id already stays as it is. Anything else becomes its letters and digits, for people to
         read, and a hash: `SessionId.of("order 7", "ada")` is `order-7-ada.h…`.
@@ -77,13 +77,13 @@ class SessionId(str):
 
 
 def mark_of(owner: str) -> str:
-    """Return what the ids of an owner's sessions begin with. It tells owners apart, and does not show their names."""
+    """Return how the ids of an owner's sessions begin. That tells owners apart, and does not show their names."""
     digest = _digest(owner, size=_MARK_BYTES)
     return f"o{base64.b32encode(digest).decode().lower()}."
 
 
 def _digest(*names: str, size: int) -> bytes:
-    """Return a hash of names. Their lengths keep apart what joined texts would not."""
+    """Return a hash of names, with their lengths: "ab", "c" and "a", "bc" have different hashes."""
     raws = [name.encode("utf-8", "surrogatepass") for name in names]  # half of a surrogate pair may be in any text
     return hashlib.sha256(b"".join(b"%d:%b" % (len(raw), raw) for raw in raws)).digest()[:size]
 
@@ -104,18 +104,18 @@ _ids: ContextVar[IdSource] = ContextVar("perdure_ids", default=_uuid7)
 
 
 def now() -> datetime:
-    """The current time, in UTC."""
+    """Return the current time, in UTC."""
     return _clock.get()()
 
 
 def replaced_time() -> datetime | None:
-    """The time of a clock that `use` has put in place, or None: a store that has a clock of its own then asks that."""
+    """Return the time of a clock that `use` has put in place, or None. With None, a store may ask its own clock."""
     clock = _clock.get()
     return None if clock is _utc_now else clock()
 
 
 def new_id() -> str:
-    """A new unique id."""
+    """Return a new unique id."""
     return _ids.get()()
 
 

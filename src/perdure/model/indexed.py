@@ -1,4 +1,4 @@
-"""Metadata that lists can be narrowed by: which values can be, and the mark under which an index has one."""
+"""Metadata by which lists can be narrowed: which values can be indexed, and the mark of a value in an index."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perdure.model.value import brief
 
 Indexable = str | int | bool
 LONGEST = 200
-"""How many characters a key or a text may have: a row of an index holds only so much."""
+"""The most characters of a key or a text: a row of an index has limited room."""
 MARK = "\x1f"
-"""What the mark of an indexed value begins with, and no tag."""
+"""The beginning of the mark of an indexed value. No tag begins with it."""
 
 
 def mark_of(key: str, value: Indexable) -> str:
-    """Return what stands for a value among a session's tags. 1, True and "1" are three values."""
+    """Return the mark of a value among a session's tags. 1, True and "1" are three values."""
     return f"{MARK}{key}{MARK}{msgspec.json.encode(value).decode()}"
 
 

@@ -1,4 +1,4 @@
-"""Links between sessions: who was spawned by whom, and what was taken over from a branch."""
+"""Links between sessions: which one spawned which, and what was taken over from a branch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perdure.model.value import Value
 
 
 class SpawnRef(Value, frozen=True):
-    """On a child session: the tool call, in which loop of which session, that spawned it."""
+    """A link on a child session to the tool call that spawned it, in its loop and session."""
 
     parent_session_id: str
     parent_loop_id: str
@@ -15,7 +15,7 @@ class SpawnRef(Value, frozen=True):
 
 
 class ChildLoopRef(Value, frozen=True):
-    """On a parent's loop: the loop of another session that a tool call spawned."""
+    """A link on a parent's loop to the loop of another session that a tool call spawned."""
 
     tool_call_id: str
     tool_name: str
@@ -24,11 +24,11 @@ class ChildLoopRef(Value, frozen=True):
 
 
 class Adoption(Value, frozen=True):
-    """On a session: that a version of it has taken over what a branch showed, so that its history finds it again."""
+    """A note on a session: one of its versions has taken over the view of a branch. History finds the view by this."""
 
     version: int
     """The version that first showed it."""
     at: int = 0
-    """How many messages stood in the session's own log by then."""
+    """The number of messages in the session's own log by then."""
     before: int = 0
     """The version of the adoption before this one; 0 if it is the first."""

@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on. Every event names its loop, session and agent, and is numbered."""
+"""The events of a run. Each names its loop, session and agent, and is numbered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.model.value import EMPTY, JSON, ErrorRecord, Value, freeze
 
 
 class LoopConfigSnapshot(Value, frozen=True):
-    """Which model ran a loop, and how it was asked. Never a secret."""
+    """The model that ran a loop, and how it was asked. It never has a secret."""
 
     model: str
     provider: str
@@ -41,14 +41,14 @@ class LoopConfigSnapshot(Value, frozen=True):
 
 
 class ContinuationKind(Value, frozen=True):
-    """How a loop relates to its parent: initial, default, rerun, branch or compaction; the middle two with a tag."""
+    """A loop's relation to its parent: initial, default, rerun, branch or compaction. Rerun and branch have a tag."""
 
     kind: str = "initial"
     tag: str | None = None
 
 
 class LoopEvent(Value, frozen=True, kw_only=True):
-    """What every event of a run carries. `seq` counts within the loop, from 1."""
+    """The fields that every event of a run has. `seq` counts within the loop, from 1."""
 
     loop_id: str = ""
     session_id: str | None = None
@@ -56,11 +56,11 @@ class LoopEvent(Value, frozen=True, kw_only=True):
     seq: int = 0
     at: datetime = msgspec.field(default_factory=now)
     cursor: int | None = None
-    """Where the event stands on its session's record, once it has been read from there: what `after=` takes."""
+    """The place of the event on its session's record, once it has been read from there. It can be given as `after=`."""
 
 
 class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
-    """A run begins, or goes on after an interruption."""
+    """A run begins, or continues after an interruption."""
 
     parent_loop_id: str | None = None
     continuation: ContinuationKind = ContinuationKind()
@@ -68,26 +68,26 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     metadata: Mapping[str, Any] = EMPTY
     spawn_ref: SpawnRef | None = None
     base_version: int | None = None
-    """The version of the session that the run set out from; until a save, the record is all there is beyond it."""
+    """The version of the session that the run began from. Until a save, only the record goes beyond it."""
     resumed: bool = False
     idle: float = 0.0
-    """Seconds that a resumed run had waited for a person, or lain dead after a crash, before it started again."""
+    """Seconds that a resumed run had waited for a person, or was down after a crash, before it started again."""
     key: tuple[str, str] | None = None
     """The idempotency key of the request that the run answers, and the request's digest."""
     posted: str | None = None
     """The delivery id of the inbox item that the run answers, if it came from there."""
     context_data: Mapping[str, Any] | None = None
-    """What the caller has left for whoever makes a context for the run's tools after it."""
+    """The caller's data for making a context for the run's tools later, also in another process."""
     group: tuple[str, ...] = ()
     """The loops that run side by side with this one, itself among them."""
     input_at: tuple[int, int] | None = None
-    """Where in the session's own log stands what all branches of a group answer: it is written once for all."""
+    """The stretch of the session's own log that all branches of a group answer. It is written once for all of them."""
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
     answered: tuple[str, ...] = ()
-    """The calls made outside whose answers the run was continued with, by their ids, or digests if sub-agents'."""
+    """The calls made outside whose answers continued the run: their ids, or the digests of sub-agents' calls."""
     answers: tuple[CallAnswer, ...] = ()
-    """Those answers that no result on record tells yet: of sub-agents' calls, and of a run left to a worker."""
+    """Those answers that are in no result on record yet: of sub-agents' calls, and of a run left to a worker."""
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
     external_tools: tuple[ExternalToolSpec, ...] = ()
@@ -95,11 +95,11 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     instructions: str | None = None
     """Instructions for this run alone, sent behind the system prompt."""
     model_options: ModelOptions | None = None
-    """How the model is asked in this run alone, where that is not as `config` has it."""
+    """Options for the model in this run alone, where they differ from `config`."""
     takes_back: str | None = None
-    """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
+    """The loop in place of which this run is begun. What that one was asked and has said left the view before."""
     trace: str | None = None
-    """The span of this run in its trace, as W3C's `traceparent`: whoever continues the run continues its trace."""
+    """The span of this run in its trace, as W3C's `traceparent`. A continued run continues its trace."""
 
     def __post_init__(self) -> None:
         for name in ("metadata", "approved", "denied"):
@@ -182,19 +182,19 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
     stop_signals: tuple[StopSignal, ...] = ()
     usage: Usage = Usage()
     compaction_usage: Usage = Usage()
-    """The part of it that compactions took, those that came to nothing included."""
+    """The part of it that compactions took, including those without a result."""
     discarded_usage: Usage = Usage()
-    """The part of it that went to answers that an interceptor threw away: no message holds them."""
+    """The part of it for answers that an interceptor threw away, or that a crash cut off and the model began again."""
     compactions: int = 0
-    """How many compactions it made: a header of the record reads the last of them."""
+    """The number of its compactions. A header of the record reads the last of them."""
     idle: float = 0.0
-    """Seconds that the run waited for a person, or lay dead after a crash. They are no part of its duration."""
+    """Seconds that the run waited for a person, or was down after a crash. They are not part of its duration."""
     errors: tuple[ErrorRecord, ...] = ()
     rejection: str | None = None
     children: tuple[ChildLoopRef, ...] = ()
-    """The loops of sub-agents that its tool calls have spawned: a header of the record is made without the calls."""
+    """The loops of sub-agents that its tool calls have spawned. A header of the record is made without the calls."""
     redactions: Mapping[str, int] = EMPTY
-    """How often which redactor of `connect(redact=…)` has replaced something in its messages."""
+    """The number of replacements in its messages, for each redactor of `connect(redact=…)`."""
 
     def __post_init__(self) -> None:
         freeze(self, "redactions")
@@ -205,11 +205,11 @@ class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):
 
     reason: str
     message_ids: tuple[str, ...] = ()
-    """The messages, where they were to steer a run that goes on without them; else all that the run was to answer."""
+    """The messages that were to steer a run, which continues without them. Empty if all of its input was refused."""
 
 
 class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_start"):
-    """Branches are about to run side by side; enough is said here to go on with them after a crash."""
+    """Branches are about to run side by side. Enough is said here to continue them after a crash."""
 
     loop_ids: tuple[str, ...]
     parent_loop_id: str | None = None
@@ -219,14 +219,14 @@ class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop
     base_version: int | None = None
     metadata: Mapping[str, Any] = EMPTY
     trace: str | None = None
-    """The span that those of the branches are beneath, as W3C's `traceparent`."""
+    """The parent of the branches' spans, as W3C's `traceparent`."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
 
 
 class ParallelLoopEnd(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_end"):
-    """One of the branches has been selected; or none, where the evaluation was given up."""
+    """One of the branches has been selected, or none if the evaluation was given up."""
 
     loop_ids: tuple[str, ...]
     selected_loop_id: str | None = None
@@ -243,9 +243,9 @@ class CompactionPart(Value, frozen=True):
 
 
 class CompactionBlock(Value, frozen=True):
-    """A compaction overlay as a record tells of it: what stands in for how many messages, made by what.
+    """A compaction overlay on record: how many messages it covers, what is shown instead, and what made it.
 
-    `start` is where in the view the covered messages stood; `summary` tells how what is shown instead begins.
+    `start` is the place of the covered messages in the view. `summary` is the beginning of what is shown instead.
     """
 
     id: str
@@ -260,25 +260,25 @@ class CompactionBlock(Value, frozen=True):
 
 
 class Compaction(LoopEvent, frozen=True, kw_only=True, tag="compaction"):
-    """What the model is shown was compacted; the original messages stay."""
+    """The view of the model was compacted. The original messages stay."""
 
     block: CompactionBlock
     trigger: str = "request"
-    """Why: on request, because the prompt came near the window, or because the model refused it as too long."""
+    """The cause: a request, a prompt that came near the window, or one that the model refused as too long."""
     shown: tuple[CompactionPart, ...] = ()
-    """What stands in for the covered messages: new ones, and stretches of the view that it was made from."""
+    """The replacement of the covered messages: new ones, and stretches of the view that it was made from."""
     usage: Usage = Usage()
-    """What a model has used to write the summary."""
+    """The usage of a model for writing the summary."""
 
 
 class Redacted(LoopEvent, frozen=True, kw_only=True, tag="redacted"):
-    """The content of messages was replaced for good, wherever it stood. It belongs to no loop."""
+    """The content of messages was replaced for good, wherever it was. The event belongs to no loop."""
 
     message_ids: tuple[str, ...] = ()
 
 
 class HoldChanged(LoopEvent, frozen=True, kw_only=True, tag="hold_changed"):
-    """A legal hold was placed on the session, or lifted. It belongs to no loop, and stays on record for ever."""
+    """A legal hold was placed on the session, or lifted. The event belongs to no loop, and stays on record for ever."""
 
     placed: tuple[str, ...] = ()
     """The tags of the holds that are new."""
@@ -286,7 +286,7 @@ class HoldChanged(LoopEvent, frozen=True, kw_only=True, tag="hold_changed"):
 
 
 class UnknownEvent(LoopEvent, frozen=True, kw_only=True, tag="unknown_event"):
-    """An entry of a kind that this release does not know: a newer release has written it, or an adapter.
+    """An entry of a kind that this release does not know. A newer release or an adapter has written it.
 
     `body` is what the entry says beyond the fields that every event has.
     """
@@ -325,7 +325,7 @@ _SHARED = tuple(name for name in LoopEvent.__struct_fields__ if name != "unknown
 
 
 def shared_fields(body: JSON) -> dict[str, JSON]:
-    """Return those parts of a body that read as the fields that every event has."""
+    """Return those parts of a body that can be read as the fields of every event."""
     if not isinstance(body, Mapping):
         return {}
     return {name: body[name] for name in _SHARED if name in body and _is_readable(name, body[name])}
@@ -336,4 +336,5 @@ def _is_readable(name: str, value: JSON) -> bool:
         read = msgspec.convert({name: value}, LoopEvent)
     except (msgspec.ValidationError, ValueError, OverflowError):
         return False
+    # A time without a zone could not be compared with those of other events.
     return name != "at" or read.at.tzinfo is not None

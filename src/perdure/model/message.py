@@ -16,7 +16,7 @@ from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, f
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REDACTIONS = "redactions"
-"""The key in a message's metadata that says how often which redactor has replaced something before it was stored."""
+"""The key in a message's metadata for the number of replacements by each redactor before it was stored."""
 
 
 class Text(Value, frozen=True, tag="text"):
@@ -26,7 +26,7 @@ class Text(Value, frozen=True, tag="text"):
 
 
 class Thinking(Value, frozen=True, tag="thinking"):
-    """What a model thought before it answered; the signature goes back to its provider as it came."""
+    """The thoughts of a model before it answered. The signature goes back to its provider as it came."""
 
     text: str
     signature: str | None = None
@@ -38,7 +38,7 @@ class Media(Value, frozen=True, tag="media"):
     """An image or a file: its bytes, where they are on the web, or what a store keeps them under.
 
     `perdure.attach` makes one from a path, an address or bytes. In messages that were loaded from a store, bytes of
-    more than a few KB are named by their `hash`, the SHA-256 of them in hex; `await chat.read(part)` gets them.
+    more than a few KB are named by their `hash`, their SHA-256 in hex. `await chat.read(part)` gets them.
     """
 
     media_type: str
@@ -47,7 +47,7 @@ class Media(Value, frozen=True, tag="media"):
     name: str | None = None
     hash: str | None = None
     size: int | None = None
-    """How many bytes the `hash` stands for."""
+    """The number of bytes that the `hash` stands for."""
 
     def __post_init__(self) -> None:
         if (self.data is None) + (self.url is None) + (self.hash is None) != 2:
@@ -73,12 +73,12 @@ class Media(Value, frozen=True, tag="media"):
 
     @property
     def length(self) -> int | None:
-        """How many bytes it has; None if they are somewhere on the web."""
+        """The number of its bytes; None if they are somewhere on the web."""
         return self.size if self.data is None else len(self.data)
 
     @property
     def label(self) -> str:
-        """A few words that stand for it where it cannot be shown: `image plot.png, 5.0 MB`."""
+        """A few words in place of what cannot be shown: `image plot.png, 5.0 MB`."""
         kind = self.media_type.partition("/")[0]
         words = [kind if kind in ("image", "audio", "video") else "file", *([self.name] if self.name else [])]
         return " ".join(words) + ("" if self.length is None else f", {_in_words(self.length)}")
@@ -88,14 +88,14 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 
 def _in_words(size: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes for people."""
     if size < 1_000:
         return f"{size} bytes"
     return f"{size / 1_000:.1f} KB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
 
 
 class ToolCall(Value, frozen=True, tag="tool_call"):
-    """A model's wish to have a tool called."""
+    """A model's request to call a tool."""
 
     name: str
     arguments: Mapping[str, Any] = EMPTY
@@ -104,6 +104,7 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
     opaque: JSON = None
 
     def __post_init__(self) -> None:
+        # One test for the usual case; `expect` finds the field that is wrong.
         if not (isinstance(self.name, str) and isinstance(self.id, str)):
             expect(self.name, str, "$.name")
             expect(self.id, str, "$.id")
@@ -113,7 +114,7 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
 
 
 class ToolResult(Value, frozen=True, tag="tool_result"):
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     call_id: str
     content: JSON = None
@@ -131,7 +132,7 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
 
 
 class Opaque(Value, frozen=True, tag="opaque"):
-    """Something only its provider understands; kept, and sent back to that provider alone."""
+    """Data that only its provider understands. It is kept, and sent back to that provider alone."""
 
     provider: str
     body: JSON = None
@@ -141,10 +142,10 @@ class Opaque(Value, frozen=True, tag="opaque"):
 
 
 class Envelope(Value, frozen=True, tag="envelope"):
-    """What is left of another framework's item once the parts before it are lifted out: it gives the item back whole.
+    """The rest of another framework's item without the parts before it. With these, it gives the item back whole.
 
-    `perdure.adapters` writes and reads it. Only the framework's own adapter needs it: it is not shown, sent, counted or
-    searched, and it goes when its message is redacted.
+    `perdure.adapters` writes and reads it. Only the framework's own adapter needs it. It is not shown, sent, counted or
+    searched, and it is removed when its message is redacted.
     """
 
     format: str
@@ -155,7 +156,7 @@ class Envelope(Value, frozen=True, tag="envelope"):
 
 
 class UnknownPart(Value, frozen=True, tag="~part"):
-    """A part of a kind that a newer release has written: kept as it stands."""
+    """A part of a kind that a newer release has written. It is kept as it is."""
 
     body: Mapping[str, Any] = EMPTY
 
@@ -181,7 +182,7 @@ class Message(Value, frozen=True):
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise InvalidData("$.role", f"{brief(self.role)} is not a role; use one of {', '.join(ROLES)}")
-        if type(self.parts) is not tuple:  # the caller may go on to change a list
+        if type(self.parts) is not tuple:  # the caller may still change a list
             msgspec.structs.force_setattr(self, "parts", _parts(expect_several(self.parts, "$.parts")))
         if self.metadata is not EMPTY:
             freeze_alike(self, "metadata")
@@ -224,15 +225,15 @@ class Message(Value, frozen=True):
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """Return a message from what a caller has at hand: a message, a text, a part, or a dict.
+        """Return a message from what a caller has: a message, a text, a part, or a dict.
 
-        A dict has a role and content, and tool calls where there are any, in our form or in OpenAI's; or it is an item
-        of OpenAI's Responses API.
+        A dict has a role, content and perhaps tool calls, in our form or in OpenAI's. Or it is an item of OpenAI's
+        Responses API.
         """
         if isinstance(value, Message):
             return value
         if isinstance(value, Mapping):
-            from perdure.model.given_messages import message_of  # which is made of messages
+            from perdure.model.given_messages import message_of  # which imports this module
 
             return message_of(value)
         if isinstance(value, str):
@@ -263,7 +264,7 @@ class Message(Value, frozen=True):
         return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
 
     def with_files(self, bodies: Mapping[str, bytes]) -> Message:
-        """The message with bytes, by their hashes, put back into it."""
+        """Return the message with bytes put back into it, by their hashes."""
         parts = [
             msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
             if type(part) is Media and part.hash is not None and part.hash in bodies
@@ -274,12 +275,12 @@ class Message(Value, frozen=True):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it has nothing but what is left of a foreign item: there is nothing in it to show."""
+        """True if it has nothing but the rest of a foreign item: then there is nothing to show."""
         return bool(self.parts) and all(type(part) is Envelope for part in self.parts)
 
     @property
     def frame_for_copy(self) -> Mapping[str, Any]:
-        """The metadata by which a copy of this message gives the same foreign item, under the same id."""
+        """The metadata with which a copy of this message gives the same foreign item, under the same id."""
         envelope = self.parts[-1] if self.parts else None
         if type(envelope) is not Envelope:
             return EMPTY
@@ -288,17 +289,17 @@ class Message(Value, frozen=True):
 
     @property
     def is_trace(self) -> bool:
-        """Whether this message belongs to the working of a run rather than to the conversation."""
+        """True if this message belongs to the work of a run rather than to the conversation."""
         return bool(self.metadata.get("is_trace"))
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the message was cut off: by its length, by a filter, or because the run was stopped."""
+        """True if the message was cut off: by its length, by a filter, or because the run was stopped."""
         return bool(self.metadata.get("incomplete"))
 
     @property
     def is_superseded(self) -> bool:
-        """Whether it is what a killed process had of an answer, and the model was asked again: nobody is shown it."""
+        """True if a killed process had this part of an answer. The model was asked again, and this is not shown."""
         return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
 
     def with_metadata(self, **values: JSON) -> Message:
@@ -310,7 +311,7 @@ def _id(given: str | None) -> str:
 
 
 def redactions_in(messages: Iterable[Message]) -> dict[str, int]:
-    """Return how often which redactor has replaced something in messages before they were stored."""
+    """Return how often each redactor has replaced something in messages before they were stored."""
     total: dict[str, int] = {}
     for message in messages:
         found = message.metadata.get(REDACTIONS)
@@ -328,13 +329,13 @@ def several_messages(given: Iterable[object], path: str) -> tuple[Message, ...]:
     given = tuple(given)
     if not any(isinstance(each, Mapping) for each in given):
         return tuple(map(Message.of, given))
-    from perdure.model.given_messages import messages_of  # which is made of messages
+    from perdure.model.given_messages import messages_of  # which imports this module
 
     return tuple(messages_of(given, path))
 
 
 def require_distinct(messages: Sequence[Message], path: str) -> None:
-    """Raise InvalidData if two of the messages that are given at once have one id: one of them would be lost."""
+    """Raise InvalidData if two messages that are given at once have the same id: one of them would be lost."""
     seen: set[str] = set()
     for place, message in enumerate(messages):
         if message.id in seen:

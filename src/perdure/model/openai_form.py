@@ -17,12 +17,12 @@ from perdure.model.given_messages import AUDIO, BESIDE
 from perdure.model.message import Media, Message, Opaque, Text, ToolCall
 
 _MEDIA_TYPE = re.compile(r"[^\s,;]+/[^\s,]+")
-"""What may stand in a `data:` URL, where a comma ends it."""
+"""The media types that fit into a `data:` URL, in which a comma ends them."""
 _FORMATS = {media_type: form for form, media_type in AUDIO.items()}
 
 
 def openai_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return messages in the form of chat completions. Calls are paired with results if they are so here."""
+    """Return messages in the form of chat completions. Calls are paired with results if they are in the given ones."""
     return [each for message in messages for each in _forms(message)]
 
 
@@ -61,7 +61,7 @@ def _assistant(message: Message, beside: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def _with_beside(message: Message, beside: Mapping[str, Any]) -> Iterator[tuple[Text | Media, Mapping[str, Any]]]:
-    """Yield the parts that are said or shown, each with what OpenAI says beside it."""
+    """Yield the texts and files, each with what OpenAI says beside it."""
     of_parts = beside.get("parts")
     for place, part in enumerate(message.parts):
         if isinstance(part, Text | Media) and not _belongs_to_opaque(message, place):
@@ -70,14 +70,14 @@ def _with_beside(message: Message, beside: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _belongs_to_opaque(message: Message, place: int) -> bool:
-    """Tell whether a part is a blank text that an answer has only for the opaque part before it, which is left out."""
+    """Tell whether a part is a blank text that an answer has only for the opaque part before it. Both are left out."""
     part, before = message.parts[place], message.parts[place - 1] if place else None
     is_blank = isinstance(part, Text) and not part.text.strip()
     return is_blank and isinstance(before, Opaque) and message.role == "assistant"
 
 
 def _short(content: list[dict[str, Any]]) -> Any:
-    """Return content as a text if it is one."""
+    """Return content as a plain text if it is one text."""
     return content[0]["text"] if len(content) == 1 and content[0]["type"] == "text" else content
 
 
@@ -90,7 +90,7 @@ def _part(part: Text | Media, role: str, beside: Mapping[str, Any]) -> dict[str,
 
 
 def attached(media: Media, beside: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an image or a file as a user may attach it; None if there is no way."""
+    """Return an image or a file in the form for a user's attachment; None if none fits it."""
     if media.url is not None and not media.url.startswith(("https://", "http://")):
         return None
     if media.media_type.startswith("image/"):

@@ -1,6 +1,6 @@
-"""One run on record, and the session of such runs: what happened, from what, on which branch, at what cost.
+"""The record of a run, and of a session's runs: what happened, from what, on which branch, at what cost.
 
-A loop's record is folded from its events, one at a time; `ExecutionState` is the same run while it is live.
+A loop's record is folded from its events, one at a time. `ExecutionState` is the same run while it is live.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from perdure.model.value import EMPTY, ErrorRecord, Value, freeze
 
 
 class LoopStatus(StrEnum):
-    """How a loop on record stands. Only branches of a parallel group are ever pending."""
+    """The status of a loop on record. Only branches of a parallel group are ever pending."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -113,9 +113,9 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     compaction_usage: Usage = Usage()
     parallel_group: ParallelGroupRecord | None = None
     idle: float = 0.0
-    """Seconds that the run waited for a person, or lay dead after a crash."""
+    """Seconds that the run waited for a person, or was down after a crash."""
     redactions: Mapping[str, int] = EMPTY
-    """How often which redactor of `connect(redact=…)` has replaced something in the messages of the run."""
+    """The number of replacements in the run's messages, for each redactor of `connect(redact=…)`."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
@@ -143,18 +143,18 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         return max(0.0, (self.ended_at - self.started_at).total_seconds() - self.idle)
 
     def after(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopRecord:
-        """The record once an event has happened. For many events there is `LoopFold`."""
+        """Return the record after an event. For many events, use `LoopFold`."""
         return LoopFold(self).take(event, keep_event=keep_event).record()
 
     def after_all(self, events: Iterable[AnyLoopEvent]) -> LoopRecord:
-        """The record once all these events have happened, in their order."""
+        """Return the record after all these events, in their order."""
         fold = LoopFold(self)
         for event in events:
             fold.take(event)
         return fold.record()
 
     def aborted(self, at: datetime) -> LoopRecord:
-        """The record of a loop that has not come to its end; it keeps the messages and usage it has reached."""
+        """Return the record of a loop that did not reach its end. It keeps the messages and usage it has reached."""
         if self.status.is_over:
             return self
         ended_at = self.ended_at or at
@@ -204,7 +204,7 @@ class _TurnFold:
         return self._turn.ended_at is None
 
     def restart(self, at: datetime) -> None:
-        """Count from now, as the live step does: nobody worked on it meanwhile."""
+        """Count the turn's time from now, as the live step does: the pause is not work."""
         if self.is_open:
             self._turn = replace(self._turn, started_at=at)
 
@@ -224,7 +224,7 @@ class _TurnFold:
 
 
 class LoopFold:
-    """A loop's record while events are added to it: each costs the same, however many there were before."""
+    """A loop's record while events are added to it. Each costs the same, however many there were before."""
 
     def __init__(self, record: LoopRecord) -> None:
         self._record = record
@@ -237,9 +237,9 @@ class LoopFold:
         self._last_at = record.events[-1].at if record.events else None
 
     def is_late(self, event: LoopEvent) -> bool:
-        """Return whether an event comes after the loop's end, and so changes nothing.
+        """Tell whether an event comes after the loop's end, and so changes nothing.
 
-        A run whose end could not be saved is resumed after it: its new start is no late event.
+        If the end of a run could not be saved, the run is resumed after it. The new start is not a late event.
         """
         ended_at = self._record.ended_at
         if ended_at is None or not self._record.status.is_over or isinstance(event, UnknownEvent):
@@ -251,7 +251,7 @@ class LoopFold:
         return self._record.session_id
 
     def link(self, ref: ChildLoopRef) -> None:
-        """Take a link to a child that another loop's event tells of."""
+        """Take a link to a child from another loop's event."""
         self._refs.setdefault(_link(ref), ref)
 
     def announce(self, group: ParallelGroupRecord) -> None:
@@ -261,14 +261,14 @@ class LoopFold:
         self._record = self._record.selected(event)
 
     def rewrite(self, record: LoopRecord) -> None:
-        """Take the texts of a record that says the same of the loop in other words, as after a redaction."""
+        """Take the texts of a record of the same loop in other words, as after a redaction."""
         self._record = record
         self._events = list(record.events)
         self._messages = list(record.messages)
         self._turns = {turn.step_id: _TurnFold(turn) for turn in record.turns}
 
     def record(self) -> LoopRecord:
-        """The record as it stands."""
+        """Return the record as it is now."""
         turns = tuple(turn.turn() for turn in self._turns.values())
         # Usage counts from the moment it is known: a loop may be aborted.
         usage = self._record.usage
@@ -317,7 +317,7 @@ class LoopFold:
                 self._end(event)
 
     def _step_of(self, message: Message) -> str | None:
-        """Return the step that a message belongs to: the one it names, or else, of an answer, the one under way.
+        """Return the step that a message belongs to: the one it names or, for answers, the one under way.
 
         Streams that perdure did not make do not name steps in their messages.
         """
@@ -356,14 +356,14 @@ class LoopFold:
         for turn in self._turns.values():
             turn.restart(event.at)
         idle = event.idle
-        if not idle and self._last_at is not None:  # an older release does not tell
+        if not idle and self._last_at is not None:  # an older release does not record it
             idle = max(0.0, (event.at - self._last_at).total_seconds())
-        config = event.config or self._record.config  # which may be another model's, if it was changed meanwhile
+        config = event.config or self._record.config  # the model may have been changed meanwhile
         idle += self._record.idle
         self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None, idle=idle, config=config)
 
     def _answered(self) -> dict[str, _TurnFold]:
-        """The turns that the model has answered in, as the live state counts its steps."""
+        """Return the turns in which the model has answered, as the live state counts its steps."""
         return {step_id: turn for step_id, turn in self._turns.items() if turn.message_ids}
 
     def _end(self, event: AgentEnd) -> None:
@@ -371,13 +371,13 @@ class LoopFold:
         reasons = sorted((signal.reason for signal in event.stop_signals), key=lambda reason: reason.priority)
         status = LoopStatus.REJECTED if rejection else STATUS_ON_RECORD[event.status]
         if self._record.parallel_group is not None and reasons[:1] == [StopReason.USER_REQUESTED]:
-            status = LoopStatus.ABORTED  # another branch was quicker
+            status = LoopStatus.ABORTED  # stopped, because another branch answered first
         self._messages = self._all_messages(event)
         for ref in event.children:
             self.link(ref)
         self._turns = {key: _TurnFold(turn.turn(event.at)) for key, turn in self._answered().items()}
         self._is_counted = True
-        compacted = event.compaction_usage  # which older records do not tell of
+        compacted = event.compaction_usage  # empty in older records
         self._record = replace(
             self._record,
             compaction_usage=self._record.compaction_usage if compacted == Usage() else compacted,
@@ -392,7 +392,7 @@ class LoopFold:
         )
 
     def _all_messages(self, event: AgentEnd) -> list[Message]:
-        """What the end says has been produced; in older records, of a resumed loop it tells only what came after."""
+        """Return all messages of the run. In older records, the end of a resumed run has only the later ones."""
         if not self._was_resumed:
             return list(event.messages)
         told = {message.id for message in event.messages}
@@ -400,7 +400,7 @@ class LoopFold:
 
 
 def _closed(turns: Iterable[Turn], at: datetime) -> tuple[Turn, ...]:
-    """The turns of a loop that is over: those the model has answered in."""
+    """Return the turns of a loop that is over: those in which the model has answered."""
     return tuple(replace(turn, ended_at=turn.ended_at or at) for turn in turns if turn.message_ids)
 
 
@@ -418,7 +418,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return next((loop for loop in self.loops if loop.loop_id == loop_id), None)
 
     def root_loops(self) -> tuple[LoopRecord, ...]:
-        """Loops with no parent in this session."""
+        """Return the loops without a parent in this session."""
         known = {loop.loop_id for loop in self.loops}
         return tuple(loop for loop in self.loops if loop.parent_loop_id not in known)
 
@@ -426,7 +426,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(loop for loop in self.loops if loop.parent_loop_id == loop_id)
 
     def parallel_siblings(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """The branches of a loop's parallel group, itself among them, in the order of their configs."""
+        """Return the branches of a loop's parallel group, itself included, in the order of their configs."""
         loop = self.get_loop(loop_id)
         if loop is None or loop.parallel_group is None:
             return ()
@@ -434,17 +434,18 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(each for each in found if each is not None)
 
     def chain_to(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """The loops from a root down to one, in order."""
+        """Return the loops from a root down to one, in order."""
         left = {loop.loop_id: loop for loop in self.loops}
         chain: list[LoopRecord] = []
         loop = left.pop(loop_id, None)
-        while loop is not None:
+        while loop is not None:  # each is taken out once, so that a record with a cycle ends too
             chain.append(loop)
             loop = left.pop(loop.parent_loop_id, None) if loop.parent_loop_id else None
         return tuple(reversed(chain))
 
     def total_usage(self) -> Usage:
-        """What all loops have used, the judges of parallel groups included."""
+        """Return the usage of all loops, and of the judges of parallel groups."""
+        # By group: each of its branches has the usage of the same judge.
         judged = {
             loop.parallel_group.all_loop_ids: loop.parallel_group.evaluation_usage
             for loop in self.loops
@@ -454,7 +455,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
 
 
 def with_children(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
-    """Loops that know their children, from those that know their parents."""
+    """Return loops that know their children, from loops that know their parents."""
     ordered = tuple(loops)
     children: dict[str, list[str]] = {}
     for loop in ordered:

@@ -1,7 +1,7 @@
-"""The normal form of a session's record as a document: each message stands in it once, and is named elsewhere.
+"""The normal form of a session's record as a document: each message is in it once, and is named elsewhere.
 
-A document in which messages stand again and again, as older releases wrote them, reads just as well. An event of a kind
-that this release does not know stands in a document as the release that knows it would write it.
+Documents that repeat messages, as older releases wrote them, are read too. An event of a kind that this release does
+not know is kept in the form in which the release that knows it writes it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from perdure.model.loop_events import KINDS, UNTOLD, LoopEvent, shared_fields
 
 UNKNOWN = "unknown_event"
 NAMED = "$message"
-"""The one key of what stands for a message that stands elsewhere in the document: its value is the message's id."""
+"""The only key of an object in place of a message that is elsewhere in the document. Its value is the message's id."""
 
 
 def with_messages_once(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a record in which a message that was there before is named by its id."""
+    """Return the document of a record in which a repeated message is named by its id."""
     known: dict[str, Any] = {}
 
     def named(message: Any) -> Any:
         first = known.setdefault(message["id"], message)
+        # Another message under the same id stays whole, so that nothing is lost.
         return {NAMED: message["id"]} if first is not message and first == message else message
 
     return _with_events(_changed(document, named), _as_its_release_writes)
 
 
 def with_messages_whole(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a record with every message in its place."""
+    """Return the document of a record with every message in its place."""
     known: dict[str, Any] = {}
 
     def note(message: Any) -> Any:
@@ -45,12 +46,12 @@ def with_messages_whole(document: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidData("$.loops", f"message {message_id!r} is named, and stands nowhere in the record")
         return known[message_id]
 
-    _changed(document, note)
+    _changed(document, note)  # all of them first: a document may name a message before it has it
     return _with_events(_changed(document, whole), _as_unknown)
 
 
 def _changed(document: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A record's document with every message changed, in the order in which they stand."""
+    """Return a record's document with every message changed, one after the other."""
     loops = document.get("loops")
     if not isinstance(loops, list):
         return dict(document)

@@ -1,4 +1,4 @@
-"""How long sessions are kept: rules, which of them a session has, and tags that keep a session whatever they say."""
+"""Retention of sessions: rules, which of them a session has, and tags that keep a session against all rules."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from perdure.model.session import AgentSessionInfo
 
 HOLD = "hold"
-"""The tag of a legal hold. `hold:` and the name of a case is one, too."""
+"""The tag of a legal hold. `hold:` with the name of a case is one, too."""
 HOLD_CHANGED = "hold_changed"
 """The kind of the entries on record that say when a hold was placed or lifted."""
 KEEP_MARK = f"{MARK}{MARK}keep{MARK}"
-"""What the mark of a session's own rule begins with, among its tags. That of metadata begins with a key behind MARK."""
+"""The beginning of the mark of a session's own rule, among its tags. A mark of metadata has a key after MARK."""
 _SPAN = re.compile(r"(\d{1,9})\s*(s|min|m|h|d|w|y)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 365 * 86_400}
 _LONGEST = timedelta(days=365_000)
 
 
 class Retention(Value, frozen=True):
-    """A rule: how long a session is kept. What it does not name is kept for ever.
+    """A rule for how long a session is kept. What it does not name is kept for ever.
 
     A session is erased, with those of its sub-agents, when it is older than `age` or was not updated for `idle`. Of its
     older versions the last `versions` are kept.
     """
 
     age: timedelta | None = None
-    """Since it was created."""
+    """The time since it was created."""
     idle: timedelta | None = None
-    """Since it was last updated."""
+    """The time since it was last updated."""
     versions: int | None = None
-    """How many versions are kept before the newest: 1 or more, since to forget some makes a new one."""
+    """The number of versions that are kept before the newest. It is at least 1: forgetting versions makes a new one."""
 
     def __post_init__(self) -> None:
         for name in ("age", "idle"):
@@ -61,7 +61,7 @@ class Retention(Value, frozen=True):
     def forgets_before(self, info: AgentSessionInfo) -> int | None:
         """Return the oldest version that stays; None if no version has to go.
 
-        Forgetting makes a version itself, so that one less of the others stays.
+        Forgetting itself makes a version, so one fewer of the others stays.
         """
         if self.versions is None or info.version - info.first_version <= self.versions:
             return None
@@ -69,10 +69,9 @@ class Retention(Value, frozen=True):
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rule a session has: its own; else that of its tags; else that of its owner; else the `default`.
+    """The rules for sessions: each has its own, or that of its tags, or that of its owner, or the `default`.
 
-    The first that there is counts, and nothing of the others. Of several tags with a rule, the longest keeps: a session
-    is over once it is by each of them.
+    Only the first of these counts. If several tags have a rule, the session is kept until it is over by each of them.
     """
 
     default: Retention | None = None
@@ -90,7 +89,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             force_setattr(self, name, dict(given))
 
     def rules_of(self, info: AgentSessionInfo) -> Sequence[Retention]:
-        """Return the rules that a session has: several, if several of its tags have one."""
+        """Return the rules of a session. It has several if several of its tags have one."""
         if info.keep is not None:
             return [info.keep]
         tagged = [self.tags[tag] for tag in info.tags if tag in self.tags]
@@ -106,21 +105,22 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def forgets_before(self, info: AgentSessionInfo) -> int | None:
         """Return the oldest version that stays by all of a session's rules; None if no version has to go."""
+        # A rule that forgets nothing wins against all others.
         found = [rule.forgets_before(info) for rule in self.rules_of(info)]
         return min((each for each in found if each is not None), default=None) if None not in found else None
 
     @classmethod
     def of(cls, given: Retention | RetentionPolicy | None) -> RetentionPolicy:
-        """Return the policy that somebody gives: one rule is the default of all sessions."""
+        """Return the policy that a caller gives. One rule alone is the default of all sessions."""
         if isinstance(given, RetentionPolicy):
             return given
         return cls(default=None if given is None else expect(given, Retention, "$.keep"))
 
     @classmethod
     def from_dict(cls, plain: object) -> RetentionPolicy:
-        """Return the policy that a file says: `{"idle": "90d", "tags": {"audit": {"age": "7y"}}}`.
+        """Return the policy of a file: `{"idle": "90d", "tags": {"audit": {"age": "7y"}}}`.
 
-        What it names of `age`, `idle` and `versions` outside of `tags` and `owners` is the default.
+        `age`, `idle` and `versions` outside of `tags` and `owners` are the default.
         """
         table = dict(_table(plain, "$"))
         groups = {name: _table(table.pop(name, {}), f"$.{name}") for name in ("tags", "owners")}
@@ -138,6 +138,7 @@ def span_of(given: object, path: str) -> timedelta:
     found = _SPAN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         raise InvalidData(path, f"expected a text such as '12h', '30d', '4w' or '7y', got {brief(given)}")
+    # Bounded, or a large number would overflow. What is over the longest time is refused where it is used.
     return timedelta(seconds=min(int(found[1]) * _SECONDS[found[2]], 2 * _LONGEST.total_seconds()))
 
 
@@ -152,12 +153,12 @@ def hold_tag(case: str | None) -> str:
 
 
 def keep_mark(rule: Retention) -> str:
-    """Return what stands for a session's own rule among its tags, so that sessions are found by it."""
+    """Return the mark of a session's own rule among its tags, by which sessions are found."""
     return KEEP_MARK + msgspec.json.encode(rule).decode()
 
 
 def rule_of_mark(mark: str) -> Retention | None:
-    """Return the rule that a mark stands for; None if this release cannot read it."""
+    """Return the rule of a mark; None if this release cannot read it."""
     try:
         return msgspec.json.decode(mark.removeprefix(KEEP_MARK), type=Retention)
     except (msgspec.MsgspecError, InvalidData):
@@ -175,7 +176,7 @@ def _rule(given: object, path: str) -> Retention:
     for name in table:
         if name not in _FIELDS:
             known = ", ".join(_FIELDS) if path != "$" else ", ".join((*_FIELDS, "tags", "owners"))
-            raise InvalidData(f"{path}.{name}", f"there is no such setting; there are {known}")
+            raise InvalidData(f"{path}.{name}", f"this is not a setting; there are {known}")
     made = {name: span_of(table[name], f"{path}.{name}") for name in ("age", "idle") if name in table}
     versions = table.get("versions")
     try:

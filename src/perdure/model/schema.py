@@ -15,7 +15,7 @@ _NEVER_A_TYPE = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 
 
 class TypeSchema(FrozenDict):
-    """The JSON schema of a type, which remembers that type in the process where it was given. Only JSON is stored."""
+    """The JSON schema of a type. It remembers the type in the process where it was given. Only JSON is stored."""
 
     __slots__ = ("kind",)
     kind: Any
@@ -38,7 +38,7 @@ def schema_of(wanted: object) -> Mapping[str, Any] | None:
 
 
 def output_schema(wanted: object, path: str) -> FrozenDict:
-    """Return the schema of what a caller gives as `output`; of a type, one that remembers the type."""
+    """Return the schema of what a caller gives as `output`. That of a type remembers the type."""
     if isinstance(wanted, _NEVER_A_TYPE):
         raise InvalidData(path, f"expected a type or a JSON schema, got {brief(wanted)}")
     if isinstance(wanted, TypeSchema):
@@ -74,7 +74,7 @@ def is_pydantic(kind: object) -> bool:
 
 
 def type_adapter(kind: Any) -> Any:
-    """Return what reads a type of pydantic's. Nothing here imports pydantic: such a type has brought it along."""
+    """Return pydantic's reader of a type. Nothing here imports pydantic: its types have done that."""
     return sys.modules["pydantic"].TypeAdapter(kind)
 
 

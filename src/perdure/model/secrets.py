@@ -14,7 +14,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# In an address these stand for a secret too: `?key=` of Google, `?code=` and `?sig=` of Azure.
+# In an address, these name a secret too: `?key=` of Google, `?code=` and `?sig=` of Azure.
 _SECRET_PARAMETER = re.compile(r"(^|[-_.])(key|token|sig|signature|auth|pwd|code)$", re.IGNORECASE)
 _ADDRESS = re.compile(
     r"(?P<scheme>[^/?#]*//)?(?P<user>[^/?#]*@)?(?P<path>[^?#]*)(?P<query>\?[^#]*)?(?P<fragment>#.*)?", re.DOTALL
@@ -22,12 +22,12 @@ _ADDRESS = re.compile(
 
 
 def refuse_secrets(mapping: Mapping[str, Any], path: str) -> None:
-    """Raise if a key of a mapping that will be stored, however deep, looks like the name of a secret."""
+    """Raise ConfigurationError if a key, however deep in a mapping to be stored, looks like the name of a secret."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [(path, mapping)]
     while todo:
         at, value = todo.pop()
-        if id(value) in seen:
+        if id(value) in seen:  # a mapping may contain itself
             continue
         seen.add(id(value))
         if isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def without_secrets(address: str) -> str:
 
 
 def _parameters(part: str) -> str:
-    """The query or the fragment of an address, with its first character."""
+    """Return the query or the fragment of an address without secrets, with its first character."""
     kept = [each for each in part[1:].split("&") if not _carries_secret(each)]
     return part[:1] + "&".join(kept) if any(kept) or not part[1:] else ""
 

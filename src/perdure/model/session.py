@@ -30,7 +30,7 @@ from perdure.model.value import EMPTY, Value, brief, freeze, plain_text
 
 
 class SessionStatus(StrEnum):
-    """Whether the conversation is open. Moves only when an action or a controller moves it."""
+    """The status of a conversation. It changes only when an action or a controller changes it."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -64,13 +64,13 @@ class AgentSessionInfo(Value, frozen=True):
     tags: tuple[str, ...] = ()
     name: str | None = None
     usage: Usage | None = None
-    """What all runs of the session have used so far; None if there were none, or if an older release did not count."""
+    """The usage of all runs of the session so far. None if there were none, or if an older release did not count it."""
     indexed: Mapping[str, str | int | bool] = EMPTY
     """The metadata that lists can be narrowed by: what was declared for it when this version was saved."""
     first_version: int = 1
     """The oldest version that is kept: those before it were forgotten."""
     keep: Retention | None = None
-    """How long the session is kept, if it has a rule of its own."""
+    """The session's own rule for how long it is kept, if it has one."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:
@@ -91,8 +91,8 @@ class AgentSessionInfo(Value, frozen=True):
 class ListedSession(AgentSessionInfo, frozen=True):
     """A session in a list: its header, and a few words of what is said in it.
 
-    What the store does not tell, or what is damaged, is None. So is the `usage` of a session that has run under a
-    release that did not count it; one that has never run has used nothing.
+    A field that the store does not tell, or that is damaged, is None. So is the `usage` of a session that has run under
+    a release that did not count it. A session that has never run has used nothing.
     """
 
     title: str | None = None
@@ -100,7 +100,7 @@ class ListedSession(AgentSessionInfo, frozen=True):
     last_words: str | None = None
     """The beginning of the last text of a user or the assistant that the session shows."""
     message_count: int | None = None
-    """How many messages the session shows."""
+    """The number of messages that the session shows."""
 
 
 class AgentSession(Value, frozen=True):
@@ -112,14 +112,14 @@ class AgentSession(Value, frozen=True):
 
     @classmethod
     def reconstitute(cls, session: AgentSession, *, version: int, updated_at: datetime) -> AgentSession:
-        """The session as a store hands it back: the same, at the version and time at which it was kept.
+        """Return the session as a store hands it back: the same, at the version and time at which it was saved.
 
-        A view that is new is shown since this version: see `AgentState.shown_since`.
+        A new view is shown since this version: see `AgentState.shown_since`.
         """
         state = session.state
         usage = None if state.spent is None else state.total_usage
         info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at, usage=usage)
-        if info.indexed:  # which is what the metadata says now, whoever saves it
+        if info.indexed:  # from the metadata as it is now, whichever code has changed that
             info = msgspec.structs.replace(info, indexed=indexed_in(state.metadata, info.indexed))
         return msgspec.structs.replace(session, info=info, state=state.kept_as(version))
 
@@ -139,12 +139,12 @@ class AgentSession(Value, frozen=True):
         return msgspec.structs.replace(self, info=msgspec.structs.replace(self.info, **changes))
 
     def with_state(self, state: AgentState) -> AgentSession:
-        """Another state; the session's status is left alone."""
+        """Return the session with another state. Its status is left alone."""
         info = msgspec.structs.replace(self.info, updated_at=now())
         return msgspec.structs.replace(self, state=state, info=info)
 
     def forked(self, session_id: SessionId, state: AgentState) -> AgentSession:
-        """A new session, of version 0 and active, with this one as its parent."""
+        """Return a new session, of version 0 and active, with this one as its parent."""
         at = now()
         info = AgentSessionInfo(
             id=session_id,
@@ -167,7 +167,7 @@ class AgentSession(Value, frozen=True):
         return self._with_info(tags=check_tags(tags), updated_at=now())
 
     def with_indexed(self, keys: Iterable[str]) -> AgentSession:
-        """The metadata under these keys, and under those indexed before, as what lists can be narrowed by."""
+        """Return the session with metadata indexed for lists: under these keys, and under those indexed before."""
         found = indexed_in(self.state.metadata, dict.fromkeys((*self.info.indexed, *keys)))
         if marks_of(found) == marks_of(self.info.indexed):
             return self
@@ -177,11 +177,11 @@ class AgentSession(Value, frozen=True):
         return self._with_info(name=name, updated_at=now())
 
     def with_keep(self, rule: Retention | None) -> AgentSession:
-        """The session with a rule of its own about how long it is kept, or without one."""
+        """Return the session with a rule of its own for how long it is kept, or without one."""
         return self._with_info(keep=rule, updated_at=now())
 
     def with_status(self, status: SessionStatus) -> AgentSession:
-        """Move along the table of legal moves; the same status again changes nothing."""
+        """Return the session with a new status, if the table of moves allows it. The same status changes nothing."""
         try:
             status = SessionStatus(status)
         except ValueError:
@@ -218,7 +218,7 @@ class AgentSession(Value, frozen=True):
 
 
 def forked_from(info: AgentSessionInfo) -> SessionId | None:
-    """Return the session that this one is a fork of. A sub-agent's session has a parent too, and is not its fork."""
+    """Return the session that this one is a fork of. A sub-agent's session has a parent too, but is not its fork."""
     return info.parent_id if info.spawn_ref is None else None
 
 
@@ -248,7 +248,7 @@ def check_spawn(spawn: SpawnRef | None, parent_id: SessionId | None) -> None:
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Tags in order and without repeats."""
+    """Return tags in order and without repeats. Raise InvalidData if one is not a tag."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidData("$.tags", f"expected several tags, got one {type(tags).__name__}; write ('vip',)")
     kept: dict[str, None] = {}
@@ -273,13 +273,14 @@ def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
     if not info.indexed and info.keep is None:
         return tuple(info.tags)
     own = () if info.keep is None else (keep_mark(info.keep),)
+    # A tag that looks like a mark is left out: it must not be found as one.
     return (*(tag for tag in info.tags if not tag.startswith(MARK)), *marks_of(info.indexed), *own)
 
 
 class SessionInfoList(Sequence[I_co]):
     """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
 
-    `damaged` names the sessions of this page whose header could not be read; they stop nobody else's listing.
+    `damaged` names the sessions of this page with an unreadable header. They do not stop the list of the others.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an agent has done: its context, which lasts, and its execution, which is per run."""
+"""The state of an agent: its context, which lasts, and its execution, which is per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze, p
 
 
 class AgentContext(Value, frozen=True):
-    """What the model is shown: transcript, system prompt, metadata, and the form of answer asked for."""
+    """The context of an agent: transcript, system prompt, metadata, and the form of answer asked for."""
 
     transcript: Transcript = msgspec.field(default_factory=Transcript)
     metadata: Mapping[str, Any] = EMPTY
@@ -36,7 +36,7 @@ class AgentContext(Value, frozen=True):
 
 
 class AgentState(Value, frozen=True):
-    """The state of an agent. Every `with_…` returns a new value and moves `updated_at` on."""
+    """The state of an agent. Every `with_…` returns a new value with a new `updated_at`."""
 
     agent_id: str = msgspec.field(default_factory=new_id)
     parent_agent_id: str | None = None
@@ -48,19 +48,19 @@ class AgentState(Value, frozen=True):
     context: AgentContext = AgentContext()
     execution: ExecutionState | None = None
     rewound_to: int = 0
-    """The version whose view this one shows again, until something is said."""
+    """The version with the view that this one shows again, until a message is added."""
     shown_since: int = 0
-    """The version that first showed this view, as all since did; 0 while none does, or if an older release saved it."""
+    """The version that first showed this view, as all later ones do. 0 if none does, or an older release saved it."""
     adopted: Adoption | None = None
-    """The last time that the session has taken over what a branch showed."""
+    """The last adoption of a branch's view by the session."""
     default_model: ModelConfig | None = None
     """The model that was given when the session was created. `model`, an override, and the definition's come first."""
     spent: Usage | None = None
-    """What the session has used before the run that is in `execution`; see `total_usage`."""
+    """The usage of the session before the run that is in `execution`; see `total_usage`."""
 
     @classmethod
     def of(cls, definition: AgentDefinition) -> AgentState:
-        """The state that an agent of this definition starts with."""
+        """Return the state with which an agent of this definition starts."""
         return cls(context=AgentContext(metadata=definition.metadata, system_prompt=definition.system_prompt))
 
     @property
@@ -71,7 +71,7 @@ class AgentState(Value, frozen=True):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What the transcript shows, in order."""
+        """The messages that the transcript shows, in order."""
         return self.context.transcript
 
     @property
@@ -81,7 +81,7 @@ class AgentState(Value, frozen=True):
 
     @property
     def system_prompt(self) -> str:
-        """What the model is told first: the agent's prompt, and what the last run alone was told behind it."""
+        """The first text for the model: the agent's prompt, followed by instructions for the last run alone."""
         own = self.execution.instructions if self.execution else None
         return "\n\n".join(filter(None, (self.context.system_prompt, own)))
 
@@ -163,14 +163,14 @@ class AgentState(Value, frozen=True):
 
     @property
     def current_response(self) -> Sequence[Message]:
-        """The final response's messages, or else what the latest step has put out."""
+        """The messages of the final response, or else the output of the latest step."""
         if self.execution is None:
             return ()
         step = self.execution.current_step or self.execution.last_step
         return step.output_messages if step else ()
 
     def debug(self) -> dict[str, Any]:
-        """A summary for logs and assertions."""
+        """Return a summary for logs and assertions."""
         run = self.execution
         return {
             "status": self.status,
@@ -195,35 +195,35 @@ class AgentState(Value, frozen=True):
         return self._with(context=msgspec.structs.replace(self.context, **changes))
 
     def with_transcript(self, transcript: Transcript, *, rewound_to: int = 0, shown_since: int = 0) -> AgentState:
-        """Another view; `rewound_to` is the version it was taken from, if it is an older one.
+        """Return the state with another view. `rewound_to` is the version it was taken from, if it is an older one.
 
-        `shown_since` is that of a state whose view it is again, as if no other had come between.
+        `shown_since` is that of an earlier state with the same view, as if no other view had come between.
         """
         context = msgspec.structs.replace(self.context, transcript=transcript)
         return self._with(context=context, rewound_to=rewound_to, shown_since=shown_since or self._since(transcript))
 
     def _since(self, transcript: Transcript) -> int:
-        """Return `shown_since` as it is with a view: as it was, if that is the same view."""
+        """Return `shown_since` for a view: as it was for the same view, and 0 for another."""
         view = self.transcript
         is_same = transcript is view or (len(transcript) == len(view) and transcript == view)
         return self.shown_since if is_same else 0
 
     def kept_as(self, version: int) -> AgentState:
-        """Return the state as a version of a session: a view that no earlier version shows is shown since this one."""
+        """Return the state as a version of a session. A view that no earlier version shows is shown since this one."""
         is_known = 0 < self.shown_since <= version
         return self if is_known else msgspec.structs.replace(self, shown_since=version)
 
     def with_adopted(self, transcript: Transcript, adoption: Adoption) -> AgentState:
-        """The view of a branch, and where to find it again once another has taken its place."""
+        """Return the state with the view of a branch, and with where to find that once another has taken its place."""
         return msgspec.structs.replace(self.with_transcript(transcript), adopted=adoption)
 
     def for_another_session(self) -> AgentState:
-        """Return the state without what tells of this session's versions and of what it has used."""
+        """Return the state without what belongs to this session: its versions and its usage."""
         spent = Usage() if self.execution_count else None
         return self._with(execution=None, adopted=None, rewound_to=0, shown_since=0, spent=spent)
 
     def with_messages(self, *messages: Message) -> AgentState:
-        """Messages at the end of the transcript."""
+        """Return the state with messages at the end of the transcript."""
         return self.with_transcript(self.transcript.append(*messages))
 
     def with_system_prompt(self, text: str) -> AgentState:
@@ -233,7 +233,7 @@ class AgentState(Value, frozen=True):
         return self._with_context(metadata={**self.metadata, key: value})
 
     def with_response_format(self, wanted: Any) -> AgentState:
-        """The form of answer to ask for: a type, a JSON schema, or None for any."""
+        """Return the state with a form of answer to ask for: a type, a JSON schema, or None for any."""
         return self._with_context(response_format=wanted)
 
     def with_model(self, model: ModelConfig | None) -> AgentState:
@@ -256,7 +256,7 @@ class AgentState(Value, frozen=True):
         return self._with(parent_agent_id=agent_id)
 
     def with_execution(self, execution: ExecutionState | None) -> AgentState:
-        """Another run, or the same one further on. What a run has used stays counted when another takes its place."""
+        """Return the state with another run, or the same one further on. The usage of a replaced run stays counted."""
         return self._with(execution=execution, spent=self._spent_before(execution))
 
     def _spent_before(self, execution: ExecutionState | None) -> Usage | None:
@@ -265,12 +265,12 @@ class AgentState(Value, frozen=True):
         return self.spent if is_same else self.total_usage
 
     def with_spent(self, more: Usage) -> AgentState:
-        """Count what was used beside the run in `execution`: by branches that were not selected, or by a compaction."""
+        """Add usage beside the run in `execution`: of branches that were not selected, or of a compaction."""
         spent = self.spent if self.spent is not None or self.execution_count else Usage()
         return self if more == Usage() or spent is None else self._with(spent=spent + more)
 
     def with_execution_started(self, execution_id: str | None = None) -> AgentState:
-        """A fresh execution, counted."""
+        """Return the state with a fresh execution, which is counted."""
         fresh = ExecutionState.fresh()
         if execution_id is not None:
             fresh = msgspec.structs.replace(fresh, execution_id=execution_id)
@@ -278,7 +278,7 @@ class AgentState(Value, frozen=True):
         return self._with(execution=fresh, spent=spent, execution_count=self.execution_count + 1)
 
     def for_next_execution(self) -> AgentState:
-        """The same state between runs."""
+        """Return the same state between runs."""
         return self.with_execution(None)
 
     def with_stop_signal(self, signal: StopSignal) -> AgentState:
@@ -288,20 +288,20 @@ class AgentState(Value, frozen=True):
         return self._with(execution=self._ensure_execution().with_continuation_requested(requested))
 
     def with_current_step(self, step: AgentStep) -> AgentState:
-        """The step under way; its output joins the transcript, each message tagged with where it comes from."""
+        """Return the state with a step under way. Its output joins the transcript, tagged with where it comes from."""
         current = self.execution.current_step if self.execution else None
         known = current.output_messages if current is not None and current.id == step.id else Transcript()
         new = step.output_messages[len(known) :]
         return self.with_step_output(msgspec.structs.replace(step, output_messages=known), *new)
 
     def with_step_output(self, step: AgentStep, *messages: Message) -> AgentState:
-        """Return the state with a step under way that has put out more messages, behind those that it holds already."""
+        """Return the state with a step under way, and with more messages at the end of its output."""
         run = self._ensure_execution()
         calls = [call for message in messages for call in message.tool_calls]
         tags: dict[str, Any] = {"step_id": step.id, "execution_id": run.execution_id, "agent_id": self.agent_id}
         if step.tool_calls or calls or step.all_errors:
             tags["is_trace"] = True
-        # Tags are plain texts, so that nothing in them has to be frozen.
+        # Tags are plain values, so nothing in them has to be frozen.
         tagged = [msgspec.structs.replace(each, metadata=FrozenDict({**each.metadata, **tags})) for each in messages]
         transcript = self.transcript.append(*tagged)
         output = step.output_messages.then_last_of(transcript, len(tagged))

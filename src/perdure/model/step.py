@@ -18,7 +18,7 @@ from perdure.model.value import JSON, ErrorRecord, Value, freeze_json
 
 
 class AgentStepType(StrEnum):
-    """What a step came to. Always derived from what is in it."""
+    """The outcome of a step. It is always derived from what is in the step."""
 
     ERROR = "error"
     TOOL_EXECUTION = "tool_execution"
@@ -26,7 +26,7 @@ class AgentStepType(StrEnum):
 
 
 class InferenceResponse(Value, frozen=True):
-    """What the model's answer said about itself. Its message is the step's first output."""
+    """The facts about a model's answer. Its message is the step's first output."""
 
     finish_reason: str | None = None
     usage: Usage = Usage()
@@ -56,7 +56,7 @@ class ToolExecution(Value, frozen=True):
 class AgentStep(Value, frozen=True, gc=True, dict=True):
     """A snapshot of one model call and the tools it led to. Messages are spans of a transcript, not copies.
 
-    Has a `__dict__`, which is not part of its value: it keeps what is worked out once.
+    It has a `__dict__`, which is not part of its value: it keeps what is worked out once.
     """
 
     id: str = msgspec.field(default_factory=new_id)
@@ -90,8 +90,9 @@ class AgentStep(Value, frozen=True, gc=True, dict=True):
         return tuple([call for message in self.output_messages for call in message.tool_calls])
 
     def with_changes(self, more_calls: Iterable[ToolCall] = (), **changes: Any) -> AgentStep:
-        """Return the step with other fields. Its calls stay known: its own, and those in output that it gains."""
+        """Return the step with other fields. `more_calls` are the calls in output that it gains."""
         changed = msgspec.structs.replace(self, **changes)
+        # Its calls stay known. To find them again, all of its output would have to be read for each message.
         changed.__dict__["tool_calls"] = (*self.tool_calls, *more_calls)
         return changed
 
@@ -113,12 +114,12 @@ class AgentStep(Value, frozen=True, gc=True, dict=True):
 
     @property
     def usage(self) -> Usage:
-        """What the model call and the tools' own model calls (sub-agents) used."""
+        """The usage of the model call, and of the tools' own model calls (sub-agents)."""
         return sum((run.usage for run in self.tool_executions), start=self.inference_response.usage)
 
 
 class StepExecution(Value, frozen=True):
-    """A completed step with its times, and the signals that stood when it ended."""
+    """A completed step with its times, and the signals that there were when it ended."""
 
     step: AgentStep
     started_at: Time

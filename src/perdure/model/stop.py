@@ -1,4 +1,4 @@
-"""Why a run stops: reasons by priority, signals, and the continuation that weighs them."""
+"""The reasons of a run to stop, by priority; signals; and the continuation that weighs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.model.value import Value
 
 
 class StopReason(StrEnum):
-    """Why a run stopped. When several signals stand, the reason named first here is the run's."""
+    """The reason why a run stopped. Of several signals, the run has the reason that is named first here."""
 
     ERROR_FORBADE = "error_forbade"
     STOP_REQUESTED = "stop_requested"
@@ -45,12 +45,12 @@ _PLACES = {reason: place for place, reason in enumerate(StopReason)}
 
 
 def cut_off_by(finish_reason: str | None) -> StopReason | None:
-    """Return why a model's answer ends before its end: it ran out of tokens, or its provider held it back."""
+    """Return why a model's answer was cut off: it ran out of tokens, or its provider held it back."""
     return _CUT_OFF_BY.get(finish_reason)
 
 
 class StopSignal(Value, frozen=True):
-    """Somebody asks the run to stop: why, and who. `limit` names the budget's field where one was reached."""
+    """A request to stop the run, with its reason and source. `limit` names the budget's field, if one was reached."""
 
     reason: StopReason
     message: str = ""
@@ -59,7 +59,7 @@ class StopSignal(Value, frozen=True):
 
 
 class ExecutionContinuation(Value, frozen=True):
-    """The stop signals of a run, and whether somebody asked it to go on all the same."""
+    """The stop signals of a run, and whether it was asked to continue all the same."""
 
     stop_signals: tuple[StopSignal, ...] = ()
     is_continuation_requested: bool = False
@@ -71,6 +71,7 @@ class ExecutionContinuation(Value, frozen=True):
     @property
     def stop_reason(self) -> StopReason | None:
         """The reason of the signal with the highest priority."""
+        # By place, not by rank: reasons that share a rank have an order too.
         return min((s.reason for s in self.stop_signals), key=_PLACES.__getitem__, default=None)
 
     def with_stop_signal(self, signal: StopSignal) -> ExecutionContinuation:

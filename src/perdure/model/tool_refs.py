@@ -1,7 +1,7 @@
-"""What messages say of tool calls, so that nothing else has to hold a copy of it.
+"""References to tool calls and results in messages, so that nothing else has to hold a copy of them.
 
-An assistant's message holds the calls it asks for, and a tool's message what came of one. Steps and events tell of the
-same calls; where they are stored, they point at the messages, and when they are read, they are made whole again.
+An assistant's message holds the calls it asks for, and a tool's message holds a result. Steps and events tell of the
+same calls. They are stored with references to the messages, and are made whole when they are read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perdure.model.value import EMPTY
 
 _KEY = "$said"
 _SAID: Any = {_KEY: True}
-"""Stands for a result that a message holds. A result that looks like it is stored inside of another such mapping."""
+"""A placeholder for a result that a message holds. A result that looks like it is stored inside another one."""
 
 
 class Said:
-    """The calls and results that stand in messages, by the calls' ids."""
+    """The calls and results in messages, by the calls' ids."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._calls: dict[str, ToolCall] = {}
@@ -42,20 +42,20 @@ class Said:
                 self._results.setdefault(part.call_id, part.content)
 
     def dehydrated_call(self, call: ToolCall) -> ToolCall:
-        """A call as it is stored: by its id alone, if a message holds the same."""
+        """Return a call as it is stored: by its id alone, if a message holds the same call."""
         return ToolCall("", EMPTY, call.id) if _is_same(self._calls.get(call.id), call) else call
 
     def hydrated_call(self, call: ToolCall) -> ToolCall:
         return call if call.name else self._calls.get(call.id, call)
 
     def dehydrated(self, execution: ToolExecution) -> ToolExecution:
-        """An outcome as it is stored: without what messages hold of it."""
+        """Return an outcome as it is stored: without what messages hold of it."""
         call = self.dehydrated_call(execution.call)
         is_said = execution.result is not None and _is_same(self._results.get(execution.call.id), execution.result)
         return replace(execution, call=call, result=_SAID if is_said else _plain(execution.result))
 
     def hydrated(self, execution: ToolExecution) -> ToolExecution:
-        """An outcome with what messages hold of it."""
+        """Return an outcome with what messages hold of it."""
         call, result = self.hydrated_call(execution.call), execution.result
         if _looks_dehydrated(result):
             result = self._results.get(call.id, result) if result[_KEY] is True else result[_KEY]
@@ -63,7 +63,7 @@ class Said:
 
 
 class SaidByRun:
-    """What was said in several runs. Models number their calls anew: one id may stand for another call in each run."""
+    """The calls and results of several runs. Models number calls again in each: one id may be another call there."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._runs: dict[str, Said] = {}
@@ -72,7 +72,7 @@ class SaidByRun:
 
     def hear(self, message: Message) -> None:
         run = message.metadata.get("execution_id")
-        if isinstance(run, str):  # what a run was given is none of its own
+        if isinstance(run, str):  # a run's input is not its own, and has none
             if run not in self._runs:
                 self._runs[run] = Said()
             self._runs[run].hear(message)
@@ -89,27 +89,27 @@ def _looks_dehydrated(result: Any) -> bool:
 
 
 def _plain(result: Any) -> Any:
-    """A result that no message holds, in a form that cannot be taken for one that does."""
+    """Return a result that no message holds, in a form that cannot be taken for a placeholder."""
     return {_KEY: result} if _looks_dehydrated(result) else result
 
 
 def _is_same(said: Any, given: Any) -> bool:
-    """Whether two values are written alike: to `==`, True is 1 and 1 is 1.0."""
+    """Tell whether two values are written alike. For `==`, True is 1 and 1 is 1.0."""
     if said is given:
         return True
     try:
         return type(said) is type(given) and msgspec.json.encode(said) == msgspec.json.encode(given)
-    except (TypeError, ValueError, RecursionError):  # what cannot be written is refused where it is to be written
+    except (TypeError, ValueError, RecursionError):  # what cannot be written is refused when it is stored
         return False
 
 
 def dehydrated(execution: ExecutionState) -> ExecutionState:
-    """A run as it is stored: its steps point at the messages they have put out."""
+    """Return a run as it is stored: its steps refer to the messages of their output."""
     return _mapped(execution, Said.dehydrated)
 
 
 def hydrated(execution: ExecutionState) -> ExecutionState:
-    """A run as it was, from the form in which it is stored; its output has to be at hand."""
+    """Return a run from the form in which it is stored. The messages of its output must be there."""
     return _mapped(execution, Said.hydrated)
 
 

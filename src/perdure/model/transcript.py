@@ -29,8 +29,8 @@ class LogRef(NamedTuple):
 class Tape:
     """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread.
 
-    `found` is not part of it: there a loop keeps what it has worked out of a view that ends here, as long as the tape
-    is at hand and no longer. What is kept there must not refer to the tape, which would then outlive its sessions.
+    `found` is not part of it. A loop keeps there what it has worked out about a view that ends here, while the tape is
+    in memory. What is kept there must not refer to the tape, which would then outlive its sessions.
     """
 
     __slots__ = ("base", "found", "items", "ref")
@@ -52,19 +52,23 @@ class Tape:
         return self.items[start - self.base : stop - self.base]
 
     def read_backwards(self, start: int, stop: int) -> Iterator[Message]:
-        """Yield the same messages from the last on, one by one: most look at a few of very many."""
+        """Return the same messages one by one, from the last on: most callers read a few of very many."""
         if self.items is None:
             self.read(start, stop)
             return iter(())
         return map(self.items.__getitem__, range(stop - 1 - self.base, start - 1 - self.base, -1))
 
     def push(self, messages: tuple[Message, ...], at: int) -> bool:
-        """Append at position `at`; False if that is not the end, or another thread was first: start a tape then."""
+        """Append at position `at`. Return False if that is not the end, or if another thread was first.
+
+        The caller then starts another tape.
+        """
         items = self.items
         if items is None or at != self.end:
             return False
         index = at - self.base
         items.extend(messages)  # in one step, so that no other thread's come between them
+        # Another thread may have appended since the check: then its messages are at this place, and these are unused.
         return all(map(is_, items[index : index + len(messages)], messages))
 
 
@@ -89,9 +93,9 @@ class Span(NamedTuple):
 
 
 class Block(Value, frozen=True, gc=True, dict=True):
-    """A compaction overlay: shows some messages instead of the pieces it covers, which stay as they are.
+    """A compaction overlay. It shows some messages instead of the pieces it covers, which stay as they are.
 
-    Has a `__dict__`, which is no part of its value: there a store keeps what it has found out about the block.
+    It has a `__dict__`, which is not part of its value: a store keeps there what it has found out about the block.
     """
 
     covered: tuple[Any, ...]
@@ -108,7 +112,7 @@ class Block(Value, frozen=True, gc=True, dict=True):
 
     @property
     def covered_count(self) -> int:
-        """How many messages of the view it was put over it covers."""
+        """The number of messages that it covers in the view under it."""
         return sum(map(len, self.covered))
 
 
@@ -124,7 +128,7 @@ class Transcript(Sequence[Message]):
         self.pieces: tuple[Piece, ...] = _joined(pieces)
         self._length = sum(map(len, self.pieces))
         self.found: object = None
-        """What a store has found out about the view; no part of its value."""
+        """A store's findings about the view. They are not part of its value."""
 
     def __reduce__(self) -> tuple[Callable[..., Transcript], tuple[tuple[Piece, ...], int]]:
         return _unchecked, (self.pieces, self._length)
@@ -134,16 +138,17 @@ class Transcript(Sequence[Message]):
         return cls().append(*messages)
 
     def append(self, *messages: Message) -> Transcript:
-        """This transcript with messages at its end. Costs what is appended, not what is there."""
+        """Return this transcript with messages at its end. That costs what is appended, not what is there."""
         if not messages:
             return self
         last = self.pieces[-1] if self.pieces else None
+        # Only to a tape that no store has: the others are what their logs have, and only a store extends them.
         if isinstance(last, Span) and last.tape.ref is None and last.tape.push(messages, last.stop):
             return self.with_last(Span(last.tape, last.start, last.stop + len(messages)))
         return self._with_new(Span(Tape(list(messages)), 0, len(messages)))
 
     def then_last_of(self, other: Transcript, count: int) -> Transcript:
-        """Return this view with the last messages of another behind it, which were appended there at once."""
+        """Return this view with the last messages of another at its end. They were appended there at once."""
         if not count:
             return self
         last, mine = other.pieces[-1], self.pieces[-1] if self.pieces else None
@@ -153,7 +158,7 @@ class Transcript(Sequence[Message]):
         return self._with_new(Span(last.tape, last.stop - count, last.stop))
 
     def with_last(self, piece: Piece) -> Transcript:
-        """This transcript with another piece in the place of its last, which does not join the one before it."""
+        """Return this transcript with another piece in place of its last. It must not join the piece before it."""
         return _unchecked((*self.pieces[:-1], piece), self._length - len(self.pieces[-1]) + len(piece))
 
     def _with_new(self, piece: Piece) -> Transcript:
@@ -163,7 +168,7 @@ class Transcript(Sequence[Message]):
         return self._length
 
     def __iter__(self) -> Iterator[Message]:
-        if len(self.pieces) == 1 and isinstance(self.pieces[0], Span):  # as what a step has put out
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Span):  # such as the output of a step
             return iter(self.pieces[0].messages())
         return chain.from_iterable(span.messages() for span in self.spans())
 
@@ -210,15 +215,15 @@ class Transcript(Sequence[Message]):
         return f"<Transcript of {self._length} messages in {len(self.pieces)} pieces>"
 
     def spans(self) -> Iterator[Span]:
-        """The spans that are shown, in order."""
+        """Return the spans that are shown, in order."""
         return visible(self.pieces)
 
     def blocks(self) -> Iterator[Block]:
-        """Every compaction block, those inside other blocks too, outermost first."""
+        """Return every compaction block, outermost first, including those inside other blocks."""
         return _blocks(self.pieces)
 
     def index(self, value: Message | str, start: int = 0, stop: int | None = None) -> int:
-        """Where a message, given itself or by id, stands in this view."""
+        """Return the place of a message in this view. The message is given itself or by its id."""
         wanted = value if isinstance(value, str) else value.id
         start, stop, _ = slice(start, stop).indices(self._length)
         for place, message in enumerate(self[start:stop], start):
@@ -227,14 +232,14 @@ class Transcript(Sequence[Message]):
         raise ValueError(f"message {wanted!r} is not in this transcript")
 
     def cut(self, start: int, stop: int) -> Transcript:
-        """The messages from `start` to `stop` of this view. Nothing is copied."""
+        """Return the messages from `start` to `stop` of this view. Nothing is copied."""
         start, stop, _ = slice(start, stop).indices(self._length)
         if (start, stop) == (0, self._length):
             return self
         return Transcript(_sliced(self.pieces, start, max(start, stop)))
 
     def extends(self, other: Transcript) -> bool:
-        """Whether this view is seen at a glance to begin with all that another shows, and goes on from there."""
+        """Tell whether this view begins with all that another shows, as far as their pieces tell without being read."""
         if not other.pieces:
             return True
         *before, last = other.pieces
@@ -247,7 +252,7 @@ class Transcript(Sequence[Message]):
         return here is last
 
     def differs_by_hidden(self, other: Transcript) -> bool:
-        """Whether two views that differ show a reader the same: only hidden messages make the difference."""
+        """Tell whether two views that differ show a reader the same: then they differ only by hidden messages."""
         for longer, shorter in ((self, other), (other, self)):
             if len(longer) > len(shorter) and longer.extends(shorter):
                 return all(message.is_sealed for message in longer[len(shorter) :])
@@ -255,7 +260,7 @@ class Transcript(Sequence[Message]):
         return mine != others and _shown(mine) == _shown(others)
 
     def place_of_last(self, count: int) -> int:
-        """Where the last `count` messages begin that are not hidden; 0 if there are no more."""
+        """Return where the last `count` messages begin that are not hidden; 0 if there are fewer."""
         if count <= 0:
             return self._length
         for place, message in zip(range(self._length - 1, -1, -1), reversed(self), strict=True):
@@ -265,20 +270,20 @@ class Transcript(Sequence[Message]):
         return 0
 
     def reset(self) -> Transcript:
-        """An empty view; every log keeps what it has."""
+        """Return an empty view. Every log keeps what it has."""
         return Transcript()
 
     def trim(self, keep_last: int) -> Transcript:
-        """At least the last `keep_last` messages: the cut moves earlier so that no result loses its call.
+        """Return at least the last `keep_last` messages. The cut moves earlier if a result would lose its call.
 
-        Hidden ones are not counted.
+        Hidden messages are not counted.
         """
         if keep_last < 0:
             raise InvalidData("$.keep_last", f"cannot keep {brief(keep_last)} messages; give 0 or more")
         return self.cut(self.safe_cut(self.place_of_last(keep_last)), self._length)
 
     def safe_cut(self, at: int) -> int:
-        """The nearest place at or before `at` where a view may begin without parting a tool call from its result."""
+        """Return the nearest place at or before `at` where a view may begin without parting a call from its result."""
         at = max(0, min(at, self._length))
         waiting: dict[str, int] = {}
         pairs: list[tuple[int, int]] = []
@@ -286,7 +291,7 @@ class Transcript(Sequence[Message]):
             if place < at and not waiting:
                 break
             parts = message.parts
-            # As most are. A turn with a bounded view looks at all that the view shows, so that each step here counts.
+            # Most are so. A turn with a bounded view passes all that the view shows, so each step here counts.
             if len(parts) == 1 and type(parts[0]) is Text:
                 continue
             for part in parts:
@@ -313,9 +318,9 @@ class Transcript(Sequence[Message]):
         block_id: str | None = None,
         at: Time | None = None,
     ) -> Transcript:
-        """Show some messages in place of those from `start` to `stop`, which the new block keeps.
+        """Return a view with some messages in place of those from `start` to `stop`, which the new block keeps.
 
-        What is given as a transcript is shown where it stands in its logs, and not stored again.
+        Messages that are given as a transcript are shown from their own logs, and not stored again.
         """
         if not 0 <= start < stop <= self._length:
             raise InvalidData("$.cover", f"cannot cover {start} to {stop} of {self._length} messages")
@@ -334,11 +339,11 @@ class Transcript(Sequence[Message]):
         return Transcript((*_sliced(self.pieces, 0, start), block, *_sliced(self.pieces, stop, self._length)))
 
     def without_blocks(self) -> Transcript:
-        """The same view, of spans alone: what was shown, and not what that stood for."""
+        """Return the same view as spans alone: what was shown, without what it stood for."""
         return self if all(isinstance(piece, Span) for piece in self.pieces) else Transcript(self.spans())
 
     def edge_from(self, place: int) -> int:
-        """The nearest place at or after `place` that is not inside a block."""
+        """Return the nearest place at or after `place` that is not inside a block."""
         passed = 0
         for piece in self.pieces:
             if isinstance(piece, Block) and passed < place < passed + len(piece):
@@ -347,7 +352,7 @@ class Transcript(Sequence[Message]):
         return place
 
     def uncover(self, block_id: str | None = None) -> Transcript:
-        """Take one block off (the last one, unless named), so that what it covered is shown again."""
+        """Return the view without one block (the last one, unless named). What it covered is shown again."""
         places = [i for i, piece in enumerate(self.pieces) if isinstance(piece, Block) and block_id in (None, piece.id)]
         if not places:
             known = ", ".join(piece.id for piece in self.pieces if isinstance(piece, Block)) or "none"
@@ -365,7 +370,7 @@ def _shown(messages: Iterable[Message]) -> list[Message]:
 
 
 def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:
-    """A transcript of pieces known to be in normal form."""
+    """Return a transcript of pieces that are known to be in normal form."""
     transcript = Transcript.__new__(Transcript)
     transcript.pieces = pieces
     transcript._length = length
@@ -374,7 +379,7 @@ def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The normal form: no empty span, and neighbours on one tape are one."""
+    """Return pieces in normal form: no span is empty, and neighbours on one tape are one span."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
@@ -389,7 +394,7 @@ def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def visible(pieces: Iterable[Piece]) -> Iterator[Span]:
-    """The spans that pieces show."""
+    """Yield the spans that pieces show."""
     for piece in pieces:
         if isinstance(piece, Span):
             yield piece
@@ -398,7 +403,7 @@ def visible(pieces: Iterable[Piece]) -> Iterator[Span]:
 
 
 def every_span(pieces: Iterable[Piece]) -> Iterator[Span]:
-    """The spans that pieces name, covered ones too."""
+    """Yield the spans that pieces name, covered ones too."""
     todo = list(pieces)[::-1]  # not by recursion: each compaction may cover the one before, without end
     while todo:
         piece = todo.pop()
@@ -418,7 +423,7 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[Block]:
 
 
 def _sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
-    """Pieces that show `start` to `stop`. A block that the cut goes through dissolves into what is left of its view.
+    """Return pieces that show `start` to `stop`. A block that is cut dissolves into what is left of its view.
 
     A block that shows nothing goes with the message after it, or at the very end with the one before.
     """
@@ -441,7 +446,7 @@ def _sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ..
 
 
 def _places(pieces: tuple[Piece, ...]) -> list[object] | None:
-    """Where in logs pieces stand, blocks with all that is in them; None if something is in no log yet."""
+    """Return the places of pieces in logs, and blocks with all that is in them. None if a piece is in no log yet."""
     places: list[Any] = []
     for piece in _unfolded(pieces):
         if not isinstance(piece, Span):
@@ -456,7 +461,7 @@ def _places(pieces: tuple[Piece, ...]) -> list[object] | None:
 
 
 def _content(pieces: tuple[Piece, ...]) -> list[object]:
-    """What pieces mean, whatever tapes they stand on: messages, unread spans, and blocks with what they cover."""
+    """Return what pieces mean, on whichever tapes: messages, unread spans, and blocks with what they cover."""
     content: list[object] = []
     for piece in _unfolded(pieces):
         if not isinstance(piece, Span):

@@ -1,4 +1,4 @@
-"""What a model call cost."""
+"""The cost of a model call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perdure.model.value import Value
 
 
 class Usage(Value, frozen=True):
-    """Tokens and money. Cache and reasoning tokens are part of input and output, not beside them."""
+    """Tokens and money. Cache and reasoning tokens are included in input and output tokens."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -16,7 +16,7 @@ class Usage(Value, frozen=True):
     cost: float = 0.0
     """Dollars, for the tokens whose price is known."""
     unpriced_tokens: int = 0
-    """How many of the tokens have a price that is not known: they are not in `cost`."""
+    """The number of tokens without a known price. They are not in `cost`."""
 
     @property
     def total_tokens(self) -> int:
@@ -24,7 +24,7 @@ class Usage(Value, frozen=True):
 
     @property
     def is_cost_known(self) -> bool:
-        """Tell whether `cost` is all of it. A free model costs 0, and that is known."""
+        """True if `cost` covers all tokens. A free model costs 0, and that is known."""
         return self.unpriced_tokens == 0
 
     def __add__(self, other: Usage) -> Usage:

@@ -1,4 +1,4 @@
-"""What every stored value shares: it is frozen, and it keeps the fields that a newer release has added."""
+"""The base of every stored value: it is frozen, and it keeps the fields that a newer release has added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.errors import InvalidData
 JSON = Any
 """None, bool, int, float, str, or a list or string-keyed dict of these."""
 MAX_DEPTH = 100
-"""How deep JSON that is stored may nest."""
+"""The deepest nesting of JSON that is stored."""
 
 
 class FrozenDict(dict[str, Any]):
@@ -59,7 +59,7 @@ class FrozenList(list[Any]):
 
 EMPTY = FrozenDict()
 _last = EMPTY
-"""What was frozen last. Threads may take turns here: then less is shared."""
+"""The mapping that was frozen last. If threads take turns here, less is shared."""
 
 
 class Value(
@@ -71,19 +71,19 @@ class Value(
     forbid_unknown_fields=True,
     gc=False,  # frozen values form no cycles, and a collector that visits every message of every session is slow
 ):
-    """A frozen value with a place for fields it does not know, which the codec puts back where they stood."""
+    """A frozen value with a place for fields that it does not know. The codec puts them back where they were."""
 
     unknown: Mapping[str, Any] = msgspec.field(default=EMPTY, name="~")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-able data in which every message stands once."""
+        """Return plain JSON-able data that has every message once."""
         from perdure import codec  # a layer above, and the only one that knows the form; hence not at the top
 
         return codec.to_dict(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """The value that `to_dict` was called on; anything else is InvalidData, with the path."""
+        """Return the value that `to_dict` was called on. Raise InvalidData, with the path, for anything else."""
         from perdure import codec
 
         return codec.from_dict(cls, plain)
@@ -103,7 +103,7 @@ def freeze(owner: msgspec.Struct, field: str) -> None:
 def freeze_alike(owner: msgspec.Struct, field: str) -> None:
     """Do the same for a field that is much the same in one value after the other, and share what is the same.
 
-    Messages of one run carry the same ids, each: a session of 10,000 messages takes a sixth less memory by it.
+    All messages of a run have the same ids. Sharing them saves a sixth of the memory of a session of 10,000 messages.
     """
     global _last
     mapping = getattr(owner, field)
@@ -115,7 +115,7 @@ def freeze_alike(owner: msgspec.Struct, field: str) -> None:
 
 
 def _alike(mapping: dict[str, Any], last: FrozenDict) -> FrozenDict:
-    """Return a frozen copy that has its texts from `last`, as far as they are equal; `last` itself if all are."""
+    """Return a frozen copy that shares equal texts with `last`. Return `last` itself if all are equal."""
     made: dict[str, Any] = {}
     is_same = len(mapping) == len(last)
     for given, value in mapping.items():
@@ -137,9 +137,9 @@ def freeze_json(owner: msgspec.Struct, field: str) -> None:
 
 
 def frozen(value: Any) -> Any:
-    """Return a deep copy in plain JSON types that cannot be changed: what every store gives back.
+    """Return a deep copy in plain JSON types that cannot be changed, as every store gives it back.
 
-    What is not JSON stays as it is, and the codec refuses it with its path where it is to be written.
+    What is not JSON stays as it is. The codec refuses it, with its path, when it is written.
     """
     try:
         return _frozen(value, 0)
@@ -190,11 +190,11 @@ def thawed(value: Any) -> Any:
 
 
 _BRIEF = 50
-"""How many characters of a value an error shows."""
+"""The characters of a value that an error shows."""
 
 
 def brief(value: object) -> str:
-    """A value as an error message shows it: short, and whatever it is. A quote that is cut is closed."""
+    """Return any value as an error message shows it, in short. A quote that is cut is closed."""
     try:
         shown = repr(value)
     except ValueError:  # an int of more digits than Python prints
@@ -213,7 +213,7 @@ def with_article(noun: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """The text with lone surrogates, which no UTF-8 can carry, replaced by U+FFFD."""
+    """Return the text with lone surrogates, which UTF-8 cannot carry, replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -222,13 +222,13 @@ def clean_text(text: str) -> str:
 
 
 class ErrorRecord(Value, frozen=True):
-    """An error on record: what it was called and what it said. Never revived as a class."""
+    """An error on record: the name of its class, and its message. It is never made into an exception again."""
 
     type: str
     message: str
     traceback: str | None = None
     code: int | str | None = None
-    """What a provider called it: the HTTP status of its answer."""
+    """The provider's code for it: the HTTP status of its answer."""
 
     @classmethod
     def of(cls, error: BaseException, *, traceback: str | None = None) -> ErrorRecord:
@@ -237,6 +237,6 @@ class ErrorRecord(Value, frozen=True):
 
 
 def _code_of(error: BaseException) -> int | None:
-    """Return the HTTP status that a provider answered with, if the error carries one; of retries, that of the last."""
+    """Return the HTTP status of a provider's answer, if the error has one. After retries, it is that of the last."""
     code = getattr(getattr(error, "last", error), "status", None)
     return code if isinstance(code, int) and not isinstance(code, bool) else None

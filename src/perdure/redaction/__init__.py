@@ -1,1 +1,1 @@
-"""What a redaction does to what tells of messages. It is the same in a store and in a record."""
+"""Redaction of messages, and of everything that tells of them. It is the same in a store and in a record."""

@@ -16,24 +16,25 @@ from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import Traces
 
 REPLACEMENT = "[redacted]"
-"""What stands in for a text in a record: the event that tells of a redaction does not say what a store has put."""
+"""The text that replaces another in a record. The event of a redaction does not say which one a store has used."""
 
 V = TypeVar("V", bound=Value)
 E = TypeVar("E", bound=LoopEvent)
 
 
 class RecordRedaction:
-    """Redacts the record of one session, and what is told of its messages later. It remembers ids, and no text."""
+    """A redaction of one session's record, and of later events about its messages. It remembers ids, and no text."""
 
     def __init__(self) -> None:
         self._known = Traces(())
         self._later = Replacement(REPLACEMENT, self._known)
 
     def redact(self, loops: Sequence[LoopRecord], message_ids: Collection[str]) -> list[LoopRecord]:
-        """Return loops of the record with these messages replaced, and all that may tell of them.
+        """Return loops of the record with these messages replaced, and everything that may tell of them.
 
         A record does not say which messages a summary covers, so each summary is replaced.
         """
+        # All loops first: one may tell of messages, calls and runs that another contains.
         traces = Traces(tuple(message_ids))
         for loop in loops:
             _learn(traces, loop)
@@ -46,19 +47,19 @@ class RecordRedaction:
     def later(self, event: AnyLoopEvent) -> AnyLoopEvent:
         """Return an event that came after the redaction, without what the messages said.
 
-        Summaries and errors stay: what they were made from had been redacted.
+        Summaries and errors stay: they were made from redacted texts.
         """
         return _changed(event, lambda plain: self._later.told_later(plain["type"], plain))
 
 
 def names_any(loop: LoopRecord, message_ids: Collection[str]) -> bool:
-    """Return whether a record holds one of these messages, or a piece of one as it was streamed."""
+    """Tell whether a record has one of these messages, or a streamed piece of one."""
     pieces = (event.message_id for event in loop.events if isinstance(event, MessageUpdate))
     return any(each in message_ids for each in pieces) or any(each.id in message_ids for each in _messages_in(loop))
 
 
 def _messages_in(loop: LoopRecord) -> Iterator[Message]:
-    """Every message that stands in a record; one that the loop's end does not name stands in its own event only."""
+    """Yield every message in a record. One that the loop's end does not name is in its own event only."""
     yield from loop.messages
     for event in loop.events:
         match event:
@@ -79,7 +80,7 @@ def _learn(traces: Traces, loop: LoopRecord) -> None:
 
 
 class _Redacting:
-    """Puts the replacement into one loop's record, part by part: many MB together could not be encoded."""
+    """A replacement in one loop's record, part by part: many MB together could not be encoded."""
 
     def __init__(self, traces: Traces, loop_id: str) -> None:
         self._ids = traces.ids
@@ -97,7 +98,7 @@ class _Redacting:
         )
 
     def _message(self, message: Message) -> Message:
-        """Return a message; one that only quotes another stays, as in a store, and is redacted by its own id."""
+        """Return a message, redacted if its id is named. One that only quotes another stays, as in a store."""
         return self._part(message) if message.id in self._ids else message
 
     def _event(self, event: AnyLoopEvent) -> AnyLoopEvent:

@@ -1,7 +1,7 @@
-"""Redactors: what finds secrets in a text before it is stored, and the few that are shipped.
+"""Redactors, which find secrets in a text before it is stored, and the few that are shipped.
 
 Every shipped pattern takes time in proportion to the text. A run of characters that a pattern may read is bounded, or
-is begun at its first character only, so that no text makes it read the same run again and again.
+is begun at its first character only. No text makes it read the same run again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Check = Callable[[str], bool]
 
 
 class failures_of:
-    """Raises RedactionFailed in place of what a redactor raises. A class, since a generator takes ten times as long."""
+    """A context that raises RedactionFailed for a redactor's error. It is a class: a generator is ten times slower."""
 
     __slots__ = ("_redactor",)
 
@@ -35,14 +35,14 @@ class failures_of:
 
 
 class Redactor:
-    """Replaces all that a pattern finds in a text.
+    """A pattern, with the text that replaces what it finds.
 
-    `check` decides on each match, as a checksum does. `span` is the length of the longest match: a stream is held back
-    by as many characters. Without it, an answer is streamed once it is whole. `hints` are texts of which one is in
-    every match. Where none of them is in a text, the pattern is not tried. They are made of ASCII letters, digits,
-    spaces and `-_.@+` only, which JSON never escapes.
+    `check` decides on each match, for example by a checksum. `span` is the length of the longest match: a stream is
+    held back by that many characters. Without it, an answer is streamed once it is whole. `hints` are texts, and every
+    match contains at least one. If none of them is in a text, the pattern is not tried. They are made of ASCII letters,
+    digits, spaces and `-_.@+` only, which JSON never escapes.
 
-    A redactor is applied to its own results too, so that its replacement must not match its pattern.
+    A redactor is applied to its own results too, so its replacement must not match its pattern.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Redactor:
         return False
 
     def held_from(self, text: str, start: int) -> int:
-        """Return where at the end of a text a match may begin, from a place on, that more text has to decide."""
+        """Return the first place from `start` on where a match may begin, for which more text is needed."""
         return start if self.span is None else max(start, len(text) - self.span)
 
     def next_match(self, text: str, start: int) -> tuple[int, int] | None:
-        """Return the first place from `start` on where something is to be replaced."""
+        """Return the first match from `start` on that has to be replaced."""
         while start <= len(text) and (found := self.pattern.search(text, start)) is not None:
             first, last = found.span()
             if last > first and (self.check is None or self.check(found.group())):
                 return first, last
-            start = first + 1  # a secret may begin inside of what was none
+            start = first + 1  # a secret may begin inside a match that was rejected
         return None
 
     def apply(self, text: str) -> tuple[str, int]:
@@ -108,10 +108,10 @@ class Redactor:
 
 
 class _Known(Redactor):
-    """A redactor whose beginnings are known: a stream is held back only where the end of its text is one of them.
+    """A redactor with known beginnings. A stream is held back only if its text ends with one of them.
 
-    `unfinished` finds such an end; `letters` are all characters that it is made of, but for what `word` is, which
-    stands before them and has spaces behind it.
+    `unfinished` finds such an end. `letters` are all characters in it, except for a word of `word` characters: that is
+    before them, and is followed by spaces.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class _Known(Redactor):
         self._unfinished = re.compile(unfinished)
         self._letters = letters
         self._word = word
-        """How many characters the word has."""
+        """The number of characters of the word."""
 
     def held_from(self, text: str, start: int) -> int:
-        # Only the last run of such letters is looked at, or a long text would be looked at again for each beginning.
+        # Only the last run of such letters is searched: otherwise, a long text would be searched for each beginning.
         run = len(text.rstrip(self._letters))
         if self._word:
             run = len(text[:run].rstrip(" ")) - self._word
@@ -133,10 +133,10 @@ class _Known(Redactor):
 
 
 class _Cards(_Known):
-    """The redactor of card numbers: no text hints at them, only eight digits in a row, or in two groups."""
+    """The redactor of card numbers. No text hints at them, only eight digits in a row, or in two groups."""
 
     def may_be_in(self, text: str) -> bool:
-        # To count all digits takes a third of the time that the pattern takes to look for some.
+        # Counting all digits takes a third of the time that the pattern takes to search for some.
         digits = text.encode("utf-8", "surrogatepass").translate(None, _NO_DIGITS)
         return len(digits) >= _FEWEST_DIGITS and _EIGHT_DIGITS.search(text) is not None
 
@@ -166,7 +166,7 @@ def _checked_hints(hints: Iterable[str]) -> tuple[str, ...]:
 
 
 def _by_rarest_letter(hints: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return hints by a letter that each has, one that few texts have where there is such."""
+    """Return hints by a letter that each has: if possible, one that few texts have."""
     groups: dict[str, list[str]] = {}
     for hint in hints:
         groups.setdefault(max(hint, key=_rarity), []).append(hint)
@@ -209,7 +209,8 @@ _KEYS: dict[str, tuple[str, str]] = {
     "pypi-": ("[A-Za-z0-9_-]", "{40,}"),
     "pdr_": ("[A-Za-z0-9_-]", "{43}"),  # perdure's own access tokens
 }
-"""What well-known keys begin with, the characters that follow, and how many of them."""
+"""The beginnings of well-known keys, the characters that follow, and how many of them."""
+# Pieces of these beginnings: every key has one, and few searches tell that a text has none of them.
 _FIRST = (
     "sk-",
     "sk_",
@@ -257,7 +258,7 @@ BEARER_TOKENS = _Known(
     letters=_WORD + "._~+/=-",
     word=len("Bearer"),
 )
-"""What follows the word Bearer, as in a header of HTTP."""
+"""The word Bearer with the token that follows it, as in a header of HTTP."""
 
 _URL64 = "[A-Za-z0-9_-]"
 WEB_TOKENS = _Known(
@@ -339,7 +340,7 @@ PHONES = _Known(
 """Phone numbers in international form, as +47 22 12 34 56. It is not in the default set."""
 
 DEFAULT = (PRIVATE_KEYS, API_KEYS, BEARER_TOKENS, WEB_TOKENS, CARD_NUMBERS)
-"""What `--redact` stands for: secrets that let somebody in, and card numbers."""
+"""The default set, which `--redact` uses: secrets that give access, and card numbers."""
 _NAMED = {each.name: each for each in (*DEFAULT, EMAILS, PHONES)}
 
 
@@ -349,6 +350,6 @@ def named(*names: str) -> tuple[Redactor, ...]:
     for name in names:
         if name != "default" and name not in _NAMED:
             known = ", ".join(("default", *_NAMED))
-            raise ConfigurationError(f"There is no redactor named {name!r}. There are: {known}.")
+            raise ConfigurationError(f"No redactor is named {name!r}. There are: {known}.")
         found |= {each.name: each for each in (DEFAULT if name == "default" else (_NAMED[name],))}
     return tuple(found.values())

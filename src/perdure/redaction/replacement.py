@@ -1,4 +1,4 @@
-"""The text that stands in for messages, and how it takes their place in all that tells of them."""
+"""The text that replaces messages, and how it is put into everything that tells of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from perdure.protocols import SCHEDULE, Entry
 from perdure.redaction.traces import ENVELOPE, IN_PART, MARK, Traces, is_replaced
 
 DERIVED = "$derived"
-"""The key in an object of a session's metadata that says that the object was made of messages, and can be made again.
+"""The key in an object of a session's metadata that marks it as made from messages: it can be made again.
 
-A redaction drops it whole: it may quote any piece of them.
+A redaction drops the whole object: it may quote any piece of them.
 """
 
 
 class Replacement:
-    """Puts a text in the place of messages, as far as their traces are known by then."""
+    """A text in place of messages, as far as their traces are known by then."""
 
     def __init__(self, text: str, traces: Traces) -> None:
         self._text = text
         self._traces = traces
 
     def message(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """A message without its content. All that was text, thought, seen or opaque is one text.
+        """Return a message without its content. Text, thoughts, files and opaque data together become one text.
 
-        An envelope goes; it leaves the text only where nothing else does.
+        An envelope is removed. It leaves the text only if nothing else does.
         """
         parts: list[dict[str, Any]] = []
         is_said = False
@@ -93,7 +93,7 @@ class Replacement:
     def item(self, item: Entry, *, is_repeated: bool = False) -> Entry:
         """Return an item of an inbox, or of a timer, without what it tells of the messages.
 
-        What a schedule sends has other ids each time. It is known by what it says.
+        The messages of a schedule have other ids each time. They are found by their text.
         """
         body = self._entry(item)
         if item.kind == "queue" and "messages" in body and (is_repeated or str(body.get("key")).startswith(SCHEDULE)):
@@ -106,7 +106,7 @@ class Replacement:
         return any(text in self._traces.said for text in texts)
 
     def _entry(self, entry: Entry) -> Any:
-        if entry.kind not in _KNOWN:  # of any form: no error or message, though it may look like one
+        if entry.kind not in _KNOWN:  # of any form: neither error nor message, even if it looks like one
             return self.scrubbed(entry.body)
         return self.told(entry.kind, entry.body, is_touched=entry.run in self._traces.runs)
 
@@ -120,7 +120,7 @@ class Replacement:
         return body
 
     def told_later(self, kind: str, body: Any, *, is_touched: bool = False) -> Any:
-        """Return what an event tells that came after the redaction: only what names the messages is replaced."""
+        """Return what an event after the redaction tells. Only what names the messages is replaced."""
         if kind == "unknown_event":
             return {**body, **({"body": self.scrubbed(body["body"])} if "body" in body else {})}
         body = self.walked(body, is_touched=is_touched)
@@ -133,7 +133,7 @@ class Replacement:
         return body
 
     def _compaction(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What tells of a block that covers a message; one that no version has may cover any."""
+        """Return a compaction's event, changed if its block may cover a message: one in no version may cover any."""
         block = self.block(body["block"])
         if block is body["block"]:
             return body
@@ -153,7 +153,7 @@ class Replacement:
         return bool(part.get("message")) and self._traces.tells(part["message"])
 
     def walked(self, value: Any, *, is_touched: bool) -> Any:
-        """Plain data with all replaced that tells of the messages, be it in a step, an event or an inbox."""
+        """Return plain data with all replaced that tells of the messages, be it in a step, an event or an inbox."""
         if isinstance(value, list):
             return [self.walked(each, is_touched=is_touched) for each in value]
         if not isinstance(value, dict):
@@ -178,15 +178,16 @@ class Replacement:
             return [self._signal(each, is_touched=is_touched) for each in value]
         if key == "denied" and isinstance(value, dict):
             return {call: self._reason(call, each, is_touched=is_touched) for call, each in value.items()}
-        if key in _TOLD_BY_TOOLS:  # data of any form: no error or message, though it may look like one
+        if key in _TOLD_BY_TOOLS:  # data of any form: neither error nor message, even if it looks like one
             return self.scrubbed(value) if is_touched else value
         return self.walked(value, is_touched=is_touched)
 
     def _execution_of_tool(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """A tool's execution, with its result replaced if that of its message is."""
+        """Return a tool's execution, with its result replaced if that of its message is."""
         if not _is_in(plain["call"].get("id"), self._traces.results):
             return plain
         changed = dict(plain)
+        # A result that refers to its message is replaced there.
         if changed.get("result") not in (None, _POINTS_AT_MESSAGE):
             changed["result"] = self._text
         if isinstance(changed.get("error"), dict):
@@ -198,36 +199,37 @@ class Replacement:
         return {**plain, "result": self._text} if _is_in(plain.get("call"), self._traces.results) else plain
 
     def _signal(self, plain: Any, *, is_touched: bool) -> Any:
-        """A stop signal. What a filter, a guard or an error says of a message may quote any piece of it."""
+        """Return a stop signal. What a filter, a guard or an error says about a message may quote any piece of it."""
         if is_touched and isinstance(plain, dict) and plain.get("message") and not plain.get("limit"):
             return {**plain, "message": self._text}
         return self.scrubbed(plain)
 
     def _reason(self, call: str, reason: Any, *, is_touched: bool) -> Any:
-        """Why a person has denied a call."""
+        """Return the reason why a person has denied a call, replaced if it may tell of the messages."""
         is_told = is_touched or call in self._traces.calls | self._traces.results
         return self._text if is_told else self.scrubbed(reason)
 
     def _call(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """A call without its arguments, its fields in the order in which they are stored."""
+        """Return a call without its arguments. Its fields stay in the order in which they are stored."""
         kept = {name: each for name, each in plain.items() if name in _CALL_KEEPS}
         return {**kept, "arguments": {MARK: self._text}} if plain.get("arguments") else kept
 
     def _error(self, plain: Mapping[str, Any], *, is_touched: bool) -> dict[str, Any]:
-        """An error on record. What went wrong in a run of the messages may quote any piece of them."""
+        """Return an error on record. One in a run of the messages may quote any piece of them."""
         if is_touched:
             return {**{name: each for name, each in plain.items() if name != "traceback"}, "message": self._text}
         return {name: each if name == "type" else self.scrubbed(each) for name, each in plain.items()}
 
     def metadata(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a session's metadata with the same replaced, and without what was made of messages."""
+        """Return a session's metadata with the same replaced, and without objects that were made from messages."""
         made = (key for key, each in plain.items() if isinstance(each, dict) and DERIVED in each)
         dropped = set(made)
         return {key: self.scrubbed(each) for key, each in plain.items() if key not in dropped}
 
     def scrubbed(self, value: Any) -> Any:
-        """Plain data with every text of the messages replaced that is quoted in it whole."""
+        """Return plain data with every text of the messages replaced that is quoted in it whole."""
         if isinstance(value, str):
+            # The longest first: one may contain another, and its rest would stay.
             for secret in sorted(self._traces.secrets, key=len, reverse=True):
                 value = value.replace(secret, self._text)
             return value
@@ -250,7 +252,7 @@ _DELETE = "\x7f"
 
 
 def _as_json(value: Any, like: str) -> str:
-    """Return JSON as a text, spelled as another one: with its blanks in front, and with its control characters."""
+    """Return JSON as a text, spelled like another one: with its leading blanks, and with its control characters."""
     blanks = like[: len(like) - len(like.lstrip(" "))]
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if not _is_utf8(text):  # half a character can only be stored as an escape

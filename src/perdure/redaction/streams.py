@@ -1,6 +1,6 @@
-"""Redacts a text that comes in pieces: what may become part of a secret is held back until more has come.
+"""Redacts a text that comes in pieces. What may become part of a secret is held back until more has come.
 
-The pieces that are given out add up to what the whole text is redacted to.
+The pieces that are given out add up to the redacted whole.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from perdure.redaction.redactors import Redactor, failures_of
 
 CONTEXT = 8
-"""How many characters before a place a pattern may look at, as a boundary of a word does."""
+"""The characters before a place that a pattern may read, for example for a boundary of a word."""
 FRAGMENT = 8
-"""As many characters of what is held back may be told while something else is told in between."""
+"""The most characters held back that may be given out when another text comes in between."""
 _LOOK_EACH_TIME = 256
 
 
@@ -22,16 +22,16 @@ class TextStream:
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
         self._text = ""
-        """What is held back, behind a few characters that are its context."""
+        """The text that is held back, after a few characters of its context."""
         self._from = 0
-        """Where a match may begin."""
+        """The first place where a match may begin."""
         self._told = 0
-        """Up to where the text was given out."""
+        """The end of the text that was given out."""
         self._enough = 0
-        """How long the text has to be for another look: what is held back long is not looked at for each character."""
+        """The length at which the text is searched again: a long text is not searched for each new character."""
 
     def feed(self, piece: str) -> str:
-        """Take a piece; return what can be given out by now."""
+        """Take a piece, and return what can be given out by now."""
         is_idle = self._from == self._told == len(self._text)
         text = self._text = self._text + piece
         if len(text) < self._enough:
@@ -43,6 +43,7 @@ class TextStream:
             return piece
         given = self._given_out(held_from)
         held = len(self._text) - self._from
+        # Again when it has grown by an eighth: all searches together then take time in proportion to the text.
         self._enough = len(self._text) + held // 8 if held > _LOOK_EACH_TIME else 0
         return given
 
@@ -54,9 +55,9 @@ class TextStream:
         return given
 
     def fragment(self) -> str:
-        """Return what is held back if it is short: it can be no more than the beginning of a secret.
+        """Return what is held back if it is short: then it is at most the beginning of a secret.
 
-        What comes next is looked at together with it.
+        The next piece is searched together with it.
         """
         short = self._text[self._told :]
         if len(short) > FRAGMENT:
@@ -75,6 +76,7 @@ class TextStream:
                 break
             pieces += [text[self._told : found[0]], self.redactor.replacement]
             self._from, self._told = found[1], max(self._told, found[1])
+            # The match reaches into what would be held back: only the text behind it has to be judged.
             if held_from < found[1]:
                 held_from = len(text) if is_whole else self.redactor.held_from(text, found[1])
         pieces.append(text[self._told : held_from])
@@ -89,7 +91,7 @@ class TextStream:
 
 
 class WholeText:
-    """A text on its way through a function that has to see all of it."""
+    """A text on its way through a function that needs all of it."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
@@ -108,13 +110,13 @@ class WholeText:
 
 
 class Stream:
-    """A text on its way through several redactors, one behind the other."""
+    """A text on its way through several redactors, one after the other."""
 
     def __init__(self, stages: Sequence[TextStream | WholeText]) -> None:
         self._stages = stages
 
     def feed(self, piece: str) -> str:
-        """Take a piece; return what can be given out by now."""
+        """Take a piece, and return what can be given out by now."""
         for stage in self._stages:
             with failures_of(stage.redactor):
                 piece = stage.feed(piece)

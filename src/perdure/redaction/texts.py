@@ -1,7 +1,7 @@
 """Applies redactors to all texts of a value: a message, an event, a session, an item of an inbox.
 
-What is stored is what the model is sent, so that it happens once, where a text comes in. The store that a connection
-writes to does it again for everything (see `stores.redacting`): what was missed on the way goes no further.
+The model is sent what is stored, so a text is redacted once, where it comes in. The store that a connection writes to
+does it again for everything (see `stores.redacting`): what was missed before is not stored.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ S = TypeVar("S", bound=msgspec.Struct)
 TextFunction = Callable[[str], str]
 Counts = dict[str, int]
 WITHHELD = "[withheld: a redactor has failed]"
-"""What stands for an error's text that could not be redacted."""
+"""The text in place of an error's text that could not be redacted."""
 _MOST_KNOWN = 2_000
 _MOST_CHARACTERS = 1_000_000
 _MOST_DEFINITIONS = 64
 _SMALLEST_NUMBER = 10**12
-"""Numbers with fewer digits are no card numbers."""
+"""Smaller numbers are not searched: with fewer digits, they are not card numbers."""
 
 
 class Redaction:
-    """What `connect(redact=…)` does to texts. It keeps nothing of a text that a redactor has changed."""
+    """The redactors of `connect(redact=…)`. It keeps nothing of what they have taken out of a text."""
 
     def __init__(self, redactors: Sequence[Redactor | TextFunction]) -> None:
         self._redactors = tuple(each if isinstance(each, Redactor) else _Function(each) for each in redactors)
         self._known: set[str] = set()
-        """Texts as redactors have left them, so that a text that is looked at twice costs once."""
+        """Texts as redactors have left them. One that comes again is not searched again."""
         self._characters = 0
         self.definitions: dict[int, AgentDefinition] = {}
-        """Definitions that were looked at, by their ids in memory."""
+        """Definitions that were searched, by their ids in memory."""
 
     @classmethod
     def of(cls, given: Iterable[Redactor | TextFunction] | Redaction | None) -> Redaction | None:
-        """Return what applies redactors; None if there are none. ConfigurationError for what is not a redactor."""
+        """Return the redaction with these redactors; None without any. Raise ConfigurationError for anything else."""
         if given is None or isinstance(given, Redaction):
             return given
         redactors = expect_several(given, "$.redact")
@@ -66,7 +66,7 @@ class Redaction:
         return cls(redactors) if redactors else None
 
     def text(self, text: str, counts: Counts | None = None) -> str:
-        """Return a text without what redactors find in it. RedactionFailed if one of them fails."""
+        """Return a text without what redactors find in it. Raise RedactionFailed if one of them fails."""
         if text in self._known or text == WITHHELD or _is_id(text):
             return text
         for each in self._redactors:
@@ -82,26 +82,27 @@ class Redaction:
         return text in self._known
 
     def learn(self, text: str) -> None:
-        """Take note of a text that a stream has redacted as a whole."""
+        """Remember a text that a stream has redacted as a whole."""
         if text not in self._known:
             self._remember(text)
 
     def _remember(self, text: str) -> None:
         self._characters += len(text)
         if len(self._known) >= _MOST_KNOWN or self._characters > _MOST_CHARACTERS:
+            # Emptied at once: it is only a cache.
             self._known, self._characters = set(), len(text)
         self._known.add(text)
 
     def may_touch(self, json: str) -> bool:
-        """Tell whether a redactor may find something in the texts of JSON that is given as a text."""
+        """Tell whether a redactor may find something in the texts of a JSON document."""
         return any(each.may_be_in(json) for each in self._redactors)
 
     def stream(self) -> Stream:
-        """Return what redacts one text that comes in pieces."""
+        """Return a stream, which redacts one text in pieces."""
         return Stream([(WholeText if isinstance(each, _Function) else TextStream)(each) for each in self._redactors])
 
     def message(self, message: Message) -> Message:
-        """Return a message without what redactors find in it, and with how often that was in its metadata."""
+        """Return a message without what redactors find in it. Its metadata says how often each found something."""
         if len(message.parts) == 1 and type(message.parts[0]) is Text and not message.metadata:
             part, counts = message.parts[0], Counts()
             text = self.text(part.text, counts)
@@ -112,15 +113,15 @@ class Redaction:
         return tuple(map(self.message, messages))
 
     def value(self, value: T) -> T:
-        """Return a value with all its texts redacted, however deep: itself if there is nothing to redact.
+        """Return a value with all its texts redacted, however deep. It is itself if there is nothing to redact.
 
-        Ids, and what names things, stay.
+        Ids and names stay.
         """
         walked: T = _Walk(self).value(value)
         return walked
 
     def counted(self, value: T) -> tuple[T, dict[str, int]]:
-        """Return the same, and how often which redactor has replaced something."""
+        """Return the same, and how often each redactor has replaced something."""
         walked: T = _Walk(self, counts := Counts()).value(value)
         return walked, counts
 
@@ -132,14 +133,14 @@ class Redaction:
             return replace(error, message=WITHHELD, traceback=None)
 
     def told(self, text: str) -> str:
-        """Return a text for those who listen, withheld if a redactor fails on it."""
+        """Return a text for listeners. It is withheld if a redactor fails on it."""
         try:
             return self.text(text)
         except RedactionFailed:
             return WITHHELD
 
     def heard(self, event: Any) -> Any:
-        """Return an event for those who listen. A text that a redactor fails on is withheld."""
+        """Return an event for listeners. A text that a redactor fails on is withheld."""
         try:
             return self.value(event)
         except RedactionFailed:
@@ -149,15 +150,16 @@ class Redaction:
             return replace(event, **changes)
 
     def refuse(self, name: str | None, path: str) -> None:
-        """Raise InvalidData if a redactor finds something in what names a thing: it could not be found by another."""
+        """Raise InvalidData if a redactor finds something in a name: the thing could not be found under another."""
         if name is not None and self.text(plain_text(name)) != name:
             raise InvalidData(path, "a redactor finds a secret in it, and names are stored as they are; use another")
 
 
 class _Function(Redactor):
-    """A caller's function over texts. Nobody knows how long a text it has to see, so that it sees whole ones only."""
+    """A caller's function over texts. How much of a text it needs is not known, so it is given whole texts only."""
 
     def __init__(self, function: TextFunction) -> None:
+        # A pattern that matches nothing: only the function finds something.
         super().__init__(getattr(function, "__name__", type(function).__name__), "(?!)")
         self._function = function
 
@@ -169,7 +171,7 @@ class _Function(Redactor):
 
 
 def _is_id(text: str) -> bool:
-    """Tell whether a text has the form of our ids. They are in most values, and what refers by them must find them."""
+    """Tell whether a text has the form of our ids. These are in most values, and must stay for references to hold."""
     return len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-" and text.isascii() and _is_hex(text)
 
 
@@ -185,14 +187,14 @@ media_type provider role status owner tags agent_name format response_id config 
 adopted log logs by takes_back approved answered call at kind type source redactions
 """
 _NAMES = frozenset(_FIELDS.split())
-"""Fields of values that name something. They are not texts that anybody has said."""
+"""Fields of values that name something. Nothing that was said is in them."""
 _SAID = {("ToolExecution", "call"), ("ToolExecutionStart", "call")}
 _NAMED = {("AgentDefinition", "name"), ("ModelConfig", "name"), ("ExternalToolSpec", "name"), ("AgentEnd", "messages")}
 """Fields of these values that name something, and messages that were redacted when they were told."""
 _TAGS = frozenset(("agent_id", "execution_id", "step_id", "is_trace", "incomplete", "superseded", REDACTIONS))
-"""What runs put into the metadata of messages."""
+"""The keys that runs put into the metadata of messages."""
 _SKIPPED = frozenset({int, float, bool, bytes, datetime, type(None), Usage, ExecutionBudget, InferenceResponse})
-"""Kinds of values without texts that anybody has said."""
+"""Kinds of values without texts that were said."""
 
 
 @cache
@@ -203,7 +205,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 class _Walk:
-    """One walk through a value. What is unchanged is returned itself, so that nothing is copied in vain."""
+    """One walk through a value. What is unchanged is returned itself: nothing is copied in vain."""
 
     def __init__(self, redaction: Redaction, counts: Counts | None = None) -> None:
         self._redaction = redaction
@@ -247,14 +249,14 @@ class _Walk:
         return replace(message, **_counted(replace(message, metadata=metadata), parts, counts))
 
     def _definition(self, value: AgentDefinition) -> AgentDefinition:
-        """Return a definition, which is the same in all versions of a session: it is looked at once."""
+        """Return a definition, redacted. It is the same in all versions of a session, and is searched once."""
         known = self._redaction.definitions
         if known.get(id(value)) is value:
             return value
         made = self._struct(value)
         if len(known) >= _MOST_DEFINITIONS:
             known.clear()
-        known[id(made)] = made
+        known[id(made)] = made  # with the object itself: while it is kept here, no other has its id
         return made
 
     def _struct(self, value: S) -> S:
@@ -269,7 +271,7 @@ class _Walk:
         if not changes:
             return value
         if type(value) is Thinking:
-            changes["signature"] = None  # which is of the text as it was
+            changes["signature"] = None  # the signature is of the text as it was
         return replace(value, **changes)
 
     def _mapping(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -277,6 +279,7 @@ class _Walk:
         is_same = True
         for key, each in value.items():
             name = self._redaction.text(key, self._counts) if type(key) is str else key
+            # Two keys may become one text, and the value of neither must be lost.
             while name is not key and name in made:
                 name += "'"
             made[name] = self.value(each)
@@ -307,7 +310,7 @@ class _Walk:
             is_same = covered is piece.covered and shown is piece.shown
             return piece if is_same else replace(piece, covered=covered, shown=shown)
         tape = piece.tape
-        # What a store has was redacted when it was written there, or before anybody asked for it.
+        # What a store has was redacted when it was written, or written before redaction was asked for.
         if tape.ref is not None or tape.items is None:
             return piece
         found = self._tapes.get(id(tape))
@@ -318,7 +321,7 @@ class _Walk:
 
 
 def _counted(message: Message, parts: tuple[Any, ...], counts: Counts) -> dict[str, Any]:
-    """Return what changes of a message: its parts, and what its metadata says of how often something was replaced."""
+    """Return the changes of a message: its parts, and its metadata with how often something was replaced."""
     before = message.metadata.get(REDACTIONS)
     total: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
     for name, count in counts.items():

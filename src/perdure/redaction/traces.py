@@ -9,16 +9,16 @@ from typing import Any
 from perdure.protocols import Entry, JournalEntry
 
 MARK = "redacted"
-"""The key in a message's metadata that says that its content has been replaced, and the kind of entry that tells so."""
+"""The key in a message's metadata for content that was replaced. It is also the kind of the entry that says so."""
 IN_PART = "in part"
-"""What stands under that key if only what the message quoted of others was replaced."""
+"""The value of that key if only what the message quoted of others was replaced."""
 
-# A shorter text of a message is not looked for in others' texts: it could stand there by chance.
+# A shorter text of a message is not searched for in other texts: it could be there by chance.
 _SHORTEST = 8
 
 
 class Traces:
-    """What is known of the messages that are replaced, by which others that tell of them are known."""
+    """The known traces of messages that are replaced. By these, everything that tells of the messages is found."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids: set[str] = set(ids)
@@ -29,10 +29,10 @@ class Traces:
         self.other_blocks: set[str] = set()
         self.secrets: set[str] = set()
         self.said: set[str] = set()
-        """What the messages say, short texts too: another text may equal them, where it is a copy by its nature."""
+        """The texts of the messages, short ones too. They are compared with texts that are copies by their nature."""
 
     def learn(self, plain: Mapping[str, Any]) -> None:
-        """Learn from a message that is to be replaced what else may tell of it."""
+        """Learn the traces of a message that will be replaced."""
         self.ids.add(plain["id"])
         for part in plain.get("parts", ()):
             if part.get("type") == "tool_call":
@@ -55,14 +55,14 @@ class Traces:
                 self.runs.add(entry.run)
 
     def made_by_unsaved(self, entries: Iterable[Entry | JournalEntry]) -> set[str]:
-        """Return the ids of the messages that compactions have made whose blocks are in no version."""
+        """Return the ids of messages that were made by compactions with blocks that are in no version."""
         known = self.blocks | self.other_blocks
         told = [entry.body for entry in entries if entry.kind == "compaction"]
         shown = [part for body in told if body["block"]["id"] not in known for part in body.get("shown", ())]
         return {part["message"]["id"] for part in shown if part.get("message")}
 
     def tells(self, made: Mapping[str, Any]) -> bool:
-        """Whether a message made for a block may tell of those replaced; one with calls only, if of the same calls."""
+        """Tell whether a message made for a block may tell of those replaced. With calls, it needs one of theirs."""
         parts = made.get("parts", ())
         calls = {part.get("id") for part in parts if part.get("type") == "tool_call"}
         calls |= {part.get("call_id") for part in parts if part.get("type") == "tool_result"}
@@ -70,23 +70,23 @@ class Traces:
 
 
 def is_replaced(plain: Mapping[str, Any]) -> bool:
-    """Whether a message's content has been replaced before."""
+    """Tell whether a message's content has been replaced before."""
     return plain.get("metadata", {}).get(MARK) is True
 
 
 def is_hidden(plain: Mapping[str, Any]) -> bool:
-    """Whether a message has nothing but what a framework keeps for itself: nobody is shown anything of it."""
+    """Tell whether a message has nothing but what a framework keeps for itself. None of it is ever shown."""
     parts = plain.get("parts", ())
     return bool(parts) and all(part.get("type") == ENVELOPE for part in parts)
 
 
 def _spellings(text: str) -> tuple[str, ...]:
-    """Return a text as it is, and as it stands in JSON that is kept as a text, as arguments of calls often are."""
+    """Return a text as it is, and as JSON spells it: arguments of calls are often JSON that is kept as a text."""
     return text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in a message's parts, without the names and ids that stay."""
+    """Yield the texts in a message's parts, without the names and ids that stay."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

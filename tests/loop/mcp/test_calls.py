@@ -219,7 +219,7 @@ async def test_an_agent_is_allowed_and_denied_tools_of_a_server() -> None:
         await (await app.open("a", AgentDefinition("a", tools=("o_first", "o_learn")))).send("Go.")
         await (await app.open("b", AgentDefinition("b", tools_deny=("o_first", "o_second_part")))).send("Go.")
         chat = await app.open("c", AgentDefinition("c", tools=("o_frist",)))
-        with pytest.raises(perdure.ConfigurationError, match="There is no tool named 'o_frist'"):
+        with pytest.raises(perdure.ConfigurationError, match="No tool is named 'o_frist'"):
             await chat.send("Go.")
     assert offered == [["o_first", "o_learn"], ["o_learn", "o_refuse", "o_nonsense", "o_unlisted_answer"]]
 

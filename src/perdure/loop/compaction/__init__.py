@@ -1,1 +1,1 @@
-"""Showing a model less: what is cut or summed up, by which options, and when a run does it by itself."""
+"""Compaction, which shows a model less: what is cut or summarised, by which options, and when a run does it itself."""

@@ -1,4 +1,4 @@
-"""Compaction that a run sees to itself: when its prompt comes near the model's window, or is refused as too long."""
+"""Automatic compaction, when a run's prompt comes near the model's window, or is refused as too long."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Trigger = Literal["window", "context_too_long"]
 
 LEAST_GAIN = 0.1
-"""Of the tokens shown: a compaction that saves less would only be made again at the next step."""
+"""The least share of the shown tokens that is worth a compaction. With less, the next step would compact again."""
 
 
 class AutoCompaction:
-    """When and how a run compacts what its model is shown: at this share of the model's window, by these options.
+    """The settings of automatic compaction: the share of the model's window at which it happens, and its options.
 
-    `model` names another model to write summaries. A summary that fails is replaced by truncation, and the run goes on.
+    `model` names another model to write summaries. If a summary fails, the view is truncated and the run continues.
     """
 
     def __init__(self, share: float = 0.8, *, model: ModelConfig | str | None = None, **options: Any) -> None:
@@ -44,7 +44,7 @@ class AutoCompaction:
 
 
 class AutoCompactor:
-    """Automatic compaction for one model. `summariser` is called, and the code of it imported, when it compacts."""
+    """Automatic compaction for one model. `summariser` is called, and its code imported, only when it compacts."""
 
     def __init__(
         self, settings: AutoCompaction, model: ModelConfig, tokens: TokenEstimator, summariser: Callable[[], NoteTaker]
@@ -55,21 +55,21 @@ class AutoCompactor:
         self._summariser = summariser
 
     def is_near_window(self, request: ModelRequest) -> bool:
-        """Whether a request exceeds its share of the window. Without a known window nothing is counted."""
+        """Tell whether a request exceeds its share of the window. Without a known window, nothing is counted."""
         window = window_of(self._model)
         return window is not None and self._tokens.request(request) > window * self._settings.share
 
     def learn(self, request: ModelRequest, usage: Usage) -> None:
-        """Take in what the provider has counted, where it matters: counting costs time."""
+        """Learn from the provider's count, if the window is known. Otherwise counting would cost time for nothing."""
         if window_of(self._model) is not None:
             self._tokens.learn(request, usage.input_tokens)
 
     async def compact(
         self, view: Transcript, request: ModelRequest, trigger: Trigger, charge: Charge
     ) -> Compacted | None:
-        """What to lay over a view so that its request fits; None if that gains too little.
+        """Return what to lay over a view to make its request fit; None if that gains too little.
 
-        `charge` is told what it has taken, also where it fails or is cancelled.
+        `charge` is given the usage, even if the compaction fails or is cancelled.
         """
         options = await self._options_for(view, request, trigger)
         compactor = self._compactor(options)
@@ -85,18 +85,19 @@ class AutoCompactor:
             charge(compactor.spent)
 
     def _compactor(self, options: CompactionOptions) -> Compactor:
-        from perdure.loop.compaction.compactor import Compactor
+        from perdure.loop.compaction.compactor import Compactor  # most runs never compact
 
         return Compactor(options, self._tokens, self._summariser(), model=self._model.name)
 
     async def _options_for(self, view: Transcript, request: ModelRequest, trigger: Trigger) -> CompactionOptions:
-        """The settings, with a hard limit: the share of the window that messages have, or half of what was refused."""
+        """Return the settings with a hard limit: the messages' share of the window, or half of what was refused."""
         shown = await self._tokens.count(view, self._model.name)
         window = window_of(self._model)
         allowed = shown // 2
         if window is not None:
             beside = self._tokens.overhead(request.system_prompt, request.tools, self._model.name)
             allowed = max(0, int(window * self._settings.share) - beside)
+        # The provider has refused it: our count or the window is wrong, so the view is at least halved.
         if trigger == "context_too_long":
             allowed = min(allowed, shown // 2)
         return replace(

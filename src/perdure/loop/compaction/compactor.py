@@ -1,4 +1,4 @@
-"""Makes a view shorter: chooses a cut, has a strategy say what is shown before it, and lays that over the view."""
+"""Makes a view shorter: chooses a cut, has a strategy make what is shown before it, and lays that over the view."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 
 SUMMARY_ON_RECORD = 200
-"""Characters of a summary that its record quotes; the whole is a message in the log."""
+"""The characters of a summary that its record quotes. The whole summary is a message in the log."""
 QUOTED_REQUEST = 500
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """What a compaction comes to: the block, what it shows, and what a model has used for it."""
+    """The result of a compaction: the block, what it shows, and what a model has used for it."""
 
     block: CompactionBlock
     shown: tuple[CompactionPart, ...]
@@ -44,7 +44,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 def overlaid(view: Transcript, made: Compacted | Compaction) -> Transcript:
-    """A view with a compaction laid over it; live and replayed, it is the same block."""
+    """Return a view with a compaction laid over it. Live and replayed, it is the same block."""
     block = made.block
     return view.cover(
         block.start,
@@ -60,7 +60,7 @@ def overlaid(view: Transcript, made: Compacted | Compaction) -> Transcript:
 
 
 class Compactor:
-    """Compacts by options. Without a summariser, a strategy that needs a model is a ConfigurationError."""
+    """A compactor with options. Without a summariser, a strategy that needs a model raises ConfigurationError."""
 
     def __init__(
         self,
@@ -76,18 +76,21 @@ class Compactor:
         self.model = model
         """The model whose count of tokens matters: the one that will be shown the view."""
         self.spent = Usage()
-        """What a model has used so far, whatever comes of it."""
+        """The usage of a model so far, whether or not the compaction succeeds."""
 
     async def compact(
         self, view: Transcript, *, open_calls: Collection[str] = (), step: int = 0, is_lenient: bool = False
     ) -> Compacted | None:
-        """What to lay over a view; None where there is nothing to do. A lenient one may stay over the hard limit."""
+        """Return what to lay over a view; None if there is nothing to do.
+
+        If it is lenient, the result may stay over the hard limit.
+        """
         before = await self.tokens.count(view, self.model)
         threshold = self.options.token_threshold
         if threshold is not None and before < threshold:
             return None
         work = _Work(self, Draft(view, open_calls), step)
-        await asyncio.sleep(0)  # a long view takes ten milliseconds to be listed
+        await asyncio.sleep(0)  # listing a long view has taken ten milliseconds: other tasks run first
         has_model = self._summariser is not None and self._summariser.is_language_model
         strategy = self.options.strategy(has_model=has_model)
         try:
@@ -102,7 +105,7 @@ class Compactor:
         self.spent += usage
 
     async def possible_gain(self, view: Transcript) -> float:
-        """The share of a view's tokens that a compaction could save at most."""
+        """Return the largest share of a view's tokens that a compaction could save."""
         limit = self.options.hard_limit_tokens
         older = view[: Draft(view).cut_for(self.options.keep_last)]
         total = await self.tokens.count(view, self.model)
@@ -145,12 +148,12 @@ class _Work:
         }
         was = self.draft.items()
         await by_name[strategy](cut)
-        await asyncio.sleep(0)  # and as long to be changed
+        await asyncio.sleep(0)  # changing a long view takes as long as listing it
         if self.draft.items() != was and strategy not in self._done_by:
             self._done_by.append(strategy)
 
     async def keep_to_limit(self, *, is_lenient: bool) -> None:
-        """Do what the options say about a view that is over the hard limit, and look again."""
+        """Apply the options for a view that is over the hard limit, and count again."""
         limit = self._options.hard_limit_tokens
         if limit is None or await self._compactor.count(self.draft) <= limit:
             return
@@ -168,9 +171,10 @@ class _Work:
             )
 
     async def _cut_within(self, limit: int) -> int:
-        """A cut behind which as many of the last messages stay as fit, beside a summary, into the limit."""
+        """Return a cut that keeps as many of the last messages as fit into the limit, beside a summary."""
         counts = await self._compactor.tokens.count_each(self.draft.messages(), self._compactor.model)
         notes = await _notes_in(self.draft.messages())
+        # Room for the notes, and for a note that quotes a request. Of a small limit, the note takes a quarter at most.
         beside = self._compactor.tokens.messages(notes, self._compactor.model) + min(limit // 4, QUOTED_REQUEST)
         room, kept = limit - beside, 0
         most = len(counts) - self.draft.cut_at(self._options.keep_last)
@@ -180,11 +184,12 @@ class _Work:
         return self.draft.cut_after(len(counts) - kept)
 
     async def _chars_within(self, limit: int) -> int:
-        """How many characters of each tool result fit, when everything else stays."""
+        """Return how many characters of each tool result fit if everything else stays."""
         results = [
             message async for some in in_slices(self.draft.messages()) for message in some if message.tool_results
         ]
         counts = await self._compactor.tokens.count(results, self._compactor.model)
+        # 40 tokens a result for the line that says how much is left out, and only two characters for each token.
         room = limit - (await self._compactor.count(self.draft) - counts) - 40 * len(results)
         return max(0, 2 * room // max(1, len(results)))
 
@@ -263,6 +268,7 @@ class _Work:
         if not older or function is None:
             return
         answer: Sequence[Any] = await called("custom_compactor", list, function, older)
+        # By identity: only messages that the callback has made are marked as made by a compaction.
         known = {id(message) for message in older}
         given = [Message.of(each) for each in answer]
         made = [each if id(each) in known else each.with_metadata(**{MARK: "custom"}) for each in given]
@@ -271,7 +277,7 @@ class _Work:
 
 
 async def _numbered(messages: Sequence[Message]) -> AsyncIterator[tuple[int, Message]]:
-    """Yield messages with their places, and let other tasks have their turns in between."""
+    """Yield messages with their places. Other tasks can run in between."""
     place = 0
     async for some in in_slices(messages):
         for message in some:
@@ -280,17 +286,17 @@ async def _numbered(messages: Sequence[Message]) -> AsyncIterator[tuple[int, Mes
 
 
 async def _notes_in(messages: Sequence[Message]) -> list[Message]:
-    """Return the notes that a model has written for compactions before."""
+    """Return the notes that a model has written for earlier compactions."""
     return [message async for some in in_slices(messages) for message in some if is_summary(message, "llm")]
 
 
 def _is_settled(older: list[Message]) -> bool:
-    """Whether there is nothing to summarise: no message, or only what compactions before have left."""
+    """Tell whether there is nothing to summarise: no message, or only what earlier compactions have left."""
     return all(map(is_summary, older))
 
 
 def _note(older: list[Message], kept: list[Message]) -> str:
-    """What says that messages are missing; and what the user asked for, where that is among them."""
+    """Return a note that messages are missing. It quotes the user's last request if that is among them."""
     note = "[Earlier messages are no longer shown.]"
     if any(message.role == "user" and not is_summary(message) for message in kept):
         return note

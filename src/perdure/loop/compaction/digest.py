@@ -15,7 +15,7 @@ FIRST, LAST, CHARS = 10, 30, 120
 
 
 class Digest:
-    """How each message begins: of the first and the last, where there are many. Output of tools is left out."""
+    """Notes that quote how each message begins. Of many, only the first and the last are quoted; tool output is not."""
 
     model = ModelConfig("offline")
     is_language_model = False

@@ -14,12 +14,12 @@ from perdure.model.message import Media, Message, Opaque, Text, ToolResult
 from perdure.model.transcript import Transcript
 
 MARK = "compaction"
-"""The key in a message's metadata that says by what strategy it was made."""
+"""The key in a message's metadata that names the strategy by which it was made."""
 _KEPT_TAGS = ("is_trace", "execution_id")
 
 
 class Draft:
-    """A view as a list of items: the place of a message in the view before, or a message made for this compaction."""
+    """A view as a list of items. An item is a message's place in the view before, or a message made for this one."""
 
     def __init__(self, view: Transcript, open_calls: Collection[str] = ()) -> None:
         self.before: Sequence[Message] = tuple(view)
@@ -42,18 +42,18 @@ class Draft:
         return self._is_touched and self._items != list(range(len(self.before)))
 
     def cut_for(self, keep_last: int) -> int:
-        """Where to cut so that at least `keep_last` messages stay: earlier, where a result would lose its call.
+        """Return a cut that keeps at least `keep_last` messages. It moves earlier if a result would lose its call.
 
-        Hidden ones are not counted.
+        Hidden messages are not counted.
         """
         return min(self._shown().safe_cut(self.cut_at(keep_last)), self._first_open())
 
     def cut_at(self, keep_last: int) -> int:
-        """Where the last `keep_last` messages begin, whatever a cut there would part."""
+        """Return where the last `keep_last` messages begin, even if a cut there parts a call from its result."""
         return self._shown().place_of_last(keep_last)
 
     def cut_after(self, place: int) -> int:
-        """The first place from `place` on where a cut loses no result's call; that of the last messages, at worst."""
+        """Return the first place from `place` on where a cut parts no result from its call; at worst, the last."""
         shown, last = self._shown(), max(0, len(self._items) - 1)
         places = (at for at in range(place, last) if shown.safe_cut(at) == at)
         return min(next(places, shown.safe_cut(last)), self._first_open())
@@ -62,14 +62,14 @@ class Draft:
         return Transcript.of(self.messages()) if self._is_touched else self._view
 
     def _first_open(self) -> int:
-        """The first message with a call that still waits for its result: what comes must find it in the view."""
+        """Return the place of the first call that still waits for its result: the result must find it in the view."""
         for place, message in enumerate(self.messages() if self._open_calls else ()):
             if any(call.id in self._open_calls for call in message.tool_calls):
                 return place
         return len(self._items)
 
     def replace_before(self, cut: int, shown: Iterable[Message]) -> None:
-        """Show these in place of all messages before the cut; one that stands there already is not made anew."""
+        """Show these messages in place of all before the cut. A message that is already there is not made again."""
         given = list(shown)
         wanted = {message.id for message in given}
         taken = {message.id for message in self.before if message.id in wanted}
@@ -80,7 +80,7 @@ class Draft:
             place = places.get(message.id)
             if place is not None and self.before[place] == message:
                 new.append(place)
-            else:  # a log has one message of an id
+            else:  # a log has only one message of each id
                 new.append(replace(message, id=new_id()) if message.id in taken else message)
                 taken.add(message.id)
         self._items[:cut] = new
@@ -91,9 +91,9 @@ class Draft:
         self._is_touched = True
 
     def overlay(self) -> tuple[int, list[CompactionPart]]:
-        """How many messages of the view before are to be covered, and what is to be shown instead.
+        """Return how many messages of the view before are covered, and what is shown instead.
 
-        The end that has not changed stays outside; a block that the cut would go through is covered whole.
+        The end that has not changed stays outside. A block that the cut would go through is covered whole.
         """
         total, kept = len(self.before), 0
         limit = min(total - 1, len(self._items))  # a block covers one message at least
@@ -104,7 +104,7 @@ class Draft:
 
 
 def _parts(items: Iterable[int | Message]) -> list[CompactionPart]:
-    """Items with neighbours in the view before as one stretch."""
+    """Return items as parts. Neighbours in the view before become one stretch."""
     parts: list[CompactionPart] = []
     for item in items:
         if isinstance(item, Message):
@@ -117,7 +117,7 @@ def _parts(items: Iterable[int | Message]) -> list[CompactionPart]:
 
 
 def view_of(parts: Iterable[CompactionPart], before: Transcript) -> Transcript:
-    """What a compaction shows, from the view that it was made from."""
+    """Return the view that a compaction shows. `before` is the view that it was made from."""
     pieces = [
         piece
         for part in parts
@@ -127,17 +127,17 @@ def view_of(parts: Iterable[CompactionPart], before: Transcript) -> Transcript:
 
 
 def summary_message(text: str, strategy: str) -> Message:
-    """What stands for messages that are no longer shown. A user says it: every provider takes that at the beginning."""
+    """Return a message in place of those no longer shown. It is a user's, which every provider accepts as the first."""
     return Message.user(text, metadata={MARK: strategy})
 
 
 def is_summary(message: Message, *strategies: str) -> bool:
-    """Whether a message stands for others that a compaction (by one of these strategies) no longer shows."""
+    """Tell whether a message replaces others that a compaction (by one of these strategies) no longer shows."""
     return message.metadata.get(MARK) in (strategies or ("llm", "truncate"))
 
 
 def with_results(message: Message, text: str | None = None, *, chars: int = 0, strategy: str) -> Message:
-    """A tool's message that says a text instead, or what of its results fits into so many characters."""
+    """Return a tool's message with a text in place of its results, or with each result cut to `chars` characters."""
     parts = tuple(
         replace(part, content=shortened(part.text, chars) if text is None else text, unknown={})
         if isinstance(part, ToolResult) and (text is not None or len(part.text) > chars)
@@ -148,9 +148,9 @@ def with_results(message: Message, text: str | None = None, *, chars: int = 0, s
 
 
 def without_files(message: Message) -> Message:
-    """A message with a few words in place of each image and file; itself if it has none.
+    """Return a message with a few words in place of each image and file; itself if it has none.
 
-    A provider may have said something of its own about a file that it made: such an answer stays as it is.
+    An answer with data that only its provider understands stays as it is: the data may be about a file.
     """
     if not any(isinstance(part, Media) for part in message.parts):
         return message
@@ -161,20 +161,20 @@ def without_files(message: Message) -> Message:
 
 
 def _tags(message: Message) -> dict[str, Any]:
-    """Return the metadata of a message that stands in for another: its run, and what its envelope needs."""
+    """Return the metadata for a message that replaces another: its run, and what its envelope needs."""
     tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
     return {**tags, **message.frame_for_copy}
 
 
 def shortened(text: str, chars: int) -> str:
-    """How a text begins, and how much of it is left out."""
+    """Return a text, or its beginning with a note of how much is left out."""
     if len(text) <= chars:
         return text
     return f"{text[:chars]}[… {len(text) - chars} characters left out]"
 
 
 def check_valid(given: Sequence[Message], made: Sequence[Message]) -> None:
-    """Raise unless every result that a custom compactor leaves has its call before it, and every call its result."""
+    """Raise InvalidData if a custom compactor leaves a result without its call before it, or a call without result."""
     answered = {result.call_id for message in given for result in message.tool_results}
     called: set[str] = set()
     open_calls: set[str] = set()
@@ -185,7 +185,7 @@ def check_valid(given: Sequence[Message], made: Sequence[Message]) -> None:
             open_calls.discard(result.call_id)
         ids = {call.id for call in message.tool_calls}
         called |= ids
-        open_calls |= ids & answered
+        open_calls |= ids & answered  # a call that had no result before need not have one now
     if open_calls:
         names = ", ".join(sorted(open_calls)[:5])
         raise InvalidData("$.custom_compactor", f"it returned calls without their results: {names}")

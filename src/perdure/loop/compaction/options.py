@@ -1,4 +1,4 @@
-"""What a compaction can be told: the options, checked."""
+"""The options of a compaction, checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CompactStrategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[CompactStrategy, ...] = get_args(CompactStrategy)
 
 CustomCompactor = Callable[[Sequence[Message]], Any]
-"""From the messages before the last `keep_last` to those to show instead: messages, dicts or texts."""
+"""A function from the messages before the last `keep_last` to those shown instead: messages, dicts or texts."""
 MaskCallback = Callable[[Message], str | Awaitable[str]]
 CompressCallback = Callable[[Sequence[Message]], str | Awaitable[str]]
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to compact a transcript. Any subset may be given; docs/compaction.md says what each does."""
+    """The options for compacting a transcript. Any subset may be given; docs/compaction.md says what each does."""
 
     keep_last: int = 12
     token_threshold: int | None = None
@@ -51,7 +51,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> CompactionOptions:
-        """Options from a caller's keywords; an unknown one is InvalidData."""
+        """Return options from a caller's keywords. Raise InvalidData for an unknown one."""
         for name in options:
             if name not in cls.__struct_fields__:
                 known = ", ".join(cls.__struct_fields__)
@@ -67,7 +67,10 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidData(f"$.{name}", "the strategy 'custom' needs a custom_compactor: a function of messages")
 
     def strategy(self, *, has_model: bool) -> CompactStrategy:
-        """The strategy named; else the one that a callback is for; else a summary if there is a model to write it."""
+        """Return the named strategy, or else the one that a callback is for.
+
+        Without either, it is a summary if a model can write one, and otherwise truncation.
+        """
         if self.compact_strategy is not None:
             return self.compact_strategy
         if self.custom_compactor is not None:
@@ -78,11 +81,11 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def strategy_over_limit(self) -> CompactStrategy:
-        """What is done with a view that is still over the hard limit."""
+        """The strategy for a view that is still over the hard limit."""
         return self.hard_limit_strategy or "truncate"
 
     def calls_model(self, *, has_model: bool) -> bool:
-        """Whether a model may be asked for a summary."""
+        """Tell whether a model may be asked for a summary."""
         wanted = {self.strategy(has_model=has_model)}
         if self.hard_limit_tokens is not None:
             wanted.add(self.strategy_over_limit)
@@ -90,7 +93,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def called(name: str, kind: type[T], function: Callable[..., Any], *given: object) -> T:
-    """What a callback, plain or async, returns; InvalidData if that is not of the kind it is to return."""
+    """Call a callback, plain or async, and return its result. Raise InvalidData if that is of the wrong type."""
     answer = function(*given)
     answer = await answer if isawaitable(answer) else answer
     raise_if_cancelled()  # a callback that tidied up and returned has swallowed the cancellation

@@ -1,4 +1,4 @@
-"""How much each model can read at once, as far as that is known without asking anybody."""
+"""Context windows: how many tokens each model can read at once, as far as that is known without a request."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BY_FAMILY = {
     "o3": 200_000,
     "o4": 200_000,
 }
-"""For models that genai-prices does not know, or where it is not installed; the longest beginning that fits counts."""
+"""Windows of models that genai-prices does not know, or for when it is not installed. The longest prefix counts."""
 
 
 def window_of(model: ModelConfig) -> int | None:
-    """A model's context window in tokens: as configured, else as known, else None."""
+    """Return a model's context window in tokens: as configured, or else as known, or None."""
     if model.context_window is not None:
         return model.context_window
     provider, _, name = model.name.partition(":")
-    if not name or provider == OWN_DRIVER:  # of which no price list knows: it would be imported for nothing
+    if not name or provider == OWN_DRIVER:  # no price list has these, and its import takes time
         return None
     return _known_window(provider, name)
 
@@ -43,7 +43,7 @@ def _family_window(name: str) -> int | None:
 
 
 def _listed_window(provider: str, name: str) -> int | None:
-    """What the price list that comes with genai-prices says; it is data in a package, and nothing is fetched."""
+    """Return the window in the price list of genai-prices. The list is data in that package, and nothing is fetched."""
     from importlib.util import find_spec
 
     if find_spec("genai_prices") is None:

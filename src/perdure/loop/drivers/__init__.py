@@ -1,1 +1,1 @@
-"""Drivers: what asks a model, behind the port `perdure.protocols.Driver`."""
+"""Drivers, which ask models, behind the port `perdure.protocols.Driver`."""

@@ -24,7 +24,7 @@ from perdure.model.value import JSON, clean_text
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta, ToolSpec
 
 NAME = "offline"
-LONGEST = 2_000  # a plain message is short: what comes after this many characters is not looked at
+LONGEST = 2_000  # a plain message is short: what comes after this many characters is ignored
 
 Number = int | float
 _Arguments = dict[str, JSON]
@@ -62,7 +62,7 @@ class _Wish(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What the user said last, what had been said before, and what tools have answered since."""
+    """The user's last message, what was said before it, and what tools have answered since."""
 
     text: str
     earlier: Sequence[Message]
@@ -102,7 +102,7 @@ _JSON_OPENING = re.compile(r"[{\[]")
 
 
 def _written_json(text: str) -> str:
-    """Return the JSON that a message writes out: all that this model can say in a form that is asked for."""
+    """Return the JSON that a message writes out: this model can give no other answer in a form."""
     found = _JSON_OPENING.search(text[:LONGEST])
     try:
         value, _ = json.JSONDecoder().raw_decode(text[:LONGEST], found.start() if found else 0)
@@ -148,7 +148,7 @@ def _written_calls(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[tuple[i
         try:
             arguments, at = _arguments_at(text, at, tool)
         except (ValueError, RecursionError):
-            continue
+            continue  # it only looks like a call: the search continues behind its name
         yield opening.start(), at, _Wish(tool.name, arguments)
 
 
@@ -190,7 +190,7 @@ def _misread(text: str, tools: Sequence[ToolSpec]) -> str | None:
     names = [tool.name for tool in tools]
     if called[1] in names:
         return f"I could not read the arguments of {called[1]}; write them as one JSON object."
-    return f"There is no tool named {called[1]}; I have {', '.join(names[:20]) or 'none'}."
+    return f"I have no tool named {called[1]}; I have {', '.join(names[:20]) or 'none'}."
 
 
 def _numbered(wishes: Iterable[_Wish], messages: Sequence[Message]) -> list[ToolCall]:
@@ -223,6 +223,7 @@ def _worked_out(text: str, tools: Sequence[ToolSpec]) -> str | list[_Wish] | Non
         return None
     left, symbol, right = _as_number(found[1]), found[2], _as_number(found[3])
     work_out, words = _OPERATORS[symbol]
+    # A tool that is named so comes before one that is only described so.
     for tool in sorted(tools, key=lambda tool: not words & _words(tool.name)):
         arguments = _operands(tool, left, right)
         if arguments is not None and words & _words(f"{tool.name} {tool.description[:LONGEST]}"):
@@ -310,7 +311,7 @@ def _recalled(turn: _Turn) -> str | None:
 
 
 def _noted(text: str) -> str | None:
-    """Answer somebody who tells something about themselves."""
+    """Answer a user who tells something about themselves."""
     fact = _FACT.search(text[:LONGEST])
     if fact is None or "?" in text:
         return None

@@ -21,19 +21,19 @@ _log = logging.getLogger("perdure.rates")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _TEXT = re.compile(r"(\d+(?:\.\d+)?)/([smhd])")
 _TOLD_FROM = 1.0
-"""Seconds. A wait of this length and more is logged."""
+"""Seconds. A wait of at least this length is logged."""
 _TRIES = 4
 _AGAIN = 0.1
 """Seconds until a store that could not give a place is asked again."""
 NameKey = Callable[[ModelConfig], Awaitable[str]]
-"""Returns what tells a provider's key from others, and is not the key."""
+"""A function that returns a name for a model's key, which tells it from others and does not reveal it."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a model may be asked: `requests` in so many `seconds`, evenly; after a silence, `burst` at once.
+    """The rate at which a model may be asked: `requests` in `seconds`, evenly. After a pause, `burst` may come at once.
 
-    All who use the same name in the same store share it. Without one, the name is made of the provider and a
-    fingerprint of its key.
+    All connections that use the same name in the same store share it. Without one, the name is made of the provider
+    and a fingerprint of its key.
     """
 
     requests: float
@@ -51,7 +51,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rate: RateLimit | str) -> RateLimit:
-        """Return a rate, or what a text says: `"60/m"`, `"10/s"`, `"1000/h"`."""
+        """Return a rate, given as one or as a text: `"60/m"`, `"10/s"`, `"1000/h"`."""
         if isinstance(rate, RateLimit):
             return rate
         found = _TEXT.fullmatch(rate) if isinstance(rate, str) else None
@@ -62,7 +62,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> float:
-        """How many seconds each request takes of the rate."""
+        """The seconds of the rate that each request takes."""
         return self.seconds / self.requests
 
 
@@ -71,14 +71,14 @@ Rate = RateLimit | str | Mapping[str, RateLimit | str]
 
 
 def rate_of(text: str) -> Rate:
-    """Return what a command line says: `60/m`, or rates by provider, `openai=60/m,anthropic=10/m`."""
+    """Return the rate of a command line: `60/m`, or rates by provider, `openai=60/m,anthropic=10/m`."""
     if "=" not in text:
         return text
     return {name.strip(): rate.strip() for name, _, rate in (each.partition("=") for each in text.split(","))}
 
 
 def fingerprint(secret: str) -> str:
-    """Return a short text that tells a secret from others, and from which it cannot be found."""
+    """Return a short text that tells a secret from others and does not reveal it."""
     return blake2b(secret.encode(), digest_size=6, key=b"perdure.rates").hexdigest()
 
 
@@ -97,11 +97,14 @@ class Pace:
         self._queue: Queue = store
 
     def limit_of(self, model: ModelConfig) -> RateLimit | None:
-        """Return the rate that a model is asked at; None if it has none."""
+        """Return the rate of a model; None if it has none."""
         return self._all or self._by_provider.get(model.provider)
 
     async def wait(self, limit: RateLimit, name: str, model: ModelConfig, most: float | None) -> None:
-        """Take the next place, and wait for it. RateLimited at once, and no place taken, if that is over `most`."""
+        """Take the next place, and wait for it.
+
+        If that takes more than `most` seconds, take no place and raise RateLimited at once.
+        """
         seconds = await self._reserved(limit, name, most)
         if most is not None and seconds > most:
             raise RateLimited(model.name, name, seconds, most)
@@ -114,7 +117,7 @@ class Pace:
             await asyncio.sleep(seconds)
 
     async def _reserved(self, limit: RateLimit, name: str, most: float | None) -> float:
-        """Return how long to wait. A store that fails is asked again: a place that is taken twice delays, no more."""
+        """Return how long to wait. A store that fails is asked again: a place that is taken twice only delays."""
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._queue.reserve(name, cost=limit.cost, burst=limit.burst * limit.cost, most=most)
@@ -126,7 +129,7 @@ class Pace:
 
 
 class PacedDriver:
-    """Waits for its place in a rate before it asks a driver: each time, whether or not the last one failed."""
+    """A driver that waits for its place in a rate before it asks another: each time, even after a failure."""
 
     def __init__(self, driver: Driver, pace: Pace, name_key: NameKey | None = None) -> None:
         self._driver = driver
@@ -144,7 +147,7 @@ class PacedDriver:
     async def _name(self, model: ModelConfig) -> str:
         if self._name_key is not None:
             return await self._name_key(model)
-        # Of a caller's own driver no key is known.
+        # The key of a caller's own driver is not known.
         return model.name if model.provider == OWN_DRIVER else model.provider
 
     async def aclose(self) -> None:

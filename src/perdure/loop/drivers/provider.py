@@ -1,4 +1,4 @@
-"""Asks the models of every provider, over pydantic-ai, which is imported at the first question."""
+"""Asks the models of every provider through pydantic-ai, which is imported at the first request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ProviderDriver:
-    """One model call, always streamed, to whichever provider the request's model names. It does not retry."""
+    """A driver that sends a streamed call to the provider that the request's model names. It does not retry."""
 
     def __init__(self) -> None:
         self._clients: dict[asyncio.AbstractEventLoop, Clients] = {}
@@ -30,15 +30,15 @@ class ProviderDriver:
         await clients.require(model)
 
     async def require_known(self, model: ModelConfig) -> None:
-        """Raise ConfigurationError if a model can be asked nowhere: it names no provider, or one that nobody knows.
+        """Raise ConfigurationError if a model can be asked nowhere: it names no provider, or an unknown one.
 
-        A key or a package that is missing here is found out when the model is asked.
+        A key or a package that is missing here is reported when the model is asked.
         """
         if model.name in self._known:
             return
         try:
             clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
-        except ConfigurationError:  # nothing is known of any provider without the packages, which `respond` says
+        except ConfigurationError:  # without the packages no provider is known; `respond` says which to install
             return
         await clients.require_known(model)
         self._known.add(model.name)
@@ -55,10 +55,11 @@ class ProviderDriver:
             await clients.aclose()
 
     async def _open(self) -> Clients:
-        """Clients for this event loop; those of loops that are closed went with them."""
-        kind = await asyncio.to_thread(_import)  # it takes a second, in which other sessions go on
+        """Return clients for this event loop, and drop those of closed loops: their connections are gone."""
+        kind = await asyncio.to_thread(_import)  # it takes a second, while other sessions continue
         for loop in [loop for loop in self._clients if loop.is_closed()]:
             del self._clients[loop]
+        # Another task may have put some there while this one was importing.
         return self._clients.setdefault(asyncio.get_running_loop(), kind())
 
 

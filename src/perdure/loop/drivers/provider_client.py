@@ -1,6 +1,6 @@
 """Models of pydantic-ai, made from a ModelConfig and asked with a ModelRequest.
 
-It imports pydantic-ai, so nothing imports it at the top.
+This module imports pydantic-ai, so nothing imports it at the top.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Clients:
         await self._model(config)
 
     async def require_known(self, config: ModelConfig) -> None:
-        """Raise ConfigurationError if no provider is named, or one that nobody knows."""
+        """Raise ConfigurationError if no provider is named, or an unknown one."""
         await asyncio.to_thread(check_known, config)  # it imports
 
     async def name_key(self, config: ModelConfig) -> str:
-        """Return a name for the key that a model is asked with. One without a key has the name of its provider."""
+        """Return a name for the key that a model is asked with. Without a key, it is the provider's name."""
         model = await self._model(config)
         provider = origin_of(config, model).provider
         keys = sorted({key.strip() for key in keys_of(model) if key.strip()})
@@ -83,6 +83,7 @@ class Clients:
 
     async def _model(self, config: ModelConfig) -> Model[Any]:
         key = (config.name, config.base_url, config.api_key_env)
+        # One at a time: two tasks must not open two clients for one key.
         async with self._opening:
             if key not in self._models:
                 model = await asyncio.to_thread(open_model, config)  # it imports, and reads certificates
@@ -91,7 +92,7 @@ class Clients:
 
 
 def open_model(config: ModelConfig) -> Model[Any]:
-    """A model with its client. ConfigurationError, before any network, if something is missing."""
+    """Return a model with its client. Raise ConfigurationError, before any network, if something is missing."""
     name = config.name.partition(":")[2]
     try:
         model = infer_model(f"{_kind(config)}:{name}" if name else config.name, partial(_provider, config))
@@ -105,7 +106,7 @@ def open_model(config: ModelConfig) -> Model[Any]:
 
 
 def check_known(config: ModelConfig) -> None:
-    """Raise ConfigurationError if a model can be asked nowhere. What is only missing here is left to the first call."""
+    """Raise ConfigurationError if a model can be asked nowhere. What is missing only here shows at the first call."""
     try:
         if ":" in config.name:
             infer_provider_class(_kind(config))
@@ -118,7 +119,7 @@ def check_known(config: ModelConfig) -> None:
 
 
 def origin_of(config: ModelConfig, model: Model[Any]) -> Origin:
-    """Who understands what this model sends: a server of one's own is another provider than the one it imitates."""
+    """Return the origin of what this model sends. A server with its own URL is not the provider that it imitates."""
     kind = _kind(config).removesuffix("-responses")
     host = config.base_url.partition("//")[2].partition("/")[0] if config.base_url else ""
     return Origin(f"{kind}@{host}" if host else kind, model.system)
@@ -138,7 +139,7 @@ def settings_of(config: ModelConfig) -> ModelSettings:
 
 
 def parameters_of(request: ModelRequest, model: Model[Any]) -> ModelRequestParameters:
-    """The tools, and the form of the answer: natively if the model can be held to it, else asked for in words."""
+    """Return the tools and the form of the answer. The form is enforced if the model can do that, or else asked for."""
     words: list[str] = []
     form: dict[str, Any] = {}
     if request.response_format is not None:
@@ -179,9 +180,9 @@ async def _stream(model: Model[Any], request: ModelRequest, on_delta: OnDelta) -
 
 
 def _needs_preparing(request: ModelRequest, model: Model[Any]) -> bool:
-    """Whether this history, sent as it is, would be refused or lose its order.
+    """Tell whether this history, sent as it is, would be refused or lose its order.
 
-    Only then, because for many models preparing adds a sentence to the system prompt and rewrites what users said.
+    Others are not prepared: for many models, that adds a sentence to the system prompt and rewrites what users said.
     """
     later = dropwhile(lambda message: message.role == "system", request.messages)
     profile = cast(Mapping[str, Any], model.profile)
@@ -203,7 +204,7 @@ def _reply(response: ModelResponse, request: ModelRequest, origin: Origin) -> Mo
 
 
 def _is_whole(response: ModelResponse) -> bool:
-    """Whether the stream ran to its end. pydantic-ai takes one that closes early, without an error, for finished."""
+    """Tell whether the stream ran to its end. For pydantic-ai, one that closes early without an error is finished."""
     if response.state == "incomplete":
         return False
     if (response.provider_details or {}).get("finish_reason"):
@@ -212,7 +213,7 @@ def _is_whole(response: ModelResponse) -> bool:
 
 
 def _kind(config: ModelConfig) -> str:
-    """How pydantic-ai names the provider. With a base URL, `openai` is whatever speaks its chat completions."""
+    """Return pydantic-ai's name of the provider. With a base URL, `openai` is any server with its chat completions."""
     if config.provider == "openai" and config.base_url:
         return "openai-chat"
     return _RENAMED.get(config.provider, config.provider)
@@ -243,7 +244,7 @@ def _key(config: ModelConfig, variable: str) -> str:
 
 
 def _settle_key(config: ModelConfig, model: Model[Any]) -> None:
-    """Make the key of a client fit for a header, as if it came from `api_key_env`; ConfigurationError if it cannot."""
+    """Make a client's key fit for a header, like one from `api_key_env`. Raise ConfigurationError if it cannot be."""
     client: Any = getattr(model.provider, "client", None)
     if isinstance(getattr(client, "api_key", None), str):
         client.api_key = client.api_key.strip()
@@ -253,14 +254,14 @@ def _settle_key(config: ModelConfig, model: Model[Any]) -> None:
 
 
 def _switch_off_retries(model: Model[Any]) -> None:
-    """Providers' clients retry by themselves, unheard; `RetryingDriver` is the one place that does."""
+    """Switch off the retries of a provider's client, which nothing reports. Only `RetryingDriver` retries."""
     client: Any = getattr(model.provider, "client", None)
     if hasattr(client, "max_retries"):
         client.max_retries = 0
 
 
 def _answers_natively(request: ModelRequest, model: Model[Any]) -> bool:
-    """Whether the model can be held to a schema; earlier Gemini models cannot as long as they have tools."""
+    """Tell whether the model can be held to a schema. Earlier Gemini models cannot while they have tools."""
     profile = cast(Mapping[str, Any], model.profile)
     if request.tools and not profile.get("google_supports_tool_combination", True):
         return False
@@ -275,6 +276,6 @@ def _is_of_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that may be changed: pydantic-ai fits schemas to each provider."""
+    """Return a copy that may be changed: pydantic-ai fits schemas to each provider."""
     plain: dict[str, Any] = msgspec.to_builtins(dict(mapping))
     return plain

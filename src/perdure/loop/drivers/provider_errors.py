@@ -1,4 +1,4 @@
-"""The errors of pydantic-ai as ours. It imports pydantic-ai, so nothing imports it at the top."""
+"""Turns pydantic-ai's errors into ours. This module imports pydantic-ai, so nothing imports it at the top."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from perdure.model.definition import ModelConfig
 from perdure.model.value import clean_text
 
 FAILURES = (AgentRunError, UserError)
-"""What pydantic-ai raises when a request fails."""
+"""The errors that pydantic-ai raises when a request fails."""
 
+# Time-out, conflict and rate limit: another try may help, as it may for any status of 500 and more.
 _PASSING = {408, 409, 429}
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`")
 _SECRET_VARIABLE = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# The value of a variable that is shorter may be a word, as in TOKENIZERS_PARALLELISM=false.
+# A shorter value may be a plain word, as in TOKENIZERS_PARALLELISM=false.
 _SHORTEST = 8
 _NO_CREDIT = re.compile(r"quota|billing|credit|(spend|usage)_limit")
 _TOO_LONG = re.compile(
@@ -33,9 +34,9 @@ _TOO_LONG = re.compile(
 
 
 def driver_error(error: Exception, config: ModelConfig, model: Model[Any]) -> PerdureError:
-    """The error of ours for one of pydantic-ai's: what failed and why, without headers and without the key.
+    """Return our error for one of pydantic-ai's: what failed and why, without headers and without the key.
 
-    Told by status and by what the provider wrote, because pydantic-ai's finer classes come and go with its releases.
+    The status and the provider's text decide which, because pydantic-ai's finer classes come and go with its releases.
     """
     reason = _reason(error, config, model)
     if isinstance(error, UserError):
@@ -51,13 +52,13 @@ def driver_error(error: Exception, config: ModelConfig, model: Model[Any]) -> Pe
 
 
 def _address(config: ModelConfig, model: Model[Any]) -> str:
-    """Return where a model is asked, without what may stand in a URL beside that."""
+    """Return the address at which a model is asked, without credentials, path or parameters."""
     parts = urlsplit(config.base_url or getattr(model, "base_url", None) or "")
     return f"at {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else f"of {config.provider}"
 
 
 def not_set_up(config: ModelConfig, error: UserError) -> ConfigurationError:
-    """The error for a model that cannot be made: pydantic-ai names the variable that is missing, in its own terms."""
+    """Return the error for a model that cannot be made. pydantic-ai names the missing variable, in its own terms."""
     variable = _VARIABLE.search(str(error))
     return unset(config, variable[1]) if variable else ConfigurationError(f"{config.name} cannot be asked: {error}")
 
@@ -84,7 +85,7 @@ def unfit(config: ModelConfig) -> ConfigurationError:
 
 
 def _may_pass(error: Exception, status: int | None) -> bool:
-    """Whether asking again may help. Without a status it was the connection; an empty account is no rate limit."""
+    """Tell whether another try may help. Without a status, the connection failed. An empty account stays empty."""
     if status is None:
         return True
     if status == 429 and _NO_CREDIT.search(_kind(error)):
@@ -94,7 +95,7 @@ def _may_pass(error: Exception, status: int | None) -> bool:
 
 
 def _said(error: Exception) -> Mapping[str, Any]:
-    """The object in which a provider reports an error, wherever in the body it stands."""
+    """Return the object in which a provider reports an error, wherever it is in the body."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, Mapping) else body
     return inner if isinstance(inner, Mapping) else {"message": inner}
@@ -106,14 +107,14 @@ def _kind(error: Exception) -> str:
 
 
 def _reason(error: Exception, config: ModelConfig, model: Model[Any]) -> str:
-    """What the provider said, in one line of bounded length, with secrets struck out."""
+    """Return what the provider said, in one line of bounded length, with secrets struck out."""
     message = _said(error).get("message")
     text = message if isinstance(message, str) and message.strip() else str(error)
     return " ".join(clean_text(_struck(text, config, model)).split())[:500].rstrip(". ")
 
 
 def keys_of(model: Model[Any]) -> list[str]:
-    """The keys that a model's client holds, wherever its maker keeps them."""
+    """Return the keys that a model's client holds, wherever its maker keeps them."""
     client = getattr(model.provider, "client", None)
     holders = (client, getattr(client, "_api_client", None))  # the second is Google's
     found = [getattr(holder, name, None) for holder in holders for name in ("api_key", "auth_token")]
@@ -121,7 +122,8 @@ def keys_of(model: Model[Any]) -> list[str]:
 
 
 def _struck(text: str, config: ModelConfig, model: Model[Any]) -> str:
-    """A text without secrets, in whichever form it quotes them."""
+    """Return a text without secrets, in whichever form it quotes them."""
+    # The longest first: one may contain another, and its rest would stay.
     for secret in sorted(_secrets(config, model), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
@@ -130,13 +132,13 @@ def _struck(text: str, config: ModelConfig, model: Model[Any]) -> str:
 def _secrets(config: ModelConfig, model: Model[Any]) -> set[str]:
     named = [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
     known = {value.strip() for value in named if len(value.strip()) >= _SHORTEST}
-    # What is known to be a key is one at almost any length.
+    # A known key counts at almost any length.
     keys = (os.environ.get(config.api_key_env or "", "").strip(), *(key.strip() for key in keys_of(model)))
     known |= {key for key in keys if len(key) > 3}
     return {form for secret in known for form in _forms(secret)}
 
 
 def _forms(secret: str) -> tuple[str, ...]:
-    """A secret as it is, escaped as Python and JSON escape it, and as it stands in an address."""
+    """Return a secret as it is, as Python and JSON escape it, and as an address contains it."""
     plain = secret.encode("utf-8", "surrogateescape")
     return secret, repr(secret)[1:-1], repr(plain)[2:-1], json.dumps(secret)[1:-1], quote(plain), quote_plus(plain)

@@ -1,8 +1,8 @@
-"""Between our messages and pydantic-ai's, both ways. It imports pydantic-ai, so nothing imports it at the top.
+"""Turns our messages into pydantic-ai's, and back. This module imports pydantic-ai, so nothing imports it at the top.
 
-What only its provider understands comes as JSON of pydantic-ai's own and is kept as that, in three forms of `Opaque`:
-`{"next": …}` belongs to the part behind it, `{"part": …}` is a part that we do not model, and `{"response": …}` belongs
-to the whole message. A tool call carries its own. All of it goes back to where it came from, and nowhere else.
+Data that only its provider understands comes as pydantic-ai's own JSON. It is kept as that, in three forms of `Opaque`.
+`{"next": …}` belongs to the next part, and `{"response": …}` to the whole message. `{"part": …}` is a part that we do
+not model. A tool call carries its own data. All of it goes back to its provider, and nowhere else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from perdure.model.value import EMPTY, JSON, clean_text
 from perdure.protocols import Delta
 
 INVALID_JSON = "INVALID_JSON"
-"""The one argument of a call whose arguments cannot be read; pydantic-ai's word, so that it goes back as it came."""
+"""The only argument of a call with unreadable arguments. It is pydantic-ai's word, so that it goes back as it came."""
 
 _URLS: dict[str, type[ImageUrl | AudioUrl | VideoUrl]] = {"image": ImageUrl, "audio": AudioUrl, "video": VideoUrl}
 _TEXTS = {f"application/{name}" for name in ("json", "xml", "yaml", "x-yaml", "toml", "javascript")}
@@ -66,14 +66,14 @@ _ON_EVERY_RESPONSE = {"finish_reason", "timestamp"}
 
 
 class Origin(NamedTuple):
-    """Where a message comes from or goes to: `provider` as our parts name it, `system` as pydantic-ai does."""
+    """The source or destination of a message: `provider` as our parts name it, `system` as pydantic-ai does."""
 
     provider: str
     system: str
 
 
 class CallIds:
-    """Ids for tool calls, unique in a conversation: the provider's own, but for servers that use one twice."""
+    """Ids for tool calls, unique in a conversation. They are the provider's own, unless a server uses one twice."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._taken = {call.id for message in messages for call in message.tool_calls}
@@ -86,7 +86,7 @@ class CallIds:
 
 
 class Deltas:
-    """Turns the events of one streamed answer into deltas."""
+    """A converter of one streamed answer's events into deltas."""
 
     def __init__(self, ids: CallIds) -> None:
         self._ids = ids
@@ -118,7 +118,7 @@ class Deltas:
 
 
 def to_pydantic(system_prompt: str, messages: Iterable[Message], destination: Origin) -> list[ModelMessage]:
-    """The conversation for a provider. What was said between two answers becomes one request."""
+    """Return the conversation for a provider. Everything that was said between two answers becomes one request."""
     names: dict[str, str] = {}
     turns: list[ModelMessage] = []
     said: list[ModelRequestPart] = [SystemPromptPart(system_prompt)] if system_prompt.strip() else []
@@ -128,6 +128,7 @@ def to_pydantic(system_prompt: str, messages: Iterable[Message], destination: Or
             continue
         names.update((call.id, call.name) for call in message.tool_calls)
         answer = _response(message, destination)
+        # An answer that has nothing for this provider is left out, and the requests around it become one.
         if answer.parts:
             turns.extend([ModelRequest(said), answer] if said else [answer])
             said = []
@@ -135,8 +136,9 @@ def to_pydantic(system_prompt: str, messages: Iterable[Message], destination: Or
 
 
 def from_pydantic(response: ModelResponse, origin: Origin, ids: CallIds) -> Message:
-    """An answer as our message."""
+    """Return an answer as our message."""
     parts = [ours for part in response.parts for ours in _our_parts(part, origin, ids)]
+    # A refusal may come beside the parts, and would be lost otherwise.
     refusal = (response.provider_details or {}).get("refusal")
     if isinstance(refusal, str) and not any(isinstance(part, Text) for part in parts):
         parts.append(Text(clean_text(refusal)))
@@ -147,7 +149,7 @@ def from_pydantic(response: ModelResponse, origin: Origin, ids: CallIds) -> Mess
 
 
 def usage_of(response: ModelResponse) -> Usage:
-    """Tokens as the provider counted them, and what they cost."""
+    """Return the tokens as the provider has counted them, and their cost."""
     used, cost = response.usage, _cost(response)
     return Usage(
         used.input_tokens,
@@ -161,7 +163,7 @@ def usage_of(response: ModelResponse) -> Usage:
 
 
 def _cost(response: ModelResponse) -> float | None:
-    """Return dollars, from the price list that genai-prices brings; None where it does not know the model."""
+    """Return dollars, from the price list of genai-prices; None if it does not know the model."""
     if response.usage.cost is not None:
         return float(response.usage.cost)
     try:
@@ -185,6 +187,7 @@ def _request_parts(message: Message, names: Mapping[str, str]) -> Iterator[Model
         yield SystemPromptPart(message.text)
     elif message.role == "user":
         yield UserPromptPart(_prompt(message))
+    # pydantic-ai wants the tool's name with each result. A result that lacks it has the name of its call.
     for result in message.tool_results:
         name = result.name or names.get(result.call_id) or "unknown"
         yield ToolReturnPart(name, result.text, result.call_id, outcome="failed" if result.is_error else "success")
@@ -215,7 +218,7 @@ def _attachment(media: Media) -> Iterator[UserContent]:
 
 
 def _sent_type(media: Media) -> str:
-    """Return a type that every provider takes: of texts, some take plain ones only."""
+    """Return a type that every provider accepts: of texts, some accept only plain ones."""
     is_text = media.media_type.startswith("text/") or media.media_type in _TEXTS
     return "text/plain" if is_text else media.media_type
 
@@ -242,12 +245,12 @@ def _response(message: Message, destination: Origin) -> ModelResponse:
         return ModelResponse(parts)
     plain = {**envelope, "kind": "response", "parts": [], "provider_name": destination.system}
     response = _validated(plain) or ModelResponse(parts)
-    response.parts = parts
+    response.parts = parts  # not through the check above: they are pydantic-ai's own objects already
     return response
 
 
 def _response_part(part: Part, beside: Mapping[str, Any], destination: Origin) -> ModelResponsePart | None:
-    """The part for a provider, or None: thinking is for the provider that thought, and a file needs its bytes."""
+    """Return the part for a provider, or None. Thinking goes only to its own provider, and a file needs its bytes."""
     system = destination.system
     if isinstance(part, Text):
         return _with(beside, TextPart(part.text), system) if part.text.strip() or beside else None
@@ -263,9 +266,10 @@ def _response_part(part: Part, beside: Mapping[str, Any], destination: Origin) -
 
 
 def _with(beside: Mapping[str, Any], part: ModelResponsePart, system: str) -> ModelResponsePart:
-    """The part with what its provider sent beside it."""
+    """Return the part with the data that its provider sent beside it."""
     if not beside:
         return part
+    # The data may be from another release of pydantic-ai: then the part goes without it.
     return _revived({**beside, **_plain_part(part), "provider_name": system}) or part
 
 
@@ -291,7 +295,7 @@ def _our_parts(part: ModelResponsePart, origin: Origin, ids: CallIds) -> Iterato
 
 
 def _arguments(part: ToolCallPart) -> Mapping[str, Any]:
-    """A call's arguments; what is not a JSON object, or not one that can be stored, under a name that says so."""
+    """Return a call's arguments. If they are not a JSON object that can be stored, return them under `INVALID_JSON`."""
     arguments = part.args_as_dict()
     try:
         codec.check_json(arguments)
@@ -301,7 +305,7 @@ def _arguments(part: ToolCallPart) -> Mapping[str, Any]:
 
 
 def _is_bound(parts: Iterable[Part]) -> bool:
-    """Whether a part means something only together with the rest of its response."""
+    """Tell whether a part has a meaning only together with the rest of its response."""
     return any(
         isinstance(part, Opaque)
         or (isinstance(part, Thinking) and part.signature is not None)
@@ -311,7 +315,7 @@ def _is_bound(parts: Iterable[Part]) -> bool:
 
 
 def _plain(response: ModelResponse) -> dict[str, Any]:
-    """A response as JSON that can be stored."""
+    """Return a response as JSON that can be stored."""
     [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True, warnings=False)
     plain: dict[str, Any] = _settled(dumped)
     return plain
@@ -321,7 +325,7 @@ def _settled(value: JSON) -> JSON:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else None  # JSON has no NaN and no infinity
     if isinstance(value, dict):
         return {clean_text(key): _settled(item) for key, item in value.items()}
     return [_settled(item) for item in value] if isinstance(value, list) else value
@@ -338,7 +342,7 @@ def _revived(plain_part: Mapping[str, Any]) -> ModelResponsePart | None:
 
 
 def _validated(plain: Mapping[str, Any]) -> ModelResponse | None:
-    """A response from its JSON; None if this pydantic-ai does not read what another release of it has written."""
+    """Return a response from its JSON. None if this pydantic-ai cannot read what another release of it has written."""
     try:
         [response] = ModelMessagesTypeAdapter.validate_json(msgspec.json.encode([plain]))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Retries of model calls: what may be retried, how long to wait, and what is said when it was in vain."""
+"""Retries of model calls: what may be retried, how long to wait, and which error the last failure becomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_RETRY_AFTER = 60.0
 
 
 class RetryingDriver:
-    """Asks a driver again when it fails for a while only. Whoever listens is told when an answer begins anew."""
+    """A driver that asks another again after a passing failure. Listeners are told when an answer begins again."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class RetryingDriver:
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         attempt = 1
         while True:
+            # One for each try: a listener is told of a restart only if this try has sent it something.
             relay = _Relay(on_delta)
             try:
                 return await self._driver.respond(request, relay)
@@ -49,7 +50,7 @@ class RetryingDriver:
             attempt += 1
 
     def trying(self, wrap: Callable[[Driver], Driver]) -> RetryingDriver:
-        """Return one that does the same with another driver made of this one's: each try goes through it."""
+        """Return a driver that retries what `wrap` makes of this one's driver: each try goes through it."""
         other = copy(self)
         other._driver = wrap(self._driver)
         return other
@@ -61,13 +62,13 @@ class RetryingDriver:
             await close()
 
     def _wait(self, attempt: int, retry_after: float | None) -> float:
-        """Full jitter, so that callers who failed together do not come back together; never less than was asked for."""
+        """Return the seconds to wait, at least `retry_after`. Jitter keeps callers that failed together apart."""
         backoff = random.uniform(0.0, min(self._cap, self._base * 2 ** (attempt - 1)))
         return backoff if retry_after is None else retry_after + random.uniform(0.0, self._base)
 
 
 class _Relay:
-    """Passes deltas on and remembers whether there were any."""
+    """A relay of deltas that remembers whether there were any."""
 
     def __init__(self, on_delta: OnDelta) -> None:
         self._on_delta = on_delta

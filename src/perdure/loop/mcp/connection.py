@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Unlisted(ConfigurationError):
-    """A server was connected to and has answered badly, or is gone. It is tried once more."""
+    """An error of a server that has answered badly, or is gone. It is tried once more."""
 
 
 class McpConnection:
@@ -37,21 +37,21 @@ class McpConnection:
         self._tools: tuple[McpTool, ...] = ()
         self._listed: Sequence[Mapping[str, Any]] | None = None
         self._lost: dict[Link, asyncio.Task[None]] = {}
-        """Connections that are lost for new calls, and who ends each once its last call is answered."""
+        """Connections that are lost for new calls, each with the task that closes it after its last call."""
 
     async def tools(self) -> Sequence[McpTool]:
-        """Return the tools that the server has now, having started it if it is not running."""
+        """Return the tools that the server has now. It is started if it is not running."""
         try:
             listed = await self._list()
         except _Unlisted:
-            listed = await self._list()  # it was gone before anybody noticed, and is started again
+            listed = await self._list()  # it was gone unnoticed, and is started again
         if listed != self._listed:
             self._tools = self._server.tools_in(listed, self)
             self._listed = listed
         return self._tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call a tool of the server. Raise ToolError with what it says is wrong, ToolUnavailable if it is gone."""
+        """Call a tool of the server. Raise ToolError with the fault it reports, or ToolUnavailable if it is gone."""
         link = self._link_for_call()
         with link.in_use():
             try:
@@ -64,7 +64,7 @@ class McpConnection:
         return value_of(result)
 
     async def close(self) -> None:
-        """Let go of the server, and wait until its process is gone."""
+        """Close the connections, and wait until the server's process is gone."""
         links = [*self._lost, *([self._link] if self._link is not None else [])]
         self._link, self._listed, self._tools = None, None, ()
         await finish_despite_cancel(_closed(links))
@@ -87,7 +87,7 @@ class McpConnection:
             raise kind(what, "Check that it runs by itself.") from error
 
     def _linked(self) -> Link:
-        """Return a connection that can be used; begin one if there is none."""
+        """Return a connection that can be used. Begin one if there is none."""
         link = self._link
         if link is not None and link.is_usable:
             return link
@@ -107,7 +107,7 @@ class McpConnection:
         return self._linked()
 
     def _end(self, link: Link) -> None:
-        """Let go of a lost connection once the calls that it still has under way are answered."""
+        """Close a lost connection once the calls that it still has under way are answered."""
         if link.is_abandoned:
             return
         self._lost[link] = ending = asyncio.create_task(link.close(when_idle=True))
@@ -124,7 +124,7 @@ class McpConnection:
         except MCPError as error:
             said = self._server.scrubbed(error.message)
             is_forgotten = isinstance(self._server.target, Endpoint) and error.code == INVALID_REQUEST
-            # One that was restarted does not know this connection any more, and says so.
+            # A server that was restarted does not know this connection any more, and says so.
             if link.is_lost or is_forgotten or error.code == CONNECTION_CLOSED:
                 link.is_lost = True
                 raise ToolUnavailable(self._server.name, f"{said}.") from None
@@ -139,8 +139,8 @@ async def _with_progress(
 ) -> CallToolResult:
     """Ask a server, and tell its progress from the task that waits for the answer.
 
-    Told from the client's own task, a listener that is slow would hold up every call of the server, and a record that
-    cannot be written would not end the run.
+    In the client's own task, a slow listener would hold up every call of the server. And a record that cannot be
+    written would not end the run.
     """
     told: asyncio.Queue[JSON] = asyncio.Queue()
 

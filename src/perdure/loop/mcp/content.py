@@ -1,4 +1,4 @@
-"""What an MCP tool returns, as the JSON that a tool's result can carry."""
+"""Turns the result of an MCP tool into JSON, which a tool's result can carry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One life of an MCP server: connected to, used, and let go of in one task of its own.
+"""One connection to an MCP server: opened, used and closed in one task of its own.
 
-The client's task groups have to be left by the task that has entered them, and runs come and go.
+The client's task groups have to be left by the task that has entered them, while runs come and go.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from perdure.loop.mcp.server import McpServer
 
 _START_SECONDS = 60.0
-"""A launcher may have to download the server first."""
+"""Seconds to connect. A launcher may have to download the server first."""
 _LEAVE_SECONDS = 10.0
-"""The client gives a process 6 s: to end by itself, after SIGTERM, and after SIGKILL."""
+"""Seconds to close. The client gives a process 6 s: to end by itself, after SIGTERM, and after SIGKILL."""
 _MOST_TOLD = 1000
 _MOST_PAGES = 1000
 """A server whose list never ends must not hold up a run for ever."""
@@ -35,9 +35,9 @@ class Link:
 
     def __init__(self, server: McpServer) -> None:
         self.is_lost = False
-        """Whether calls can no longer be sent here: the server is gone, or asked for a new connection."""
+        """True if calls can no longer be sent here: the server is gone, or asked for a new connection."""
         self.why = ""
-        """Why it could not be connected to."""
+        """The reason why it could not be connected to."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._client: Client | None = None
@@ -56,7 +56,7 @@ class Link:
 
     @property
     def _patience(self) -> float:
-        """How long it may take to connect, and to list its tools."""
+        """The seconds that it may take to connect, and to list its tools."""
         return max(_START_SECONDS, self._server.timeout or 0)
 
     @property
@@ -69,13 +69,14 @@ class Link:
 
     @property
     def is_abandoned(self) -> bool:
-        """Tell whether its event loop has ended, and so its task."""
+        """True if its event loop has ended, and with it its task."""
         return self._loop.is_closed()
 
     async def client(self) -> Client:
         """Return the client once it is connected. Raise ConfigurationError if it cannot be."""
         await self._is_settled.wait()
         if self._problem is not None:
+            # Every caller raises this same error: its traceback must not grow with each.
             raise self._problem.with_traceback(None)
         assert self._client is not None
         return self._client
@@ -93,7 +94,7 @@ class Link:
                 self._idle.set()
 
     async def listed(self) -> Sequence[Mapping[str, Any]]:
-        """Return the tools that the server lists now. It is asked again if it has told of a change."""
+        """Return the tools that the server lists now. It is asked again if it has announced a change."""
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
         client = await self.client()
@@ -103,13 +104,13 @@ class Link:
                 known = self._changes
                 async with asyncio.timeout(self._patience):
                     listed = await _all_tools(client)
-                # A change that was told of meanwhile may have come after the page that it is about.
+                # A change that was announced meanwhile may have come after the page that it is about.
                 self._listed = listed if known == self._changes else None
                 return listed
             return self._listed
 
     async def close(self, *, when_idle: bool = False) -> None:
-        """Let go of the server, and wait until its process is gone. A cancellation waits for that too."""
+        """Close the connection, and wait until the server's process is gone. A cancellation waits for that too."""
         self.is_lost = True
         if self.is_abandoned:
             return
@@ -119,6 +120,7 @@ class Link:
         await finish_despite_cancel(self._left())
 
     async def _left(self) -> None:
+        # One that is still connecting has nothing to end in order, and is cancelled at once.
         done, _ = await asyncio.wait({self._task}, timeout=_LEAVE_SECONDS if self._is_settled.is_set() else 0)
         if not done:
             if self._scope is not None:
@@ -128,11 +130,11 @@ class Link:
     async def _live(self) -> None:
         try:
             await self._connected_until_left()
-        except Exception as error:  # around a request: whatever keeps the server from being reached is told
+        except Exception as error:  # around a request: whatever prevents the connection is told
             self._fail(_cause(error))
         finally:
             self.is_lost = True
-            if not self._is_settled.is_set():
+            if not self._is_settled.is_set():  # callers that wait for the client must not wait for ever
                 self._fail(None)
 
     async def _connected_until_left(self) -> None:
@@ -145,7 +147,7 @@ class Link:
                 self._server.target.reached(self._note_end, self._said) as transport,
                 client_class(transport, client_info=implementation, message_handler=self._hear) as client,
             ):
-                scope.deadline = math.inf
+                scope.deadline = math.inf  # it was for connecting alone
                 self._client = client
                 self._is_settled.set()
                 await self._leave.wait()
@@ -211,7 +213,7 @@ def _version() -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what went wrong inside of a task group."""
+    """Return the first error inside of a task group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""`perdure.mcp`: what a user says about an MCP server. Nothing is started here."""
+"""`perdure.mcp`, with which a user describes an MCP server. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from perdure.model.secrets import without_secrets
 from perdure.model.value import brief
 
 ApprovalOf = bool | Literal["destructive"] | Collection[str] | Callable[[str, Mapping[str, Any]], bool]
-"""Which calls wait for a person: all, those of tools that may destroy something, those of named tools, or what a
-function of the tool's name and its arguments says."""
+"""The calls that wait for a person: all, those of tools that may destroy something, or those of named tools. A function
+of the tool's name and its arguments can select them too."""
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _EXPECTED = "expected the command or the URL of an MCP server, such as 'uvx mcp-server-time'"
+# These words say how a server is started, and not which: errors name it by the word after them.
 _LAUNCHERS = {
     "uvx",
     "uv",
@@ -61,18 +62,18 @@ def mcp(
 ) -> McpServer:
     """Return the tools of an MCP server, for `tools=[…]`: of a command that is started, or of a URL.
 
-    A command is a text that is split as a shell does, or a list of words; the server talks over its standard input and
-    output. It gets few environment variables (PATH, HOME and the like) and those of `env`. A URL is asked by streamable
-    HTTP, with `headers`, and with the bearer token that the environment variable `token_env` has.
+    A command is a text, which is split as a shell does, or a list of words. The server talks over its standard input
+    and output. It gets few environment variables (PATH, HOME and the like) and those of `env`. A URL is asked by
+    streamable HTTP, with `headers`, and with the bearer token that the environment variable `token_env` has.
 
     The tools are all that the server lists, or `only` some, without those of `leave_out`; `prefix` goes before their
     names. `only`, `leave_out`, `needs_approval` and `on_unknown` use the names that the server gives. A call has
-    `timeout` seconds; None is no limit.
+    `timeout` seconds; None means no limit.
 
-    `needs_approval` is True, "destructive" (tools that the server does not call read-only or harmless), a set of names,
-    or a function of a name and the arguments. `on_unknown` says what happens to a call whose outcome is unknown after a
-    crash, for all tools or by name: "error", "rerun" or "ask". Without it a tool that the server calls read-only or
-    idempotent is called again, and of any other the model is told.
+    `needs_approval` is True, "destructive", a set of names, or a function of a name and the arguments. "destructive"
+    means tools that the server does not call read-only or harmless. `on_unknown` says what happens to a call with an
+    unknown outcome after a crash, for all tools or by name: "error", "rerun" or "ask". By default, a tool that the
+    server calls read-only or idempotent is called again. For any other, the model is told.
     """
     target = _target_of(what, env, cwd, headers, token_env)
     return McpServer(
@@ -87,7 +88,7 @@ def mcp(
 
 
 class McpServer:
-    """A server as it was described: a `Toolset`. Every connection starts its own; `perdure.mcp` makes one."""
+    """A server as it was described: a `Toolset`. Every connection starts its own. `perdure.mcp` makes one."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class McpServer:
         return McpConnection(self)
 
     def tools_in(self, listed: Sequence[Mapping[str, Any]], connection: McpConnection) -> tuple[McpTool, ...]:
-        """Return the tools that are wanted of those that the server lists."""
+        """Return those of the listed tools that are wanted."""
         known = [str(each["name"]) for each in listed]
         self._require_known(known)
         wanted = [each for each in listed if self._is_wanted(each["name"])]
@@ -207,7 +208,7 @@ def _words(what: object) -> tuple[str, ...]:
 
 
 def _command_name(words: Sequence[str]) -> str:
-    """Return what a server is called in messages: the first word that is not a launcher or an option."""
+    """Return the name of a server in messages: the first word that is not a launcher or an option."""
     telling = (word for word in words if _TELLING.fullmatch(word) and PurePath(word).name not in _LAUNCHERS)
     return PurePath(next(telling, words[0])).stem
 

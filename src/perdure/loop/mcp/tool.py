@@ -27,7 +27,7 @@ class McpTool:
         hints = listed.get("annotations") or {}
         is_read_only = hints.get("readOnlyHint") is True
         self.idempotent = is_read_only or hints.get("idempotentHint") is True
-        # The protocol's default: a tool that says nothing of itself may destroy something.
+        # The protocol's default: a tool without hints may destroy something.
         self.may_destroy = not is_read_only and hints.get("destructiveHint") is not False
         self.on_unknown: OnUnknown = server.on_unknown_of(self.name_there, idempotent=self.idempotent)
         self.check = SchemaCheck(name, self.parameters)
@@ -39,7 +39,7 @@ class McpTool:
         return self._server.waits(self, arguments)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Have the server call the tool."""
+        """Send the call to the server, and return its result."""
         return await self._connection.call(self.name_there, arguments, context)
 
     def __repr__(self) -> str:

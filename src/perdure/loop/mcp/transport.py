@@ -1,4 +1,4 @@
-"""How an MCP server is reached: a command that is started, or a URL. The `mcp` package is imported when it is."""
+"""The two ways to an MCP server: a command that is started, or a URL. The `mcp` package is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("perdure.mcp")
 
 _SHORTEST_SECRET = 4
-"""Shorter values are no secrets, and to take them out of a text would garble it."""
+"""Shorter values are not secrets, and taking them out of a text would garble it."""
 _CONNECT_SECONDS = 30.0
 _LAST_LINES = 8
 
@@ -86,7 +86,7 @@ class Endpoint:
             yield _Watched(streamable_http_client(self.url, http_client=client), on_end)
 
     def _all_headers(self) -> dict[str, str]:
-        """Read the token anew for every connection: a restarted server may want the next one."""
+        """Return the headers. The token is read for every connection: a restarted server may want the next one."""
         if self.token_env is None:
             return dict(self.headers)
         token = os.environ.get(self.token_env)
@@ -99,7 +99,7 @@ class Endpoint:
 
 
 class _Watched:
-    """A transport that tells when the server has said its last: a call is not sent to one that is gone."""
+    """A transport that reports the end of the server's stream: no call is sent to a server that is gone."""
 
     def __init__(self, transport: Any, on_end: Callable[[], None]) -> None:
         self._transport = transport
@@ -128,7 +128,7 @@ class _WatchedStream:
     async def __anext__(self) -> Any:
         try:
             return await anext(self._stream)
-        except BaseException:
+        except BaseException:  # the end of the stream, an error or a cancellation: no more is read
             self._on_end()
             raise
 
@@ -158,7 +158,7 @@ async def _errors_of(lines: _Lines) -> AsyncIterator[Any]:
 
 
 class _Lines(asyncio.Protocol):
-    """Logs what a server says of itself, line by line."""
+    """A protocol that logs what a server writes to its standard error, line by line."""
 
     def __init__(self, command: Command, said: deque[str]) -> None:
         self._command = command
@@ -166,6 +166,7 @@ class _Lines(asyncio.Protocol):
         self._left = b""
 
     def data_received(self, data: bytes) -> None:
+        # Cut, because a server that never ends a line must not fill the memory.
         *lines, self._left = (self._left + data)[-65_536:].split(b"\n")
         for line in lines:
             text = scrubbed(clean_text(line.decode("utf-8", "replace")).rstrip(), self._command)
@@ -175,11 +176,12 @@ class _Lines(asyncio.Protocol):
 
 def scrubbed(text: str, target: Command | Endpoint) -> str:
     """Return a text without the secrets that a server was given: errors are stored, and shown to models."""
+    # The longest first: a header contains its token, and its rest would stay.
     for secret in sorted(target.secrets(), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
 
 
 def last_words() -> deque[str]:
-    """Return what keeps the last lines that a server says."""
+    """Return a buffer for the last lines that a server writes."""
     return deque(maxlen=_LAST_LINES)
