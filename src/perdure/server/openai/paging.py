@@ -15,7 +15,7 @@ class ListQuery(msgspec.Struct, kw_only=True):
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
-    """The id of the item behind which the page begins."""
+    """The id of the item after which the page begins."""
 
 
 class ListForm(TypedDict):
@@ -27,7 +27,7 @@ class ListForm(TypedDict):
 
 
 def page_of(items: Sequence[Item], asked: ListQuery, most: int) -> ListForm:
-    """Return a page of items. Raise a Problem if it is too long, or begins behind an item that is not there."""
+    """Return a page of items. Raise a Problem if it is too long, or begins after an item that is not there."""
     if not 1 <= asked.limit <= most:
         raise invalid("limit", f"expected 1 to {most}, got {asked.limit}")
     ordered = list(items) if asked.order == "asc" else list(items)[::-1]
