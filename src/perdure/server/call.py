@@ -172,7 +172,7 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
     known = _names_in(kind)
     for name in () if may_have_more else given:
         if name not in known:
-            raise InvalidData(f"$.{brief(name)}", f"there is no such parameter; there are: {', '.join(sorted(known))}")
+            raise InvalidData(f"$.{brief(name)}", f"this parameter is not known; there are: {', '.join(sorted(known))}")
     try:
         return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -48,9 +48,7 @@ async def import_from(
     there is `refused`. Raise InvalidData that names the row if something cannot be read.
     """
     if framework not in FRAMEWORKS:
-        raise InvalidData(
-            "$.framework", f"there is no {framework!r} to import from; use one of {', '.join(FRAMEWORKS)}"
-        )
+        raise InvalidData("$.framework", f"{framework!r} cannot be imported from; use one of {', '.join(FRAMEWORKS)}")
     check_owner(owner)
     module, agent = FRAMEWORKS[framework]
     pieces = import_module(f"perdure.adapters.importing.{module}").pieces(_path_of(source, framework))

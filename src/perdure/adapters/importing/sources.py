@@ -79,7 +79,7 @@ class Database:
 def _address(path: Path) -> str:
     """Return the address that opens a file without writing anything to it or beside it."""
     if not path.is_file():
-        raise StoreError(f"There is no file {path}.")
+        raise StoreError(f"{path} is not a file.")
     with path.open("rb") as file:
         header = file.read(_AT + 1)
     has_log = path.with_name(f"{path.name}-wal").exists()

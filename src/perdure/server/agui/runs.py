@@ -195,7 +195,7 @@ def _snapshot(view: View) -> Event:
 
 def _farewell(reason: str) -> ServerSentEvent:
     whys = {"shutdown": "The service stops", FULL: "Too many streams are open"}
-    what = whys.get(reason, "The token is no longer valid")
+    what = whys.get(reason, "The token is not valid any more")
     message = f"{what}. The run continues: send the thread's id with `messages: []` to see what has come of it."
     return _event({"type": "RUN_ERROR", "message": message, "code": reason})
 

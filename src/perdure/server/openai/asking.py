@@ -148,7 +148,7 @@ def _require_plain(wanted: CreateResponse) -> None:
     if (wanted.text or {}).get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", _BY_AGENT)
     for name in (wanted.text or {}).keys() - {"format", "verbosity"}:
-        raise unsupported(f"text.{name}", "there is no such setting")
+        raise unsupported(f"text.{name}", "this setting is not known")
 
 
 def _model_options(wanted: CreateResponse) -> ModelOptions | None:

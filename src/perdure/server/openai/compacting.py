@@ -40,7 +40,7 @@ async def compact(call: Call) -> CompactedForm:
     """
     wanted: Compact = call.body
     if not call.service.runs_here:
-        raise unsupported("input", "no agent is run by this service, so there is no model to write a summary")
+        raise unsupported("input", "no agent is run by this service, so no model can write a summary")
     if wanted.instructions:
         raise unsupported("instructions", "what a summary has to say is the agent's; leave it out")
     session_id = await _begun(call, wanted)

@@ -59,7 +59,7 @@ class Beginning:
             return await self._continued(wanted.previous_response_id)
         if self._given.compaction is not None:
             return await self._from_handle(self._given.compaction)
-        self._require_no_decision("there is no response that waits; give its `previous_response_id`")
+        self._require_no_decision("no response that waits is named; give its `previous_response_id`")
         chat = await self._sessions.open(self._name, self._agent, on_change="keep")
         return await self._left_with(chat.id)
 

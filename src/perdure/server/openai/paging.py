@@ -34,7 +34,7 @@ def page_of(items: Sequence[Item], asked: ListQuery, most: int) -> ListForm:
     if asked.after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == asked.after]
         if not places:
-            raise invalid("after", "there is no item of that id here")
+            raise invalid("after", "no item here has that id")
         ordered = ordered[places[-1] + 1 :]
     page = ordered[: asked.limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")

@@ -19,7 +19,7 @@ async def get_static(call: Call) -> Response:
     name = call.path("file")
     found = _all().get(name)
     if found is None:
-        raise Problem(404, "NotFound", "There is no such file.")
+        raise Problem(404, "NotFound", "No file has that name.")
     kind = _KINDS[name.rpartition(".")[2]]
     tag = f'"{blake2b(found, digest_size=12).hexdigest()}"'
     # Browsers ask each time, so they never show a page with the files of another release.
