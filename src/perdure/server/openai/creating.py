@@ -177,7 +177,7 @@ class Beginning:
         return own
 
     async def _has_taken(self, previous: Found) -> bool:
-        """Take the newest version of a session for this request. Return False if another request has it already."""
+        """Take the newest version of a session for this request. Return False if it is older, or taken already."""
         if previous.info.version != previous.version or not await self._is_free(previous.info.id):
             return self._is_repeatable and await self._had_taken(previous.info.id)
         await self._require_taking(await self._sessions.session(previous.info.id))
