@@ -1,1 +1,1 @@
-"""Other frameworks' sessions kept by perdure: how their items become messages, and come back as they were."""
+"""Adapters that keep other frameworks' sessions in perdure. Their items become messages, and come back unchanged."""

@@ -1,6 +1,7 @@
 """Transcripts of the Claude Agent SDK in a store: `ClaudeAgentOptions(session_store=PerdureSessionStore())`.
 
-A transcript is a session, that of a sub-agent a child session, and an entry a message whose id is its uuid.
+A transcript is a session, and a sub-agent's transcript is a child session. An entry is a message whose id is the
+entry's uuid.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _KEY, _PROJECT, _SUMMARY = "claude", "claude_project", "claude_summary"
-"""Where a session's metadata has the key of its transcript, the project that lists find it by, and its summary."""
+"""The metadata keys of a transcript's key, of the project that lists find it by, and of its summary."""
 _TOOL = "Agent"
-"""The tool by which Claude starts a sub-agent."""
+"""The tool that starts a sub-agent of Claude."""
 _MOST_FOLDED = 1_000
-"""Of how many sessions an adapter remembers the summary that it had to make of what they show."""
+"""The number of sessions whose recomputed summary an adapter remembers."""
 _SHARED = ("isSidechain", "userType", "cwd", "sessionId", "version", "gitBranch", "agentId", "timestamp")
-"""What an entry that perdure has made takes over from the one before it."""
+"""The fields that an entry made by perdure copies from the entry before it."""
 
 
 class PerdureSessionStore(ClaudeSessionStore):
-    """Keeps the transcripts of the Claude Agent SDK, for asyncio and trio."""
+    """A session store that keeps the transcripts of the Claude Agent SDK, for asyncio and trio."""
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("claude-agent-sdk", store, owner=owner)
@@ -69,27 +70,27 @@ class PerdureSessionStore(ClaudeSessionStore):
         self._appending: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add entries to a transcript, in one commit. What it has already is left out."""
+        """Add entries to a transcript in one commit. Entries that it already has are left out."""
         if entries:
             await self._run(self._append, key, entries)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return what a transcript shows now, None if nothing was ever appended to it."""
+        """Return the entries that a transcript shows now, or None if nothing was ever appended to it."""
         found = self._home.at_hand(self._id_of(key))
         shown = await self._run(self._load, key) if found is None else _entries_of(found, key)
         return cast("list[SessionStoreEntry] | None", shown)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """Return the transcripts of a project, without those of sub-agents. No transcript is read."""
+        """Return the transcripts of a project, without those of sub-agents. The newest comes first."""
         found = await self._run(self._summaries, project_key)
         return [{"session_id": each["session_id"], "mtime": each["mtime"]} for each in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """Return their summaries. A transcript is read only if a verb of perdure's has taken something out of it."""
+        """Return the summaries of these transcripts. One is read only if a perdure verb has removed some of it."""
         return await self._run(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
-        """Erase a transcript and those of its sub-agents, in one commit. What forks show of it stays with them."""
+        """Erase a transcript and those of its sub-agents in one commit. Its forks keep what they show of it."""
         await self._run(self._delete, key)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
@@ -97,9 +98,9 @@ class PerdureSessionStore(ClaudeSessionStore):
         return await self._run(self._subkeys, key)
 
     def chat(self, session_id: str, *, project_key: str | None = None, subpath: str | None = None) -> Chat:
-        """Return every verb of perdure for a transcript, to be awaited under asyncio.
+        """Return a chat with every perdure verb for a transcript, to be awaited under asyncio.
 
-        Its project is that of the working directory, unless another is given.
+        Without `project_key`, the project is that of the working directory.
         """
         key = SessionKey(project_key=project_key or project_key_for_directory(), session_id=session_id)
         if subpath is not None:
@@ -108,9 +109,10 @@ class PerdureSessionStore(ClaudeSessionStore):
         return self._home.chat(self._id_of(key) if found is None else found.id)
 
     async def _run(self, verb: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return what a verb comes to. If the caller is cancelled, the verb goes on."""
+        """Run a verb and return its result. If the caller is cancelled, the verb continues."""
         if sniffio.current_async_library() == "asyncio":
             return await self._home.run(verb(*args))
+        # trio cannot await a future of asyncio, so a thread waits for the store's event loop.
         return await anyio.to_thread.run_sync(lambda: self._home.wait(verb(*args)), abandon_on_cancel=True)
 
     def _id_of(self, key: SessionKey) -> SessionId:
@@ -122,23 +124,23 @@ class PerdureSessionStore(ClaudeSessionStore):
         return found if found is not None or _subpath(key) else await self._find_fork(key)
 
     async def _find_fork(self, key: SessionKey) -> AgentSession | None:
-        """Return the fork of a transcript that has this id of perdure's, if it is of the same project."""
+        """Return the fork that has this id in perdure, if it belongs to the same project."""
         found = None
-        with suppress(SessionConflict):  # which says that another agent's session has the id
+        with suppress(SessionConflict):  # raised if a session of another agent has the id
             found = await self._home.load(self._home.id_of(key["session_id"]))
         if found is None or forked_from(found.info) is None:
             return None
         return found if _key_of(found.state.metadata, "project_key") == key["project_key"] else None
 
     async def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
-        # Each waits for those that were called before it. A forked child has locks of its own.
+        # Appends run in the order in which they were called. A process made by fork() has locks of its own.
         lock = self._appending.setdefault((os.getpid(), self._id_of(key)), asyncio.Lock())
         async with lock:
             while not await self._appended(key, entries):
                 pass
 
     async def _appended(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> bool:
-        """Append what is not there yet. Return False if somebody else saved the session meanwhile."""
+        """Append what is not there yet. Return False if another writer has saved the session meanwhile."""
         session = await self._find(key) or await self._new(key)
         history = await self._histories.of(session)
         new, at = history.new_among([Made.of(cast("JSON", entry)) for entry in entries])
@@ -156,6 +158,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         try:
             await self._home.keep(session)
         except SessionConflict as error:
+            # No retry helps if the id belongs to a session of another agent.
             if error.agent is not None:
                 raise
             return False
@@ -170,7 +173,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         return self._home.new(self._id_of(key), name=key["subpath"], metadata=metadata, parent=parent, spawn=spawn)
 
     async def _parent_of(self, key: SessionKey) -> SessionId:
-        """Return the session of which a transcript is a sub-agent's. It is made if there is none, and lists nothing."""
+        """Return the session that a sub-agent belongs to. One that has to be created is not listed."""
         main = _main(key)
         found = await self._find(main)
         while found is None:
@@ -190,6 +193,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         ids = [info.id for info in infos]
         heads, previews = await self._home.store.heads(ids), await self._home.store.previews(ids)
         found: list[SessionSummaryEntry] = []
+        # Oldest first: each time is pushed past the one before it, so that no two are the same.
         for head in sorted(heads.values(), key=lambda head: (head.info.updated_at, head.info.created_at)):
             preview = previews.get(head.info.id)
             data = await self._data(head, None if preview is None else preview.message_count, project_key)
@@ -197,7 +201,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         return found[::-1]
 
     async def _data(self, head: SessionHead, count: int | None, project_key: str) -> Any:
-        """Return the summary of a session. If a verb has changed what it shows, that is read, once in this process."""
+        """Return the summary of a session. If a verb has changed what it shows, read it, once for each version."""
         session_id, version = head.info.id, head.info.version
         if _is_current(head.metadata.get(_SUMMARY), count):
             return _data_of(head.metadata[_SUMMARY])
@@ -207,16 +211,17 @@ class PerdureSessionStore(ClaudeSessionStore):
             key = SessionKey(project_key=project_key, session_id=self._session_id(head.info, head.metadata))
             known = (version, {} if session is None else _folded(session, key))
             self._folded.keep(session_id, known)
+        # A copy, since the caller may change it and this one is remembered.
         return deepcopy(known[1])
 
     def _summary(self, head: SessionHead, data: Any, *, after: int) -> SessionSummaryEntry:
-        # One clock for both lists: the time at which the store kept this version. The SDK sorts by it, in milliseconds,
-        # and two may have been kept within one.
+        # Both lists use one clock: the time at which the store kept this version. The SDK sorts by it in milliseconds,
+        # and one millisecond may have several.
         at = max(int(head.info.updated_at.timestamp() * 1000), after + 1)
         return {"session_id": self._session_id(head.info, head.metadata), "mtime": at, "data": data}
 
     def _session_id(self, info: AgentSessionInfo, metadata: Mapping[str, Any]) -> str:
-        """Return the id that the SDK knows a session by. A fork is known by perdure's own."""
+        """Return the id by which the SDK knows a session. A fork is known by its id in perdure."""
         if forked_from(info) is None:
             return _key_of(metadata, "session_id")
         return info.id if self._home.owner is None else info.id.removeprefix(mark_of(self._home.owner))
@@ -224,7 +229,7 @@ class PerdureSessionStore(ClaudeSessionStore):
     async def _delete(self, key: SessionKey) -> None:
         try:
             found = await self._find(key)
-        except SessionNotActive as hidden:  # it is still there
+        except SessionNotActive as hidden:  # hidden, but still in the store
             session_id: SessionId | None = SessionId(hidden.session_id)
         else:
             session_id = None if found is None else found.id
@@ -242,7 +247,7 @@ class PerdureSessionStore(ClaudeSessionStore):
 
 
 def _subpath(key: SessionKey) -> tuple[str, ...]:
-    """Return a key's subpath, or nothing: a main transcript has none."""
+    """Return a key's subpath as a tuple, which is empty for a main transcript."""
     subpath = key.get("subpath")
     return () if subpath is None else (subpath,)
 
@@ -257,12 +262,12 @@ def _key_of(metadata: Mapping[str, Any], name: str) -> str:
 
 
 def _indexed(project_key: str) -> str:
-    """Return what lists find a project by: its key, or what stands for a key that is too long for an index."""
+    """Return the value that lists find a project by: its key, or an id made of a key that is too long for an index."""
     return project_key if len(project_key) <= LONGEST else str(SessionId.of(project_key))
 
 
 def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
-    """Return a session that shows new entries at its end with its summary up to date, and listed under its project."""
+    """Return a session whose summary includes the new entries at its end, listed under its project."""
     state, count = session.state, len(session.state.transcript)
     kept = state.metadata.get(_SUMMARY)
     before = _data_of(kept) if _is_current(kept, count - len(new)) else None
@@ -283,10 +288,10 @@ def _folded(session: AgentSession, key: SessionKey) -> dict[str, Any]:
 
 
 def _is_current(kept: Any, count: int | None) -> bool:
-    """Return whether a summary is of what a session shows, by how many messages it shows.
+    """Tell whether a summary still fits what a session shows, by the number of messages shown.
 
-    If these are fewer than the summary was made of, a verb has taken some back. To write down more than their number
-    would cost every append a new value. A summary that does not tell is taken as it is.
+    If there are fewer than the summary was made of, a verb has removed some. To store more than their number would
+    cost every append a new value. A summary without a number is taken as it is.
     """
     made_of = kept.get(DERIVED) if isinstance(kept, Mapping) else None
     return kept is not None and (made_of is None or count is None or made_of <= count)
@@ -297,11 +302,12 @@ def _data_of(kept: Any) -> Any:
 
 
 def _entries_of(session: AgentSession, key: SessionKey) -> list[dict[str, Any]] | None:
-    """Return what a transcript shows; None if nothing was ever appended to it."""
+    """Return the entries that a transcript shows, or None if nothing was ever appended to it."""
+    # A main transcript without a project was only created as the parent of a sub-agent's.
     if not (_subpath(key) or _PROJECT in session.state.metadata):
         return None
     shown = _shown(session.state.transcript)
-    if forked_from(session.info):  # whose entries name the session that they were said in
+    if forked_from(session.info):  # its entries name the session in which they were written
         for entry in shown:
             if "sessionId" in entry:
                 entry["sessionId"] = key["session_id"]
@@ -309,7 +315,7 @@ def _entries_of(session: AgentSession, key: SessionKey) -> list[dict[str, Any]] 
 
 
 def _shown(view: Transcript) -> list[dict[str, Any]]:
-    """Return the entries that a view shows. What perdure has made of its own is put into their chain."""
+    """Return the entries that a view shows. Entries that perdure has made are linked into their chain."""
     entries = [(entry, _is_made(message)) for message in view for entry in FORM.items(message)]
     if any(is_made for _, is_made in entries):
         chain = _Chain(next((entry for entry, is_made in entries if not is_made and "parentUuid" in entry), {}))
@@ -319,7 +325,7 @@ def _shown(view: Transcript) -> list[dict[str, Any]]:
 
 
 def _is_made(message: Message) -> bool:
-    """Tell whether a message is perdure's own, such as a summary, and not what is left of an entry."""
+    """Tell whether perdure has made a message, such as a summary. What is left of a redacted entry is not."""
     last = message.parts[-1] if message.parts else None
     return not FORM.frame(message) and not (isinstance(last, Envelope) and last.format == FORM.name)
 
@@ -327,8 +333,8 @@ def _is_made(message: Message) -> bool:
 class _Chain:
     """The chain of entries that Claude follows, from the last one by its parent back to the first.
 
-    An entry of perdure's own follows the one before it in the view. What would have followed that one follows the new
-    entry then, and so does the next entry if its own parent is not shown any more.
+    An entry made by perdure follows the one before it in the view. Entries that followed that one now follow the new
+    entry. So does the next entry, if its own parent is not shown any more.
     """
 
     def __init__(self, like: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""What a transcript of the Claude Agent SDK has had already, so that an entry that is sent again is kept once.
+"""The entries that a transcript of the Claude Agent SDK already has. An entry that is sent again is kept once.
 
-An entry is known by its uuid. One without is known by its content, and by its time or else its place: between which
-others it came.
+An entry is known by its uuid. One without a uuid is known by its content, and by its time or else its place among the
+others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from perdure.stores.cache import LRU
 from perdure.stores.store import Store
 
 _MOST_SEEN = 128
-"""Of how many sessions an adapter remembers what they show, as many as a store has at hand."""
+"""The number of sessions whose history an adapter remembers: as many as a store has at hand."""
 _REDACTED = "redacted"
 _OWN_ID = MARK + MARK
-"""What an envelope has in place of the message's own id."""
+"""The hole of an envelope that stands for the message's own id."""
 
 Mark = str | bytes
-"""What an entry is known by: its uuid, or a hash of its content."""
+"""The identity of an entry: its uuid, or a hash of its content."""
 
 
 class Made(NamedTuple):
-    """An entry, the message that keeps it, and what it is known by: as it is, and once it has been redacted."""
+    """An entry, the message that keeps it, and its identity: as it is, and after a redaction."""
 
     entry: JSON
     message: Message
@@ -63,21 +63,21 @@ class History:
         self._places: dict[Mark, int] = {}
         self.is_shown_to_end = True
         self.at: int | None = None
-        """Where the last append ended that only repeated what is there; None if that was the end."""
+        """The place where the last append ended that only repeated known entries. None if that was the end."""
 
     def add(self, messages: Iterable[Message]) -> None:
         for message in messages:
             mark = _mark_of(message)
             self._places.setdefault(mark, len(self._marks))
-            if isinstance(mark, bytes):  # what was redacted may have had a uuid
+            if isinstance(mark, bytes):  # an entry that was redacted may have had a uuid
                 self._places.setdefault(FORM.id_of(message), len(self._marks))
             self._marks.append(mark)
 
     def new_among(self, given: Sequence[Made]) -> tuple[list[Made], int | None]:
-        """Return what of an append is new, and where in this history the append ends; None if at its end.
+        """Return the new entries of an append, and the place in this history where it ends, or None for the end.
 
-        What has no uuid is old if it is there between the same two that have one, or with the same time. If it comes
-        between two that are old, it is old wherever it is: it may have been added late.
+        An entry without a uuid is old if it is there between the same two entries that have one, or with the same time.
+        Between two old entries it is old wherever it is, since it may have been added late.
         """
         last_old = max((at for at, each in enumerate(given) if each.has_uuid and each.mark in self._places), default=-1)
         at, new, met, follows_new = self._start(given), list[Made](), set[Mark](), False
@@ -94,7 +94,7 @@ class History:
         return new, at if at < len(self._marks) else None
 
     def _start(self, given: Sequence[Made]) -> int:
-        """Return where an append begins: where the last one ended, or where the same entries are at the very end."""
+        """Return the place where an append begins: the end of the last one, or of a match at the end of the history."""
         end = len(self._marks)
         if self.at is not None:
             return self.at
@@ -105,7 +105,7 @@ class History:
         return end
 
     def _place_of(self, wanted: Made, at: int) -> int | None:
-        """Return where an entry is: one without a uuid from a place on, before the next one that has a uuid."""
+        """Return the place of an entry. One without a uuid is searched from `at` up to the next entry with a uuid."""
         if wanted.has_uuid:
             return self._places.get(wanted.mark)
         for place in range(at, len(self._marks)):
@@ -123,7 +123,7 @@ class History:
 
 
 class Histories:
-    """The histories of sessions. To know one again costs what was appended since."""
+    """The histories of sessions. To bring one up to date costs what was appended since."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -141,7 +141,7 @@ class Histories:
         return history
 
     async def _read(self, session: AgentSession) -> History:
-        """Return all entries that a session has had: what it shows of others', then what is in its own log."""
+        """Return the history of a session: what it shows from other logs, then everything in its own log."""
         history, spans = History(), [*session.state.transcript.spans()]
         if not session.version:
             return history
@@ -152,7 +152,7 @@ class Histories:
                 history.add(span.messages())
         pieces = [(span.start, span.messages()) for span in own]
         for start, stop in _gaps(sorted((span.start, span.stop) for span in own), end):
-            with suppress(SessionNotFound):  # which have been erased
+            with suppress(SessionNotFound):  # these messages have been erased
                 pieces.append((start, [*await self._store.messages(log, start, stop)]))
         for _, messages in sorted(pieces, key=lambda piece: piece[0]):
             history.add(messages)
@@ -165,7 +165,7 @@ def _is(given: Made, mark: Mark) -> bool:
 
 
 def _mark_of(message: Message) -> Mark:
-    """Return what the entry of a message is known by."""
+    """Return the identity of a message's entry."""
     envelope = message.parts[-1] if message.parts else None
     is_kept = isinstance(envelope, Envelope) and envelope.format == FORM.name
     if is_kept and _OWN_ID in str(envelope.body):  # type: ignore[union-attr]  # is_kept says that there is one
@@ -181,8 +181,9 @@ def _mark_of_entry(entry: JSON) -> Mark:
 
 
 def _mark_of_frame(message: Message) -> bytes | None:
-    """Return what an entry without a uuid is known by once its content has been redacted."""
+    """Return the identity of an entry without a uuid after its content has been redacted."""
     frame: Mapping[str, Any] = FORM.frame(message)
+    # In a list, so that it differs from the hash of an entry with the same content.
     return _hash([thawed(frame)]) if frame else None
 
 

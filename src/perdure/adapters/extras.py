@@ -1,4 +1,4 @@
-"""The frameworks that adapters sit under, each of which is an extra of its own."""
+"""The extras of perdure that adapters need: one for each framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.errors import ConfigurationError
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import a framework. ConfigurationError that says what to install, if it is missing or too old."""
+    """Guard the import of a framework. Raise ConfigurationError with what to install if it is missing or too old."""
     try:
         yield
     except ImportError as error:

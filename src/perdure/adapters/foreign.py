@@ -1,7 +1,7 @@
 """Foreign items as messages: what can be read becomes typed parts, and an `Envelope` keeps the rest with holes in it.
 
-An envelope's body is the item's JSON as a text. It is a stored format: what it says now, every later release has to
-read. A text in it that is enclosed by two DEL characters is a hole, and says what fills it:
+An envelope's body is the item's JSON as a text. It is a stored format, which every later release has to read. A text
+in it that is enclosed by two DEL characters is a hole, and says what fills it:
 
 | hole | what fills it |
 |---|---|
@@ -18,8 +18,8 @@ read. A text in it that is enclosed by two DEL characters is a hole, and says wh
 A key that is a hole stands for several keys: `0:8` for the first eight of the frame with their values, and `0:3` and a
 name for three of the object of that name in the frame.
 
-A body that begins with a space has something that perdure's own JSON cannot say, such as NaN. One that begins with two
-is the item whole: it has no holes, though there may be a DEL in it.
+A body that begins with a space has something that perdure's own JSON cannot express, such as NaN. One that begins with
+two spaces is the whole item: it has no holes, even if it contains a DEL.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from perdure.model.message import Envelope, Message, Part, Role, Text, Thinking,
 from perdure.model.value import EMPTY, JSON, MAX_DEPTH, FrozenDict, clean_text, thawed
 
 MARK = "\x7f"
-"""What encloses a hole. An item that has it elsewhere than in what is lifted is kept whole."""
+"""The character that encloses a hole. An item that has it anywhere but in lifted text is kept whole."""
 _MARK, _MARK_IN_PYTHONS = MARK.encode(), json.dumps(MARK)[1:-1].encode()
 _BY_PYTHON, _WHOLE = b" ", b"  "
 INVALID_JSON = "INVALID_JSON"
-"""The one argument of a call whose arguments are not a JSON object that perdure can keep, as drivers name it."""
+"""The only argument of a call whose arguments are not a JSON object that perdure can keep. Drivers use it too."""
 _DEEPEST = MAX_DEPTH - 10
 _FEW_BRACKETS = 60
-"""What has no more brackets than this is not deep, and need not be measured."""
+"""The most brackets of an item whose depth is not measured: it cannot be too deep."""
 _LONGEST_ID = _LONGEST_NAME = 200
 _SHORT = 1_000
-"""What is longer than this is not kept in memory for the next of its kind: it has bytes of its own in it."""
+"""The longest body whose template is remembered. A longer one has content of its own in it."""
 _AS_TEXT = "$json"
-"""The one key of metadata that has JSON as a text: it has something that perdure's own JSON cannot say."""
+"""The only key of a metadata value that is kept as a JSON text, because perdure's own JSON cannot express it."""
+# An item may have any shape: these are the errors of a form, or of a hole, that does not fit it.
 _NOT_OURS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError, msgspec.MsgspecError)
 
 Frame = Mapping[str, Any]
@@ -63,30 +64,30 @@ _check_range = msgspec.msgpack.Encoder().encode
 
 
 class Form:
-    """How the items of one framework become messages, and messages its items. Make a subclass for each framework."""
+    """A translation between the items of one framework and messages. Each framework has a subclass."""
 
     name: str
     """The envelope's format, and the key in a message's metadata of its frame."""
 
     may_need_no_envelope = True
-    """Whether `give` may return an item of the framework's own. It is not asked if all of those have more in them."""
+    """False if every item of the framework has more in it than `give` returns. Then `give` is not tried."""
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         """Lift what can be read out of an item. Return the role it speaks in, and the item with holes."""
         raise NotImplementedError
 
     def give(self, message: Message) -> list[JSON]:
-        """Return a message as items that the framework takes, without the help of an envelope.
+        """Return a message as items that the framework accepts, without using an envelope.
 
-        It is asked for what perdure itself has made: summaries, injected and redacted messages. It is also asked for
-        items that need no envelope, so what it returns for a message must not change from release to release.
+        It is called for messages that perdure has made: summaries, injected and redacted messages. It is also called
+        for items that need no envelope, so its result for a message must not change from release to release.
         """
         raise NotImplementedError
 
     def message(self, item: JSON, *, message_id: str | None = None) -> Message:
-        """Return the message that keeps an item. `items` gives back the same item: keys in order, types and all.
+        """Return the message that keeps an item. `items` gives the same item back, with its key order and types.
 
-        The message has the item's own id if it has a usable one, unless another is given.
+        The message has `message_id`, or else the item's own id if that is usable.
         """
         raw = _plain_json(item)
         spelled = _python_json(item) if raw is None else raw
@@ -101,11 +102,11 @@ class Form:
             return bare
         body = _encode(skeleton) if raw is not None else _python_json(skeleton).replace(_MARK_IN_PYTHONS, _MARK)
         made = Message(role, (*bare.parts, Envelope(self.name, body.decode())), bare.id, bare.metadata)
-        # Read back before anybody relies on it: an item may have what looks like a hole.
+        # Read it back before it is relied on: an item may contain what looks like a hole.
         return made if self._is_kept(made, body, spelled) else self._sealed(item, message_id)
 
     def items(self, message: Message) -> list[JSON]:
-        """Return a message as the framework's items: the one that was kept in it, or else what `give` makes of it."""
+        """Return a message as the framework's items: the item that was kept in it, or else what `give` returns."""
         envelope = message.parts[-1] if message.parts else None
         if type(envelope) is Envelope and envelope.format == self.name:
             try:
@@ -115,16 +116,16 @@ class Form:
         return self.give(message)
 
     def frame(self, message: Message) -> Mapping[str, Any]:
-        """Return what of an item is neither content nor form: ids, times and links, which a redaction leaves."""
+        """Return the ids, times and links of an item. They are not content, and a redaction leaves them."""
         frame = message.metadata.get(self.name)
         return frame if isinstance(frame, Mapping) else EMPTY
 
     def framed(self, message: Message) -> dict[str, Any]:
-        """Return the same for an item to be made: plain, and without the id that it keeps for a copy."""
+        """Return the frame as a plain dict for a new item, without the id that is kept for a copy."""
         return {key: thawed(value) for key, value in self.frame(message).items() if key}
 
     def id_of(self, message: Message) -> str:
-        """Return the id of a message's item; a message that a compaction shows in place of another has that one's."""
+        """Return the id of a message's item. A message that a compaction shows for another has that one's id."""
         named = self.frame(message).get("", message.id)
         return named if isinstance(named, str) else message.id
 
@@ -142,13 +143,13 @@ class Form:
             return False
 
     def _sealed(self, item: JSON, message_id: str | None) -> Message:
-        """Return a message that keeps an item whole, and shows nothing of it."""
+        """Return a message that keeps an item whole and shows none of it."""
         body = _WHOLE + _python_json(item).removeprefix(_BY_PYTHON)
         return Message("system", (Envelope(self.name, body.decode()),), message_id or new_id())
 
 
 class Lifter:
-    """Takes what can be read out of an item. Each method returns what the item's skeleton has in its place."""
+    """A collector of what can be read in an item. Each method returns what the item's skeleton has in its place."""
 
     __slots__ = ("_is_plain", "_names_itself", "frame", "message_id", "parts")
 
@@ -182,7 +183,7 @@ class Lifter:
         if self.is_sound(text):
             self.parts.append(make(text))
             return _hole(len(self.parts) - 1)
-        self.parts.append(make(clean_text(text)))  # people read it without the half characters, which the item keeps
+        self.parts.append(make(clean_text(text)))  # the part is readable; the item keeps the lone surrogates
         return text
 
     def call(self, name: Any, arguments: Any, call_id: Any) -> tuple[JSON, JSON]:
@@ -210,7 +211,7 @@ class Lifter:
         return (_hole(len(self.parts) - 1, f"a{key}") if isinstance(left, str) else value), named
 
     def result(self, call_id: Any, content: Any, *, name: Any = None, is_error: bool = False) -> tuple[JSON, JSON]:
-        """Lift what a tool has answered. Return what is left of it, and of the id of its call."""
+        """Lift a tool's answer. Return what is left of it, and of the id of its call."""
         (left,), named = self.results(call_id, [content], name=name, is_error=is_error)
         return left, named
 
@@ -234,7 +235,7 @@ class Lifter:
     def result_in(
         self, call_id: Any, blocks: list[Any], keys: Sequence[str], *, name: Any = None, is_error: bool = False
     ) -> tuple[list[JSON], JSON]:
-        """Lift an answer of blocks, each of which has a piece under one of some keys; others, such as images, stay.
+        """Lift an answer of blocks that have a piece under one of `keys`. Other blocks, such as images, stay.
 
         Return the blocks with what is left of them, and of the id of the call.
         """
@@ -249,29 +250,29 @@ class Lifter:
 
     @property
     def asks_as(self) -> Role:
-        """The role of what frameworks call a user's message: a tool's, if it has nothing but results."""
+        """The role of a message that a framework calls a user's: "tool" if it has nothing but results."""
         results = [part for part in self.parts if isinstance(part, ToolResult)]
         return "tool" if results and len(results) == len(self.parts) else "user"
 
     def again(self, place: int) -> JSON:
-        """Return what stands for the content of a part that was lifted before: some items say it twice."""
+        """Return a hole for the content of a part that was lifted before. Some items say it twice."""
         return _hole(place)
 
     def keep(self, key: str, value: Any) -> JSON:
-        """Put a value into the frame, under the item's own key. A redaction leaves it there: it is never content."""
+        """Put a value into the frame under the item's own key. It must not be content: a redaction leaves it there."""
         if value is None or not self.is_sound(value):
             return value
         self.frame[key] = value
         return f"{MARK}f{MARK}"
 
     def keep_all(self, item: dict[str, Any], keys: Sequence[str]) -> dict[str, JSON]:
-        """Put those keys of an object that it has into the frame. Return what is left in their places."""
+        """Put those of `keys` that an object has into the frame. Return what is left in their places."""
         return {key: self.keep(key, item[key]) for key in keys if key in item}
 
     def keep_stretches(self, item: dict[str, Any], keys: Collection[str], name: str = "") -> dict[str, JSON]:
-        """Put those keys of an object into the frame, or into an object of that name in it, in the item's order.
+        """Put those of `keys` that an object has into the frame, or into its object `name`, in the item's order.
 
-        Return the object with one hole for each stretch of them.
+        Return the object with one hole for each stretch of adjacent keys.
         """
         kept: dict[str, Any] = self.frame.setdefault(name, {}) if name else self.frame
 
@@ -290,7 +291,7 @@ class Lifter:
         return left
 
     def keep_in(self, name: str, item: dict[str, Any], keys: Sequence[str]) -> dict[str, JSON]:
-        """Put those keys of an object that it has into an object of the frame. Return what is left in their places."""
+        """Put those of `keys` that an object has into the frame's object `name`. Return what takes their places."""
         kept = {key: item[key] for key in keys if item.get(key) is not None}
         if not kept or not self.is_sound(kept):
             return {}
@@ -298,16 +299,17 @@ class Lifter:
         return dict.fromkeys(kept, f"{MARK}f{name}{MARK}")
 
     def own_id(self, value: Any) -> JSON:
-        """Take the item's id for the message's, if it may be one."""
+        """Use the item's id as the message's, if it is a valid one."""
         if not self._names_itself or not isinstance(value, str):
             return value
         if not 0 < len(value) <= _LONGEST_ID or not value.isprintable():
             return value
+        # A subclass of str becomes a plain str.
         self.message_id = str.__str__(value)
         return MARK + MARK
 
     def is_sound(self, value: Any) -> bool:
-        """Return whether a value can be kept in a part as it is."""
+        """Tell whether a value can be kept in a part as it is."""
         return self._is_plain or _plain_json(value) is not None
 
     def _field(self, name: str) -> JSON:
@@ -319,21 +321,22 @@ def _hole(place: int, what: str = "") -> str:
 
 
 def same(left: JSON, right: JSON) -> bool:
-    """Return whether two values are the same JSON: the same keys in the same order, and 1 is not 1.0."""
+    """Tell whether two values are the same JSON: the same keys in the same order, and 1 is not 1.0."""
     return json.dumps(left) == json.dumps(right)
 
 
 def is_plain(item: JSON) -> bool:
-    """Return whether an item is JSON that perdure keeps as it is."""
+    """Tell whether an item is JSON that perdure keeps as it is."""
     return _plain_json(item) is not None
 
 
 def _plain_json(item: Any) -> bytes | None:
-    """Return an item's JSON; None if something in it would not come back the same, or is too deep to be stored."""
+    """Return an item's JSON, or None if it would not come back the same or is too deep to be stored."""
     try:
         raw = _encode(item)
         if _decode(raw) != item:  # NaN has become null, or a tuple a list
             return None
+        # Integers of more than 64 bits are JSON too, but perdure does not store them.
         _check_range(item)
     except _NOT_OURS:
         return None
@@ -341,19 +344,19 @@ def _plain_json(item: Any) -> bytes | None:
 
 
 def as_name(name: str | None, session_id: str) -> str | None:
-    """Return what a session is called for people if its framework calls it so: nothing that its id says as well."""
+    """Return the name to show for a framework's name of a session, or None if the id says the same."""
     shown = None if name is None or name == session_id else clean_text(name)[:_LONGEST_NAME]
     return shown if shown and not shown.isspace() else None
 
 
 def as_metadata(value: JSON) -> JSON:
-    """Return what a session's metadata can keep of any JSON: the value itself, or else its text, which is read back."""
+    """Return any JSON as a session's metadata can keep it: the value itself, or else its text."""
     is_ambiguous = isinstance(value, Mapping) and _AS_TEXT in value
     return value if is_plain(value) and not is_ambiguous else {_AS_TEXT: json.dumps(value)}
 
 
 def of_metadata(kept: Any) -> Any:
-    """Return what `as_metadata` was given, for code that may change it."""
+    """Return the value that `as_metadata` was given. The caller may change it."""
     return json.loads(kept[_AS_TEXT]) if isinstance(kept, Mapping) and _AS_TEXT in kept else thawed(kept)
 
 
@@ -366,7 +369,7 @@ def _depth(value: Any) -> int:
 
 
 def _python_json(value: Any) -> bytes:
-    """Return JSON of ASCII letters, which can say what perdure's own cannot: NaN, huge numbers, half characters."""
+    """Return JSON in ASCII, which can express what perdure's own cannot: NaN, huge numbers, lone surrogates."""
     try:
         return _BY_PYTHON + json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -385,23 +388,24 @@ def _item_of(body: str, message: Message, frame: Frame) -> JSON:
 
 @lru_cache(maxsize=512)
 def _template(body: str) -> Fill | None:
-    """Return what fills the holes of a body, to be used for all that have the same; None if `_filled` has to.
+    """Return a function that fills the holes of a body, or None if `_filled` has to do it.
 
-    A history has many calls of the same tools, and many answers of the same form.
+    It is remembered, since a history has many calls of the same tools and many answers of the same form.
     """
+    # `_decode` does not read what only Python's JSON can express.
     if body.startswith(" "):
         return None
     template = _Template()
     made = template.of(_decode(body), "")
-    # Else something that looks like a hole is a part of a text, or a key.
+    # Otherwise something that looks like a hole is part of a text, or a key.
     return made if template.marks == body.count(MARK) else None
 
 
 class _Template:
-    """Makes functions that build a value of the same form, with its holes filled."""
+    """A builder of functions that return a value of the same form with its holes filled."""
 
     marks = 0
-    """How many marks have been met that enclose a hole."""
+    """The number of marks met so far that enclose a hole."""
 
     def of(self, value: Any, key: str) -> Fill:
         if type(value) is dict:
@@ -484,7 +488,7 @@ def _spelled_by_python(value: JSON) -> bytes:
 
 
 def _stretch(key: str) -> tuple[int, int, str] | None:
-    """Return which keys of a frame a key stands for: from where to where, and in which of its objects."""
+    """Return the start, the end and the object's name of the frame's keys that a key stands for, or None."""
     found = _STRETCH.fullmatch(key)
     return None if found is None else (int(found[1]), int(found[2]), found[3])
 
@@ -493,13 +497,14 @@ def _entries(stretch: tuple[int, int, str], frame: Frame) -> Iterator[tuple[str,
     start, stop, name = stretch
     entries = [*(frame[name] if name else frame).items()]
     first = 1 if not name and "" in frame else 0  # a copy's frame begins with the id of the original
+    # A slice does not fail by itself: the item would lack some keys.
     if len(entries) < first + stop:
         raise LookupError("the frame has lost something")
     return iter(entries[first + start : first + stop])
 
 
 def _framed(hole: str, before: bytes, frame: Mapping[str, Any]) -> JSON:
-    """Return what the frame has under the key that stands before a hole."""
+    """Return what the frame has under the key before a hole."""
     key = before.rstrip(b'": ').rpartition(b'"')[2].decode()
     return (frame[hole[1:]] if len(hole) > 1 else frame)[key]
 
@@ -548,7 +553,7 @@ def _required(content: Any) -> str:
 
 
 def _object_in(text: str) -> dict[str, Any] | None:
-    """Return the object that is written in a JSON text; None if it is not one that perdure can keep."""
+    """Return the object in a JSON text, or None if perdure cannot keep it."""
     try:
         read = _decode(text)
     except (ValueError, RecursionError, msgspec.MsgspecError):
@@ -557,12 +562,12 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def json_text(value: Any) -> str:
-    """Return JSON as frameworks write arguments that are texts."""
+    """Return JSON as most frameworks write a call's arguments as text."""
     return _encode(value).decode()
 
 
 def _dumped(value: Any) -> str:
-    """Return what `json.dumps` does, in a third of the time where all is text."""
+    """Return the same as `json.dumps`, in a third of the time if all values are texts."""
     if type(value) in (dict, FrozenDict) and all(type(each) is str for each in value.values()):
         return "{" + ", ".join([f"{_quoted(key)}: {_quoted(each)}" for key, each in value.items()]) + "}"
     return json.dumps(value)
@@ -575,7 +580,7 @@ _STYLES: tuple[Callable[[Any], str], ...] = (
     partial(json.dumps, ensure_ascii=False),
     partial(json.dumps, separators=(",", ":")),
 )
-"""How JSON texts are written, by the number that stands for it in a skeleton."""
+"""The styles of JSON texts. A skeleton names one by its index, so the order is part of the stored format."""
 
 
 def _style_of(text: str, read: dict[str, Any]) -> int | None:

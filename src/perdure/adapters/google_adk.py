@@ -56,12 +56,12 @@ from perdure.sessions.chat import Chat
 
 FRAMEWORK = "google-adk"
 FORKED = "perdure:"
-"""What ADK's id of a session begins with that perdure has made, by a fork. Its id in perdure follows."""
+"""The prefix of ADK's id for a fork that perdure has made. The fork's id in perdure follows."""
 SCHEMES = ("perdure", *(f"perdure+{kind}" for kind in ("sqlite", "file", "memory", "postgresql", "postgres")))
 _NAMES = "adk"
-"""The key of the metadata under which a session has what ADK calls it, and the time of its last event."""
+"""The metadata key of a session's names in ADK, and of the time of its last event."""
 _LOOKED_AT = 256
-"""How many events before the last are looked at for one that is delivered again."""
+"""The number of newest events that are searched for one that is delivered again."""
 _LOOKED_UP = 1024
 _LONGEST_TAG = 200
 _PAGE = 500
@@ -70,7 +70,7 @@ _Metadata = Mapping[str, Mapping[str, Any]]
 
 
 class Names(NamedTuple):
-    """What ADK calls a session."""
+    """The names of a session in ADK: its app, its user and its id."""
 
     app: str
     user: str
@@ -83,9 +83,10 @@ class Names(NamedTuple):
 
 
 class PerdureSessionService(BaseSessionService):
-    """A session service of ADK in a perdure store: a URL, a store, or None for the one that the command line uses.
+    """A session service of ADK in a perdure store.
 
-    A session belongs to its user, unless an `owner` is given: then all of them are that owner's.
+    `store` is a URL, a store, or None for the store that the command line uses. A session belongs to its user. If you
+    give an `owner`, all sessions belong to that owner.
     """
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
@@ -98,7 +99,7 @@ class PerdureSessionService(BaseSessionService):
         return self._id_of(Names.of(app_name, user_id, session_id))
 
     def chat(self, app_name: str, user_id: str, session_id: str) -> Chat:
-        """Return every verb of perdure for a session: fork, undo, compact, search, redact and the rest."""
+        """Return a chat with every perdure verb for a session: fork, undo, compact, search, redact and the rest."""
         return self._home_of(user_id).chat(self.id_of(app_name, user_id, session_id))
 
     def blocking_chat(self, app_name: str, user_id: str, session_id: str) -> BlockingChat:
@@ -108,7 +109,7 @@ class PerdureSessionService(BaseSessionService):
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
     ) -> Session:
-        """Create a session. AlreadyExistsError if there is one of that id."""
+        """Create a session. Raise AlreadyExistsError if there is one with that id."""
         names = Names.of(app_name, user_id, session_id)
         if names.id.startswith(FORKED):
             problem = f"an id that begins with {FORKED!r} names a fork that perdure has made; use another"
@@ -119,7 +120,7 @@ class PerdureSessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with its events, or with those that `config` asks for; None if there is none."""
+        """Return a session with its events, or with those that `config` asks for. Return None if there is none."""
         names = Names.of(app_name, user_id, session_id)
         found = await self._home.run(self._look_up(names))
         if found is None:
@@ -136,7 +137,7 @@ class PerdureSessionService(BaseSessionService):
         return ListSessionsResponse(sessions=made)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        """Erase a session, for good. One that is not there is no error."""
+        """Erase a session for good. Do nothing if there is none."""
         names = Names.of(app_name, user_id, session_id)
         await self._home.run(self._delete(names))
         self._events.forget(self._id_of(names))
@@ -158,8 +159,8 @@ class PerdureSessionService(BaseSessionService):
     ) -> Session:
         """Return a new session that begins with the events of another, and copies nothing.
 
-        With `at`, it has so many events, or those up to the event of that id. With `version`, it has the events and the
-        state of that version: a new session is at version 1, and each event makes the next.
+        `at` is the number of events that it has, or the id of the last of them. With `version`, it has the events and
+        the state of that version: a new session is at version 1, and each event makes the next.
         """
         names = Names.of(app_name, user_id, session_id)
         if await self._home.run(self._found(names)) is None:
@@ -170,15 +171,16 @@ class PerdureSessionService(BaseSessionService):
         return made
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event and what it changes in all states, or nothing. StaleSessionError if somebody else did.
+        """Store an event and its changes of all states, or nothing.
 
-        An event that is delivered again is not stored again. The session changes when the store has.
+        Raise StaleSessionError if another writer has changed the session in the store. An event that is delivered
+        again is not stored again. The session object changes after the store has.
         """
         if event.partial:
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        # What takes time is done here, and not in the event loop that all sessions of the process share.
+        # These take time. They run here, and not in the event loop that all sessions of the process share.
         deltas = extract_json_safe_state_delta(event.actions.state_delta)
         message = message_of(event)
         await self._home.run(self._append(session, event, message, deltas))
@@ -196,29 +198,30 @@ class PerdureSessionService(BaseSessionService):
         return None if found is None else (found, shared)
 
     async def _found(self, names: Names) -> AgentSession | None:
-        """Return a session; None if there is none, or a person has deleted it."""
+        """Return a session, or None if there is none or somebody has deleted it."""
         try:
             found = await self._home.load(self._id_of(names))
         except SessionNotActive:
             return None
         except SessionConflict:
+            # The id in perdure belongs to a session of another agent, so ADK has no such fork.
             if names.id.startswith(FORKED):
                 return None
             raise
         if found is None or not names.id.startswith(FORKED):
             return found
-        known = _names_in(found.state.metadata)  # which a fork has from the session that it was made of
+        known = _names_in(found.state.metadata)  # a fork has the names of the session it was made of
         return found if known is not None and known[:2] == names[:2] else None
 
     async def _list(self, app: str, user: str | None) -> tuple[list[tuple[Names, SessionHead]], _Metadata]:
-        """Return the sessions of an app, and the metadata of those that keep what they have in common."""
+        """Return the sessions of an app, and the metadata of the sessions that keep their shared state."""
         found = [(names, head) async for head in self._heads(app, user) if (names := self._names_of(head)) is not None]
         asked = [(names, head) for names, head in found if names.app == app and user in (None, names.user)]
         scopes = {scope.id for names, _ in asked for scope in self._scopes(names)}
         return asked, await self._metadata_of(scopes)
 
     async def _heads(self, app: str, user: str | None) -> AsyncIterator[SessionHead]:
-        """Yield the sessions of an app without their events, all that it may have of a user."""
+        """Yield the heads of all sessions that may be of an app and a user. The caller checks."""
         filters: Filters = {"agent": FRAMEWORK, "tag": _tag_of(app), "limit": _PAGE}
         if user is not None or self._home.owner is not None:
             filters["owner"] = self._owner_of(user or "")
@@ -232,7 +235,7 @@ class PerdureSessionService(BaseSessionService):
             page = await self._home.store.list(**filters)
 
     def _names_of(self, head: SessionHead) -> Names | None:
-        """Return what ADK calls a session: a fork still says what the session was called that it was made of."""
+        """Return the names of a session in ADK. A fork has those of its original, and an id of its own."""
         names = _names_in(head.metadata)
         if names is None or self._id_of(names) == head.info.id:
             return names
@@ -244,7 +247,7 @@ class PerdureSessionService(BaseSessionService):
 
     async def _append(self, session: Session, event: Event, message: Message, deltas: _Deltas) -> None:
         names = Names(session.app_name, session.user_id, session.id)
-        # Branches that run in parallel append through one session, one behind the other.
+        # Branches that run in parallel append through one session object, one after the other.
         async with self._lock(self._id_of(names)):
             found = await self._found(names)
             if found is None:
@@ -255,24 +258,26 @@ class PerdureSessionService(BaseSessionService):
             if namesakes:
                 if is_kept(namesakes, event):
                     return
+                # Another event has this id, so the message gets one of its own.
                 message = message_of(event, new_id())
             changed = _with_event(found, names, message, event.timestamp, deltas["session"])
             saved = await self._keep(names, changed, deltas, StaleSessionError(_STALE))
-            # Here, so that the session agrees with the store even if the caller does not wait any more.
+            # Done here, so that the session object agrees with the store even if the caller has stopped waiting.
             session._storage_update_marker = _marker(saved.info)
             session.last_update_time = event.timestamp
             self._commit_event_to_session(session, event)
 
     async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas, refusal: Exception) -> AgentSession:
-        """Save or create a session, and what deltas make of the states of its app and its user, in one commit.
+        """Save or create a session in one commit with the changed states of its app and its user.
 
-        What others put into those states meanwhile stays. Raise the refusal if they have saved the session itself.
+        Concurrent changes of those states are kept. Raise `refusal` if another writer has saved the session itself.
         """
         while True:
             states = await self._changed_states(names, deltas) if deltas["app"] or deltas["user"] else []
             try:
                 saved = await self._home.store.save_all([Change(each) for each in (session, *states)])
             except SessionConflict as error:
+                # A conflict on a shared state is not the caller's: the state is read and changed again.
                 if error.session_id == session.id:
                     raise refusal from error
             except SessionNotFound as error:
@@ -289,7 +294,7 @@ class PerdureSessionService(BaseSessionService):
         return changed
 
     async def _shared_state(self, names: Names) -> dict[str, Any]:
-        """Return what a session has in common with others, with the prefixes of its keys."""
+        """Return the state that a session shares with others, with the prefixes of its keys."""
         return self._merged(names, await self._metadata_of([scope.id for scope in self._scopes(names)]))
 
     def _merged(self, names: Names, metadata: _Metadata) -> dict[str, Any]:
@@ -322,12 +327,12 @@ class PerdureSessionService(BaseSessionService):
         return _with_metadata(new, metadata)
 
     def _lock(self, session_id: SessionId) -> asyncio.Lock:
-        """Return the lock of a session; in a forked child another, since the parent's may be held for ever."""
+        """Return the lock of a session. A process made by fork() gets another: the parent's may be held for ever."""
         return self._locks.setdefault((os.getpid(), session_id), asyncio.Lock())
 
 
 class Scope(NamedTuple):
-    """A state that several sessions have in common: the key of its deltas, and the session that keeps it."""
+    """A state that several sessions share: the key of its deltas, and the session that keeps it."""
 
     kind: str
     prefix: str
@@ -338,7 +343,7 @@ class Scope(NamedTuple):
 
 @lru_cache(_LOOKED_UP)
 def _scopes(owner: str | None, app: str, user: str) -> tuple[Scope, Scope]:
-    """Return the states that the sessions of an app, and of a user of it, have in common."""
+    """Return the state that all sessions of an app share, and the one that those of a user share."""
     one = owner or user or None
     of_app = _under(owner, SessionId.of(FRAMEWORK, "state", "app", app))
     of_user = _under(one, SessionId.of(FRAMEWORK, "state", "user", app, user))
@@ -354,14 +359,15 @@ def _id_of(owner: str | None, names: Names) -> SessionId:
         try:
             return SessionId(names.id.removeprefix(FORKED))
         except InvalidSessionId:
-            pass  # no fork has such an id, so it is as good as any other
+            pass  # no fork has such an id, so it is an ordinary one
     if owner is None and names.user:
         return _under(names.user, SessionId.of(names.app, names.id))
     return _under(owner, SessionId.of(*names))
 
 
 def register() -> None:
-    """Have ADK's command line take `--session_service_uri perdure+sqlite:///…`. Call it in the agents' services.py."""
+    """Let ADK's command line take `--session_service_uri perdure+sqlite:///…`. Call it in the agents' services.py."""
+    # Imported here, for programs that do not use ADK's command line.
     from google.adk.cli.service_registry import get_service_registry
 
     for scheme in SCHEMES:
@@ -369,10 +375,11 @@ def register() -> None:
 
 
 def service_at(uri: str, **options: Any) -> PerdureSessionService:
-    """Return the service that a URI of ADK's command line names. `perdure://` is the store of perdure's own.
+    """Return the service that a URI of ADK's command line names. `perdure://` is perdure's default store.
 
-    In a services.yaml it is named as `class: perdure.adapters.google_adk.service_at`.
+    In a services.yaml, write `class: perdure.adapters.google_adk.service_at`.
     """
+    # ADK's command line passes it to every service, and this one has no use for it.
     options.pop("agents_dir", None)
     scheme, _, rest = uri.partition("://")
     if scheme == "perdure" and rest:
@@ -391,11 +398,11 @@ def _not_found(names: Names) -> str:
 
 
 def _require_current(session: Session, found: AgentSession) -> None:
-    """Raise StaleSessionError unless a session is as the store has it."""
+    """Raise StaleSessionError unless a session object is up to date with the store."""
     marker = session._storage_update_marker
     if marker is not None:
         is_current = marker == _marker(found.info)
-    else:  # it was made by hand, and nothing but its events tells
+    else:  # it was made by hand, and only its time and its events tell
         last = FORM.id_of(found.state.messages[-1]) if found.state.messages else None
         is_current = _updated(found.info, found.state.metadata) <= session.last_update_time or last == (
             session.events[-1].id if session.events else None
@@ -405,7 +412,7 @@ def _require_current(session: Session, found: AgentSession) -> None:
 
 
 def _marker(info: AgentSessionInfo) -> str:
-    """Return what tells a version of a session from all others, those of an erased one of the same id included."""
+    """Return a text that only one version of a session has, even if an erased session had the same id."""
     return f"{info.version} of {info.created_at.isoformat()}"
 
 
@@ -458,13 +465,13 @@ def _names_in(metadata: Mapping[str, Any]) -> Names | None:
 
 
 def _updated(info: AgentSessionInfo, metadata: Mapping[str, Any]) -> float:
-    """Return the time of a session's last event, or else of what perdure has last done to it."""
+    """Return the time of a session's last event, or else of its last change in perdure."""
     named = metadata.get(_NAMES)
     return float(named["updated"]) if isinstance(named, Mapping) else info.updated_at.timestamp()
 
 
 def _tag_of(app: str) -> str:
-    """Return the tag of an app's sessions: its name, or what stands for one that cannot be a tag."""
+    """Return the tag of an app's sessions: its name, or an id made of a name that cannot be a tag."""
     return app if app.isprintable() and 0 < len(app) <= _LONGEST_TAG else SessionId.of(FRAMEWORK, app)
 
 

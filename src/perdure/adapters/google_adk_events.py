@@ -1,4 +1,4 @@
-"""Events of Google ADK out of messages, remembered: to read one from JSON takes four times as long as to copy it."""
+"""Events of Google ADK, made of messages and remembered. Reading one from JSON takes four times as long as a copy."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perdure.model.session import AgentSession
 from perdure.model.value import JSON
 
 MOST = 50_000
-"""How many events are remembered, of all sessions together. Each takes 1 KB, and what is said in it."""
+"""The number of events remembered, of all sessions together. Each takes 1 KB plus what is said in it."""
 
 _Entry = tuple[Message, list[Mould[Event]]]
 _Kept = dict[int, _Entry]
-"""Moulds by the identity of their messages. The message is kept with them, so that no other takes its identity."""
+"""Moulds by the identity of their messages. The message is kept with them: no other object can get its identity."""
 
 
 class RememberedEvents:
-    """The events of the sessions that were read last. Threads may share it: what two build at once is built twice."""
+    """The events of the sessions that were read last. Threads may share it; what two build at once is built twice."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -40,6 +40,7 @@ class RememberedEvents:
         with _nothing_collected():
             known = self._kept.get(session.id, {})
             shown = [known.get(id(message)) or _moulded(session, message) for message in messages]
+            # If all is asked for, what the session does not show any more is dropped.
             is_whole = len(shown) == len(session.state.messages)
             self._keep(session.id, ({} if is_whole else known) | {id(entry[0]): entry for entry in shown})
             return [mould.copy() for _, moulds in shown for mould in moulds]
@@ -59,7 +60,7 @@ class RememberedEvents:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Pause the garbage collector. It would go through all of the heap, and what is made here is all in use.
+    """Pause the garbage collector. It would search the whole heap, and all that is made here is in use.
 
     An event is 20 objects. At 10,000 events collections took three quarters of the time.
     """
@@ -73,7 +74,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def message_of(event: Event, message_id: str | None = None) -> Message:
-    """Return the message that keeps an event. What is empty is left out: an event has it again when it is read."""
+    """Return the message that keeps an event. Empty fields are left out: they come back when the event is read."""
     item: dict[str, Any] = event.model_dump(mode="json", exclude_none=True)
     for name, empty in _EMPTY.items():
         given = item.get(name, {})
@@ -95,7 +96,7 @@ def after(session: AgentSession, messages: Sequence[Message], timestamp: float) 
 
 
 def is_kept(messages: Iterable[Message], event: Event) -> bool:
-    """Return whether one of some messages with an event's id has an event that equals it."""
+    """Tell whether one of these messages, which have the event's id, keeps an event that equals it."""
     return any(Event.model_validate(item) == event for message in messages for item in FORM.items(message))
 
 
@@ -105,16 +106,16 @@ def _moulded(session: AgentSession, message: Message) -> _Entry:
 
 
 def _complete(session: AgentSession, message: Message, item: JSON) -> JSON:
-    """Return an item with what ADK would otherwise make up anew with each read; perdure's own messages lack it."""
+    """Return an item with the fields that ADK would otherwise invent at each read. perdure's own messages lack them."""
     if "timestamp" in item:
         return item
-    # ADK shows a model what other agents have said as a quotation; this was said in place of the session's own agent.
+    # ADK quotes to a model what other agents have said, but this was said in place of the session's own agent.
     own = {"author": _agent_before(session, message)} if message.role == "assistant" else {}
     return {"invocation_id": message.id, **item, **own, "timestamp": _time_of(session, message)}
 
 
 def _agent_before(session: AgentSession, message: Message) -> str:
-    """Return the agent that has spoken last before a message; `model` if none has."""
+    """Return the agent that spoke last before a message, or `model` if none has."""
     is_before, author = False, None
     for each in reversed(session.state.transcript):
         if is_before and each.role == "assistant":
@@ -126,7 +127,7 @@ def _agent_before(session: AgentSession, message: Message) -> str:
 
 
 def _time_of(session: AgentSession, message: Message) -> float:
-    """Return the time of a message's event; of perdure's own messages when they were made, as their ids tell."""
+    """Return the time of a message's event. A message of perdure's own has the time that its id tells."""
     found = FORM.frame(message).get("timestamp")
     if isinstance(found, int | float):
         return found
@@ -135,11 +136,13 @@ def _time_of(session: AgentSession, message: Message) -> float:
 
 
 def _time_in(message_id: str) -> float | None:
-    """Return the time that a UUIDv7 begins with; None for any other id."""
+    """Return the time that a UUIDv7 begins with, or None for any other id."""
     digits = message_id.replace("-", "")
+    # The thirteenth digit of a UUID is its version.
     if len(digits) != 32 or digits[12] != "7":
         return None
     try:
+        # A UUIDv7 begins with 48 bits of milliseconds.
         return int(digits[:12], 16) / 1000
     except ValueError:
         return None

@@ -1,7 +1,7 @@
-"""The state of an ADK session in perdure's metadata: a key for each value, so that one that stays costs nothing.
+"""The state of an ADK session in perdure's metadata. Each value has a key, so that an unchanged one costs nothing.
 
-What perdure's JSON cannot say (NaN, half characters, numbers of more than 64 bits) is kept as a JSON text, all of it
-under one key.
+Values that perdure's JSON cannot express (NaN, lone surrogates, numbers of more than 64 bits) are kept together as one
+JSON text under one key.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def state_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_state(metadata: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata whose state a delta has changed. None is a value, as any other is."""
+    """Return metadata with its state changed by a delta. None is a value like any other."""
     changed, odd = dict(metadata), _odd_in(metadata)
     for key, value in delta.items():
+        # The value before may be kept in the other way.
         changed.pop(_VALUE + key, None)
         odd.pop(key, None)
         if is_plain({key: value}):

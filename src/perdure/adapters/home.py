@@ -1,4 +1,4 @@
-"""Where a framework's sessions live: a store that the whole process shares, from any event loop or none."""
+"""The home of a framework's sessions: a store that the whole process shares, from any event loop or none."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Change = Callable[[AgentSession], AgentSession]
 
 
 def check_session_id(session_id: object) -> None:
-    """Raise InvalidData unless a framework's session is named by a text, of whatever length, that is not blank."""
+    """Raise InvalidData unless a framework's id of a session is a text of any length that is not blank."""
     if not isinstance(session_id, str) or not session_id.strip():
         given = "a blank text" if isinstance(session_id, str) else type(session_id).__name__
         raise InvalidData("$.session_id", f"expected the id of a session, got {given}")
 
 
 class Home:
-    """The sessions of one framework in a store, and of one owner there. Make one for each adapter that is made."""
+    """The sessions of one framework and one owner in a store. Each adapter object makes its own."""
 
     def __init__(self, framework: str, store: str | SessionStore | None = None, *, owner: str | None = None) -> None:
         check_owner(owner)
@@ -41,19 +41,19 @@ class Home:
         self.shared: SharedStore = shared(store)
         self.owner = owner
         self._reads_ends = hasattr(self.shared, "glance")
-        """Whether it is a store of perdure's, and not one of the caller's own with fewer verbs."""
+        """True for a store of perdure's. A store that the caller has written may have fewer verbs."""
 
     @property
     def store(self) -> Store:
-        """The verbs of the store. Call them in work that is given to `run` or `wait`: it goes there once as a whole."""
+        """The verbs of the store. Call them in work for `run` or `wait`: it goes to the store's loop as a whole."""
         return self.shared
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return what work comes to, to a task of any event loop. A cancelled caller cancels nothing."""
+        """Run work in the store's loop and return its result, in any event loop. A cancelled caller cancels nothing."""
         return await self.shared.run(work)
 
     def wait(self, work: Awaitable[T]) -> T:
-        """Return what work comes to, to code without an event loop."""
+        """Run work in the store's loop and return its result, in code without an event loop."""
         return self.shared.wait(work)
 
     def id_of(self, *names: str) -> SessionId:
@@ -64,9 +64,9 @@ class Home:
     async def load(
         self, session_id: SessionId, version: int | None = None, *, last: int | None = None
     ) -> AgentSession | None:
-        """Return a session of this framework, None if there is none. With `last`, only the end of its view is read.
+        """Return a session of this framework, or None if there is none. With `last`, only the end of its view is read.
 
-        SessionConflict if another agent has that id, and SessionNotActive if it has been deleted.
+        Raise SessionConflict if the id belongs to another agent, and SessionNotActive if the session has been deleted.
         """
         bounded = {"last": last} if last is not None and self._reads_ends else {}
         session = await self.store.load(session_id, version, **bounded)
@@ -75,12 +75,12 @@ class Home:
         return session
 
     async def read(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
-        """Return the same to a task of any event loop: at once if it is at hand."""
+        """Return the same as `load`, in any event loop. A session at hand is returned at once."""
         session = self.at_hand(session_id, last=last)
         return await self.run(self.load(session_id, last=last)) if session is None else session
 
     def at_hand(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
-        """Return the same in any thread and without waiting; None if it has to be loaded."""
+        """Return the same in any thread without waiting, or None if the session has to be loaded."""
         session = self.store.glance(session_id, last=last) if self._reads_ends else None
         if session is not None:
             self._require_own(session)
@@ -104,7 +104,7 @@ class Home:
         parent: SessionId | None = None,
         spawn: SpawnRef | None = None,
     ) -> AgentSession:
-        """Return a session that is not in the store yet, of version 0. With `spawn` it is a sub-agent's."""
+        """Return a session at version 0, which is not in the store yet. With `spawn`, it is a sub-agent's."""
         shown = as_name(name, session_id)
         made = SessionFactory().create(
             self.agent, session_id=session_id, owner=self.owner, parent=parent, spawn=spawn, name=shown
@@ -114,22 +114,23 @@ class Home:
         return made
 
     async def change(self, session_id: SessionId, change: Change, *, name: str | None = None) -> AgentSession:
-        """Save what a change makes of a session, which is created unless it is there. Return it as saved.
+        """Change a session, which is created if it is missing. Return it as saved.
 
-        If somebody else saves it meanwhile, the change is made again on top of that, as often as it takes.
+        On a conflict the change is applied again to the newer version, as often as it takes.
         """
         while True:
             session = await self.load(session_id)
             try:
                 return await self.keep(change(self.new(session_id, name=name) if session is None else session))
             except SessionConflict as error:
+                # Another framework has the id: to try again would not help.
                 if error.agent is not None:
                     raise
 
     async def keep(self, session: AgentSession, *, whole: bool = True) -> AgentSession:
-        """Save a session, or create it. SessionConflict if somebody else did meanwhile.
+        """Save a session, or create it. Raise SessionConflict if another writer has done so meanwhile.
 
-        Unless it is to be returned `whole`, what was not read of its view is not read now either.
+        With `whole=False`, the part of its view that has not been read is not read now either.
         """
         if not session.version:
             return await self.store.create(session)
@@ -138,8 +139,9 @@ class Home:
         return await self.store.save(session, whole=False)
 
     def chat(self, session_id: SessionId) -> Chat:
-        """Return every verb of perdure for a session, to be awaited in the event loop of the caller."""
+        """Return a chat with every perdure verb for a session, to be awaited in the caller's event loop."""
         sessions = connect(self.shared, owner=self.owner)
+        # A shared store opens itself, so no `async with` is needed.
         sessions._connection.begin()
         return Chat(sessions, session_id)
 

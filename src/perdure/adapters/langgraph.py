@@ -1,7 +1,7 @@
 """LangGraph's checkpointer on perdure: `builder.compile(checkpointer=PerdureSaver())`.
 
 A thread is a session, each subgraph's namespace a child session of it, and each checkpoint a version. The channel of
-messages is the transcript, and other channels are metadata. What tasks have written is on the session's record.
+messages is the transcript, and other channels are metadata. The writes of tasks are on the session's record.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from perdure.sessions.chat import Chat
 
 
 class PerdureSaver(BaseCheckpointSaver[Any]):
-    """Keeps the threads of LangGraph in a store of perdure: `builder.compile(checkpointer=PerdureSaver())`.
+    """A checkpointer that keeps LangGraph's threads in a perdure store: `builder.compile(checkpointer=PerdureSaver())`.
 
     `store` is a URL or a store; without one it is the store that the command line uses. `owner` keeps the threads of
-    one user apart. With `strict`, a run that would continue beside another on the same thread raises SessionConflict;
+    one user apart. With `strict`, a run that would continue beside another on the same thread raises SessionConflict.
     LangGraph's own savers silently drop the work of one. `messages` names the channel that is the conversation.
     """
 
@@ -59,7 +59,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self._views = MessageViews()
 
     def chat(self, thread_id: str) -> Chat:
-        """Return every verb of perdure for a thread. The graph sees what they change."""
+        """Return a chat with every perdure verb for a thread. The graph sees what they change."""
         return self._home.chat(self._threads.id_of(Place(thread_id)))
 
     def blocking_chat(self, thread_id: str) -> BlockingChat:
@@ -68,7 +68,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     @property
     def _codec(self) -> Codec:
-        """How values are written. LangGraph and its users replace the serializer of a saver that they have."""
+        """The codec of this moment. It is not kept, since LangGraph and its users replace a saver's serializer."""
         return Codec(self.serde, self._views)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -159,6 +159,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None,
         limit: int | None,
     ) -> Sequence[Listed]:
+        # A config without a namespace asks for all of the thread's.
         is_open = config is not None and config["configurable"].get("checkpoint_ns") is None
         return await self._threads.matching(
             None if config is None else Place.of(config),
@@ -210,8 +211,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         await self._home.run(self._threads.delete_runs(set(run_ids)))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Return the version of a channel after another: a number, or a text in a thread that came from elsewhere."""
+        """Return the next version of a channel: a number, or a text in a thread that another saver began."""
         if isinstance(current, str):
             number = int(current.partition(".")[0]) + 1
+            # LangGraph compares these as texts, so they have the widths that its own savers use.
             return f"{number:032}.{0:016}"
         return 1 if current is None else current + 1

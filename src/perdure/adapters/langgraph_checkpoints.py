@@ -1,4 +1,4 @@
-"""A checkpoint of LangGraph as a version of a session: what it says, and how it is read again."""
+"""LangGraph's checkpoints as versions of a session, written and read."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from perdure.model.value import EMPTY, JSON
 from perdure.protocols import Entry, JournalEntry, Key
 
 NOTE = "langgraph"
-"""The key in a session's metadata of what a checkpoint says beside its channels."""
+"""The metadata key of a checkpoint's data, except its channels."""
 _CHANNEL = "channel/"
-"""What the keys of channels begin with."""
+"""The prefix of the metadata keys of channels."""
 _WRITES = "langgraph.writes"
 """The kind of the entries on record that keep a task's writes. Their run is the checkpoint that they belong to."""
 
 
 class Place(NamedTuple):
-    """Where a checkpoint is: its thread, its namespace there, and its id; the newest one, if it has none."""
+    """The place of a checkpoint: its thread, its namespace and its id. Without an id, it is that of the newest."""
 
     thread: str
     ns: str = ""
@@ -54,21 +54,21 @@ class Place(NamedTuple):
 
     @property
     def outer(self) -> Place:
-        """The namespace that has called this one; the thread's own is the outermost."""
+        """The namespace that has called this one. The thread's own is the outermost."""
         return Place(self.thread, self.ns.rpartition("|")[0])
 
 
 class Codec(NamedTuple):
-    """How values are written and read: by the serializer of the moment, with what is known of messages."""
+    """A way to write and read values: the serializer of the moment, and what is known of messages."""
 
     serde: SerializerProtocol
     views: MessageViews
 
 
 class Note:
-    """What a version of a session says of its checkpoint, beside the values of channels.
+    """The data of a checkpoint in a version of a session, except the values of channels.
 
-    A session that was made for what came ahead of its first checkpoint has no id yet.
+    It has no id yet if the session was created before its first checkpoint came.
     """
 
     __slots__ = ("_metadata", "_note", "version")
@@ -93,17 +93,17 @@ class Note:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the ids of the checkpoints up to this version came in ascending order."""
+        """True if the ids of the checkpoints up to this version came in ascending order."""
         return bool(self._note.get("in_order", True))
 
     @property
     def is_put(self) -> bool:
-        """Whether this version was saved by LangGraph, and not by a verb of perdure's since, or as a fork."""
+        """True if LangGraph has saved this version, and neither a verb of perdure nor a fork."""
         return self._note.get("version") == self.version
 
     @property
     def names(self) -> tuple[str, str]:
-        """The thread and the namespace that this was saved for. A fork has another's."""
+        """The thread and the namespace that this was saved for. A fork has those of its original."""
         return self._note.get("thread", ""), self._note.get("ns", "")
 
     @property
@@ -113,13 +113,13 @@ class Note:
 
     @property
     def unseeded(self) -> set[str]:
-        """The channels whose values are what was written since an older checkpoint: they cannot do without that one."""
+        """The channels of which only the writes since an older checkpoint are kept. They need that one."""
         counters = self.metadata.get("counters_since_delta_snapshot", {})
         return {name for name in counters if not self.has_channel(name)}
 
     @property
     def shown(self) -> str | None:
-        """The channel whose messages are the transcript; None if there is none."""
+        """The channel whose messages are the transcript, or None if there is none."""
         return self._note.get("shown")
 
     def has_channel(self, name: str) -> bool:
@@ -162,7 +162,7 @@ class StoredCheckpoint(Note):
         return found
 
     def tuple_at(self, place: Place, writes: Iterable[JournalEntry], codec: Codec) -> CheckpointTuple:
-        """Return it as LangGraph reads it, with the writes that wait for the next step."""
+        """Return the checkpoint as LangGraph reads it, with the writes that wait for the next step."""
         parent = None if self.parent is None else place._replace(id=self.parent).config
         return CheckpointTuple(
             place._replace(id=self.id).config,
@@ -174,14 +174,14 @@ class StoredCheckpoint(Note):
 
     @property
     def key(self) -> Key:
-        """The name of this version, by which it is found."""
+        """The key by which this version is found."""
         assert self.id is not None
         return Key(self.id, self.parent or "")
 
     def moved(self, head: AgentSession, place: Place, latest: str) -> AgentSession:
-        """Return the next version of a session, which is this checkpoint: again, or in another thread.
+        """Return the next version of a session, which has this checkpoint again or in another thread.
 
-        The greatest id there has to be given. Whatever order they are in, lists sort them.
+        `latest` is the greatest id there. Checkpoints may be moved in any order, so lists have to sort them.
         """
         own = {"thread": place.thread, "ns": place.ns, "version": head.version + 1}
         note = {**self._note, **own, "latest": latest, "in_order": False}
@@ -191,10 +191,10 @@ class StoredCheckpoint(Note):
 
 
 class NewCheckpoint(NamedTuple):
-    """A checkpoint that is to be saved."""
+    """A checkpoint to be saved."""
 
     place: Place
-    """Where its parent is."""
+    """The place of its parent."""
     checkpoint: Checkpoint
     metadata: CheckpointMetadata
     new_versions: ChannelVersions
@@ -211,15 +211,15 @@ class NewCheckpoint(NamedTuple):
         return self.place._replace(id=self.id).config
 
     def branches_off(self) -> bool:
-        """Return whether somebody has asked for another branch."""
+        """Tell whether the caller has asked for another branch."""
         return self.metadata.get("source") in ("fork", "update")
 
     def on_top_of(
         self, head: StoredCheckpoint, base: StoredCheckpoint, view: Transcript, codec: Codec
     ) -> tuple[AgentSession, View]:
-        """Return the session's next version: what is the same in the base is not stored again.
+        """Return the session's next version. Values that are the same in the base are not stored again.
 
-        The messages are compared with a view, which is the base's or that of the graph that has called this one.
+        The messages are compared with `view`, which is the base's or that of the calling graph.
         """
         values = self.checkpoint["channel_values"]
         same = self._same_as(base, codec)
@@ -242,7 +242,7 @@ class NewCheckpoint(NamedTuple):
         return head.session.with_state(state.with_context(context)), drawn
 
     def _same_as(self, base: StoredCheckpoint, codec: Codec) -> set[str]:
-        """Return the channels that nobody has written to since the base, which has to be the parent."""
+        """Return the channels that have not been written since the base. The base has to be the parent."""
         if base.id is None or base.id != self.place.id:
             return set()
         then = base.channel_versions(codec)
@@ -264,12 +264,13 @@ class NewCheckpoint(NamedTuple):
             "in_order": head.is_in_order and (head.latest is None or head.latest <= self.id),
             "shown": shown,
             "checkpoint": kept(rest, codec.serde),
+            # Never encrypted, since lists are filtered by it.
             "metadata": kept(metadata, PLAIN),
         }
 
 
 def emptied(session: AgentSession) -> AgentSession:
-    """Return the next version of a session that has no checkpoint any more."""
+    """Return the next version of a session, without a checkpoint."""
     own = {key: value for key, value in session.state.metadata.items() if not _is_ours(key)}
     context = replace(session.state.context, transcript=Transcript(), metadata=own)
     return session.with_state(session.state.with_context(context))
@@ -282,7 +283,7 @@ def _is_ours(key: str) -> bool:
 def writes_entry(
     place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str, serde: SerializerProtocol
 ) -> Entry:
-    """Return the writes of a task as an entry of the record."""
+    """Return the writes of a task as an entry for the record."""
     told = [
         [WRITES_IDX_MAP.get(channel, at), channel, kept(value, serde)] for at, (channel, value) in enumerate(writes)
     ]
@@ -297,13 +298,14 @@ def are_writes(entry: JournalEntry) -> bool:
 def read_writes(entries: Iterable[JournalEntry], serde: SerializerProtocol) -> list[PendingWrite]:
     """Return the writes of a checkpoint's tasks in LangGraph's order.
 
-    What a task has written stays if the task writes again; errors, interrupts and answers to them are replaced.
+    If a task writes again, its first writes stay. Errors, interrupts and answers to them are replaced.
     """
     found: dict[tuple[str, int], tuple[str, str, JSON]] = {}
     for entry in entries:
         if not are_writes(entry):
             continue
         body: Any = entry.body
+        # LangGraph gives the channels of errors, interrupts and answers negative indexes.
         replaces = all(at < 0 for at, _, _ in body["writes"])
         for at, channel, value in body["writes"]:
             if replaces or (body["task"], at) not in found:

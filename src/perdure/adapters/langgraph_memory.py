@@ -1,4 +1,4 @@
-"""A memory in a `BaseStore` of LangGraph: for those who keep their agents' memories there, with its own search."""
+"""A memory in a `BaseStore` of LangGraph, for agents whose memories are kept there. It uses that store's search."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PAGE, _MOST = 100, 1_000
 
 
 class LangGraphMemory:
-    """Remembers and recalls in a `BaseStore`, each owner in a namespace of its own.
+    """A memory in a `BaseStore`, with a namespace for each owner.
 
         recall(LangGraphMemory(InMemoryStore(index={…})))
 
-    A store with an index ranks by meaning. One without returns everything, of which what has a word of the question is
-    taken, among the newest 1,000. What is kept there is not erased by `erase_owner`: see `forget`.
+    A store with an index ranks by meaning. In a store without one, texts with a word of the query are found among the
+    first 1,000 that it lists. `erase_owner` does not erase what is kept there: see `forget`.
     """
 
     def __init__(self, store: BaseStore, *, namespace: Sequence[str] = ("perdure", "memory")) -> None:
@@ -34,9 +34,10 @@ class LangGraphMemory:
         self._namespace = tuple(namespace)
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Keep a text under an id of its own, or under that of the call in its metadata."""
+        """Keep a text under the id of the call in its metadata, or else under a new id. Return the key."""
         expect_text(text, "$.text", blank=False)
         call = metadata.get("call_id")
+        # A call that is carried out again replaces what it has kept.
         key = f"call-{call}" if isinstance(call, str) else new_id()
         await self._store.aput(self._of(owner), key, {"text": text, "metadata": thawed(dict(metadata))})
         return key
@@ -51,8 +52,9 @@ class LangGraphMemory:
         return [_remembered(item) for item in found if isinstance(item.value.get("text"), str)][:limit]
 
     async def forget(self, owner: str | None = None) -> int:
-        """Erase all that is remembered of an owner. Return how many texts that were."""
+        """Erase all that is remembered of an owner. Return the number of texts erased."""
         count, namespace = 0, self._of(owner)
+        # Always the first page: the texts before it have been erased.
         while found := await self._store.asearch(namespace, limit=_PAGE):
             for item in found:
                 await self._store.adelete(item.namespace, item.key)
@@ -70,8 +72,9 @@ class LangGraphMemory:
         return sorted((item for item in found if fits[id(item)]), key=lambda item: (-fits[id(item)], item.key))
 
     def _of(self, owner: str | None) -> tuple[str, ...]:
-        """Return the namespace of an owner. Labels have no dots, and nobody's name is that of those without one."""
+        """Return the namespace of an owner. It never equals that of texts without an owner."""
         check_owner(owner)
+        # A label must not have a dot, which `quote` leaves as it is.
         whose = ("nobody",) if owner is None else ("owner", quote(owner, safe="").replace(".", "%2E"))
         return (*self._namespace, *whose)
 

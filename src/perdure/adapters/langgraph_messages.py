@@ -1,7 +1,7 @@
-"""LangChain's messages in a transcript: what a graph has in its channel of messages, kept as a view over the log.
+"""LangChain's messages in a transcript: a graph's channel of messages is kept as a view over the log.
 
-A view is compared with what the graph has by value, so that a message which was changed in place is noticed, and only
-what is new is serialized and stored.
+A view is compared by value with what the graph has, so a message that was changed in place is noticed. Only what is
+new is serialized and stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perdure.model.value import clean_text
 from perdure.stores.cache import LRU
 
 FORMAT = "langgraph"
-"""The envelopes of messages that are kept as LangGraph's serializer writes them."""
+"""The format of envelopes with a message as LangGraph's serializer writes it."""
 
 _KINDS: Mapping[str, type[BaseMessage]] = {
     kind.model_fields["type"].default: kind
@@ -61,7 +61,7 @@ _KINDS: Mapping[str, type[BaseMessage]] = {
     )
 }
 _FIELDS: Mapping[type[BaseMessage], tuple[str, ...]] = {kind: tuple(kind.model_fields) for kind in _KINDS.values()}
-"""In the order in which pydantic has them."""
+"""The fields of each class, in pydantic's order."""
 _NAMES: Mapping[type[BaseMessage], set[str]] = {kind: set(names) for kind, names in _FIELDS.items()}
 _ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
     (HumanMessage, "user"),
@@ -72,16 +72,16 @@ _ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
 )
 _LONGEST_ID = 200
 _MOST = 100_000
-"""How many messages are remembered. Those of a thread that is used come first."""
+"""The number of messages that are remembered. The ones remembered first are dropped first."""
 _MOST_VIEWS = 32
 _STRETCH = 128
-"""How many messages are compared in one call."""
+"""The number of messages that are compared in one call."""
 _EXTRA = attrgetter("__pydantic_extra__")
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-# What pydantic gives a model that it makes without validation.
+# The attributes that pydantic sets on a model that it makes without validation.
 _set_fields, _set_names, _set_extra, _set_private = (
     vars(BaseModel)[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
@@ -89,15 +89,15 @@ _set_fields, _set_names, _set_extra, _set_private = (
 
 
 def are_messages(value: Any) -> bool:
-    """Return whether a channel has what a transcript can keep: a list of messages and nothing else."""
+    """Tell whether a channel's value can be kept in a transcript: a list of messages and nothing else."""
     return type(value) is list and all(issubclass(kind, BaseMessage) for kind in set(map(type, value)))
 
 
 class Mold:
-    """One message taken apart: equal ones are made of it quickly, and others compared with it.
+    """One message taken apart. Equal ones are made of it quickly, and others are compared with it.
 
-    pydantic would take ten times as long to make one, and LangGraph wants all of a thread's for each turn. Texts are
-    shared by all that are made, since nobody can change them.
+    pydantic would take ten times as long to make one, and LangGraph wants all of a thread's for each turn. All that are
+    made share their texts, which cannot be changed.
     """
 
     __slots__ = ("_empty", "_extra", "_kind", "_names", "_nested", "_packed", "fields", "plain_kind")
@@ -108,10 +108,10 @@ class Mold:
         self._extra = {key: value for key, value in data.items() if key not in _NAMES[kind]}
         self._names = _NAMES[kind] | self._extra.keys() if self._extra else _NAMES[kind]
         self.plain_kind = None if self._extra else kind
-        """Its class, if its fields are all there is to it."""
+        """Its class, or None if it has more than its fields."""
         nested = {key: value for key, value in self.fields.items() if type(value) not in _SCALARS}
         self._empty = tuple((key, type(value)) for key, value in nested.items() if not value)
-        """The fields that are empty lists and objects, as most nested ones are: these are made, and not unpacked."""
+        """The fields that are empty lists and objects, as most nested ones are. They are made, not unpacked."""
         full = {key: value for key, value in nested.items() if value}
         self._nested = _pack(full) if full else b""
         self._packed = _pack(self._extra)
@@ -122,7 +122,7 @@ class Mold:
         return own_id
 
     def make(self) -> BaseMessage:
-        """Return a message of its own, which its receiver may change."""
+        """Return a new message, which the receiver may change."""
         made: BaseMessage = object.__new__(self._kind)
         own = self.fields.copy()
         for key, kind in self._empty:
@@ -130,25 +130,25 @@ class Mold:
         if self._nested:
             own |= _unpack(self._nested)
         _set_fields(made, own)
-        # One for all of a kind: it has every field in it, so that a message which is changed leaves it as it is.
+        # All of a kind share one set. It has every field already, so no change of a message adds to it.
         _set_names(made, self._names)
         _set_extra(made, _unpack(self._packed) if self._extra else {})
         _set_private(made, None)
         return made
 
     def is_of(self, message: BaseMessage) -> bool:
-        """Return whether a message says just this."""
+        """Tell whether a message is equal to this one."""
         if type(message) is not self._kind:
             return False
         if message.__dict__ == self.fields:
             return (message.__pydantic_extra__ or {}) == self._extra
-        # A tuple, say, is a list once it has been stored. Few get here: what is new has another id.
+        # A tuple, for example, has become a list in the store. Few messages get here: a new one has another id.
         data = _data_of(message) if message.id == self.id else None
         return data == self.fields | self._extra
 
 
 class Original:
-    """A message that is more than JSON, such as one of a class of the user's own: the same, by copies."""
+    """A message that is more than JSON, such as one of a user's own class. It is copied, and not taken apart."""
 
     __slots__ = ("_message",)
     plain_kind = None
@@ -172,11 +172,11 @@ class Original:
 
 Cast = Mold | Original
 Casts = tuple[Cast, ...]
-"""What one message of a store stands for: several, if perdure has put several results of tools into it."""
+"""The messages that a stored one stands for: several, if perdure has put several results of tools into it."""
 
 
 class Shown:
-    """What the messages of a view stand for, in columns, so that very many are compared in a few calls."""
+    """The casts of a view's messages, in columns: very many are compared in a few calls."""
 
     __slots__ = ("_fields", "_kinds", "casts")
 
@@ -192,13 +192,13 @@ class Shown:
         self._fields += [each[0].fields if each else {} for each in casts]
 
     def first(self, count: int) -> Shown:
-        """Return the first of these, to be extended."""
+        """Return a copy of the first of these, which may be extended."""
         shown = Shown()
         shown.casts, shown._kinds, shown._fields = self.casts[:count], self._kinds[:count], self._fields[:count]
         return shown
 
     def common(self, wanted: Sequence[BaseMessage]) -> int:
-        """Return how many of these come first in what is wanted. It may be a few less: it looks at stretches."""
+        """Return how many of these come first in `wanted`. It may be a few less, since whole stretches are compared."""
         place, most = 0, min(len(self.casts), len(wanted))
         while place < most and self._has(place, wanted[place : min(place + _STRETCH, most)]):
             place += _STRETCH
@@ -214,29 +214,29 @@ class Shown:
 
 
 class View(NamedTuple):
-    """A view to be saved, and what the messages at its end stand for that are not in the log yet."""
+    """A view to be saved, and the casts of those messages at its end that are not in the log yet."""
 
     transcript: Transcript
     new: Sequence[Cast] = ()
     shown: Shown | None = None
-    """What all its messages stand for, where that had to be found out."""
+    """The casts of all its messages, if they had to be found."""
 
 
 class MessageViews:
-    """The channel of messages as views, with what was found out about the messages of a store so far."""
+    """The channel of messages as views, with what is known so far about the messages of a store."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Message, Casts]] = {}
-        """By the identity of a stored message, which is kept with it so that no other takes its place."""
+        """By the identity of a stored message, which is kept here too: no other object can get its identity."""
         self._shown: LRU[int, tuple[Transcript, Shown]] = LRU(_MOST_VIEWS)
         """By the identity of a view, in the same way."""
 
     def messages(self, view: Transcript, serde: SerializerProtocol) -> list[BaseMessage]:
-        """Return the messages that a view shows. They are the caller's own."""
+        """Return the messages that a view shows. The caller may change them."""
         return [cast.make() for casts in self._shown_by(view, serde).casts for cast in casts]
 
     def view(self, base: Transcript, wanted: Sequence[BaseMessage], serde: SerializerProtocol) -> View:
-        """Return a view of these messages that takes from another what it has of them. Only what is new is stored."""
+        """Return a view of these messages that reuses what `base` has of them. Only what is new is stored."""
         known = self._shown_by(base, serde)
         place, at = _common(known, wanted)
         beginning = base.cut(0, place)
@@ -253,7 +253,8 @@ class MessageViews:
         return View(Transcript(pieces), new, shown)
 
     def remember(self, saved: Transcript, view: View) -> None:
-        """Take note of what the messages of a view stand for, once it is saved: they need not be read then."""
+        """Remember the casts of a view that has been saved, so that its messages need not be read."""
+        # The new messages are the last ones of the view.
         for stored, cast in zip(reversed(saved), reversed(view.new), strict=False):
             self._keep(stored, (cast,))
         if view.shown is not None:
@@ -279,7 +280,7 @@ class MessageViews:
 
 
 def _common(known: Shown, wanted: Sequence[BaseMessage]) -> tuple[int, int]:
-    """Return how many of what is known comes first in what is wanted, and how many messages that is."""
+    """Return how many of the known casts come first in `wanted`, and how many messages they stand for."""
     place = at = end = known.common(wanted)
     for casts in known.casts[place:]:
         for cast in casts:
@@ -293,7 +294,7 @@ def _common(known: Shown, wanted: Sequence[BaseMessage]) -> tuple[int, int]:
 def _found(
     known: Sequence[Casts], place: int, wanted: Sequence[BaseMessage]
 ) -> Iterator[tuple[tuple[int, int], list[BaseMessage]]]:
-    """Yield stretches of what is known from a place on that is wanted, each with the new messages that come after."""
+    """Yield the stretches of `known` from a place on that are wanted, each with the new messages that follow."""
     ahead = _places(known, place)
     start = stop = place
     new: list[BaseMessage] = []
@@ -311,7 +312,7 @@ def _found(
 
 
 def _places(known: Sequence[Casts], place: int) -> dict[str | None, list[int]]:
-    """Return where messages are, by their ids, from a place on. One that stands for several is left out."""
+    """Return the places of messages by their ids, from a place on. One that stands for several is left out."""
     places: dict[str | None, list[int]] = {}
     for at in range(place, len(known)):
         if len(known[at]) == 1:
@@ -320,8 +321,9 @@ def _places(known: Sequence[Casts], place: int) -> dict[str | None, list[int]]:
 
 
 def _drawn(message: BaseMessage, serde: SerializerProtocol) -> tuple[Message, Cast]:
-    """Return a message as it goes to the log: in readable parts if it can be, and its serializer does not hide it."""
+    """Return a message for the log and its cast. Its parts are readable if it is JSON and not encrypted."""
     data, is_clear = _data_of(message), is_readable(serde)
+    # A copy, since the graph may change its own message later.
     cast: Cast = Original(copy.deepcopy(message)) if data is None else Mold(type(message), data)
     if data is not None and is_clear:
         return FORM.message({"type": message.type, "data": data}), cast
@@ -332,7 +334,7 @@ def _drawn(message: BaseMessage, serde: SerializerProtocol) -> tuple[Message, Ca
 
 
 def _casts_of(stored: Message, serde: SerializerProtocol) -> Casts:
-    """Return what a stored message stands for: several messages, if perdure has put several results into one."""
+    """Return the casts of a stored message: several, if perdure has put several results into it."""
     envelope = stored.parts[-1] if stored.parts else None
     if type(envelope) is Envelope and envelope.format == FORMAT:
         return (_cast_of(value_of(envelope.body, serde)),)
@@ -340,14 +342,14 @@ def _casts_of(stored: Message, serde: SerializerProtocol) -> Casts:
 
 
 def _cast_of(message: Any) -> Cast:
-    if not isinstance(message, BaseMessage):  # a serializer that may not make it gives its data
+    if not isinstance(message, BaseMessage):  # a serializer that must not make its class returns its data
         return _mold({"type": message["type"], "data": message})
     data = _data_of(message)
     return Original(message) if data is None else Mold(type(message), data)
 
 
 def _data_of(message: BaseMessage) -> dict[str, Any] | None:
-    """Return a message's data, if that is all there is to it: a class of LangChain's own, and JSON."""
+    """Return a message's data, or None if it is not JSON or its class is not LangChain's own."""
     if _KINDS.get(message.type) is not type(message):
         return None
     data: dict[str, Any] | None = plain_data(message.model_dump())
@@ -355,12 +357,12 @@ def _data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def _mold(item: Any) -> Cast:
-    """Return an item's mold. One that is not as LangChain writes it today goes through its validation once."""
+    """Return an item's mold. LangChain validates it once if it lacks fields that LangChain writes today."""
     kind = _KINDS.get(item["type"], ChatMessage)
     data = item["data"]
     if not data.keys() >= _NAMES[kind]:
         data = kind(**data).model_dump()
     try:
         return Mold(kind, data)
-    except (ValueError, OverflowError):  # half a character, or a huge number
+    except (ValueError, OverflowError):  # a lone surrogate, or a huge number
         return Original(kind(**data))

@@ -1,4 +1,4 @@
-"""LangGraph's threads in a store. What is here runs where the store lives: see `Home`."""
+"""LangGraph's threads in a store. This code runs in the store's event loop: see `Home`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from perdure.stores.cache import LRU
 
 _PAGE = 50
 _NOTHING = ""
-"""Stands for the checkpoint that a run begins from if its thread has none."""
+"""The id that stands for the beginning of a thread without checkpoints."""
 _MOST_SEEN = 4096
-"""How many checkpoints are remembered that runs have begun from."""
+"""The number of remembered checkpoints that runs have begun from."""
 
 
 class Listed(NamedTuple):
-    """A checkpoint in a list: where it is, and the version that keeps it."""
+    """A checkpoint in a list: its place, and the version that keeps it."""
 
     place: Place
     version: int
@@ -45,23 +45,23 @@ class Listed(NamedTuple):
 
 
 class Threads:
-    """The threads of one saver: loads checkpoints and saves them."""
+    """The threads of one saver, with the verbs that load and save checkpoints."""
 
     def __init__(self, home: Home, *, strict: bool) -> None:
         self._home = home
         self._store = home.store
         self._strict = strict
         self._seen: LRU[tuple[SessionId, str], int] = LRU(_MOST_SEEN)
-        """By session and checkpoint: since which version the view was shown that a run has begun with."""
+        """By session and checkpoint, the version that first showed the view which a run has begun with."""
         self._asked_for: LRU[tuple[SessionId, str], bool] = LRU(_MOST_SEEN)
-        """The checkpoints that were asked for by their ids: who goes on from one of them wants a branch."""
+        """The checkpoints that were asked for by their ids. A run that continues from one of them wants a branch."""
 
     def id_of(self, place: Place) -> SessionId:
         """Return the id of the session of a thread, or of a namespace in it."""
         return self._home.id_of(place.thread, place.ns) if place.ns else self._home.id_of(place.thread)
 
     async def get(self, place: Place, codec: Codec) -> CheckpointTuple | None:
-        """Return a checkpoint, or the newest; None if there is none."""
+        """Return a checkpoint, or the newest one. Return None if there is none."""
         head = await self._head(place)
         found = None if head is None else await self._at(head, place.id)
         if head is None or found is None or found.id is None:
@@ -79,7 +79,7 @@ class Threads:
         return None if session is None else StoredCheckpoint(session)
 
     async def _at(self, head: StoredCheckpoint, checkpoint_id: str | None) -> StoredCheckpoint | None:
-        """Return the version of a checkpoint, or of the newest one, with what perdure's verbs have changed since."""
+        """Return the version of a checkpoint. The newest one has what perdure's verbs have changed since."""
         wanted = head.latest if checkpoint_id is None else checkpoint_id
         if wanted is None or head.id == wanted:
             return head
@@ -93,16 +93,17 @@ class Threads:
         return stored if stored is not None and stored.id == checkpoint_id else None
 
     async def _version(self, session_id: SessionId, version: int) -> AgentSession | None:
-        """Return a version of a session; None if it is not there, or was pruned."""
+        """Return a version of a session, or None if it does not exist or was pruned."""
         with suppress(VersionForgotten):
             return await self._store.load(session_id, version)
         return None
 
     async def _before_fork(self, head: StoredCheckpoint, checkpoint_id: str) -> StoredCheckpoint | None:
-        """Return a checkpoint of the thread that this one was forked from, if it was there at that time."""
+        """Return a checkpoint of the thread that this one was forked from, if it existed at that time."""
         session = head.session
         while (origin := forked_from(session.info)) is not None:
             first = await self._version(session.id, 1)
+            # Version 1 of a fork shows what the other thread had at that time.
             latest = None if first is None else StoredCheckpoint(first).latest
             if latest is None or checkpoint_id > latest:
                 return None
@@ -114,7 +115,7 @@ class Threads:
         return None
 
     async def _writes(self, head: StoredCheckpoint, found: StoredCheckpoint) -> Sequence[JournalEntry]:
-        """Return what the tasks of a checkpoint have written."""
+        """Return the writes of a checkpoint's tasks."""
         assert found.id is not None
         own = await self._store.read(head.session.id, run=found.id)
         if found.session.id != head.session.id:
@@ -124,9 +125,9 @@ class Threads:
         return [*await self._writes_before_fork(found), *own]
 
     async def _writes_before_fork(self, first: StoredCheckpoint) -> Sequence[JournalEntry]:
-        """Return what waited at the checkpoint that a thread was forked at: an interrupt, say, that is answered here.
+        """Return the writes that waited at the checkpoint of a fork, such as an interrupt that is answered here.
 
-        If the other thread had gone on from there already, nothing waited.
+        If the other thread had already continued from there, nothing waited.
         """
         info = first.session.info
         origin = forked_from(info)
@@ -143,8 +144,9 @@ class Threads:
         return [entry for entry in entries if are_writes(entry) and entry.body["at"] <= forked_at]
 
     async def put(self, new: NewCheckpoint, codec: Codec) -> None:
-        """Save a checkpoint. SessionConflict if another run has gone on from where this one began."""
+        """Save a checkpoint. Raise SessionConflict if another run has continued from where this one began."""
         while True:
+            # Read before the caller's view: a new subgraph must not show what is erased from now on.
             erasures = await self._store.erasures() if new.place.ns else None
             head = StoredCheckpoint(await self._session(new.place, new))
             self._require_newest(head, new)
@@ -153,13 +155,13 @@ class Threads:
             try:
                 saved = await self._saved(session, Key(new.id, new.place.id or ""), erasures)
             except SessionConflict:
-                continue  # somebody came first: look again at what there is
+                continue  # another writer came first: read the session again
             codec.views.remember(saved.state.transcript, drawn)
             self._seen.keep((saved.id, new.id), saved.state.shown_since)
             return
 
     async def _session(self, place: Place, new: NewCheckpoint | None = None) -> AgentSession:
-        """Return the session of a namespace; a new one, of version 0, if there is none. That of its caller is there."""
+        """Return the session of a namespace, or a new one at version 0. The session of its caller then exists."""
         session = await self._home.load(self.id_of(place))
         if session is not None:
             return session
@@ -178,27 +180,28 @@ class Threads:
         )
 
     async def _saved(self, session: AgentSession, key: Key, erasures: int | None = None) -> AgentSession:
-        """Save a session, or create it: not if something was erased since what it shows of others was read."""
+        """Save a session, or create it unless something was erased since it read what it shows of others."""
         if session.version:
             return await self._store.save(session, key=key)
         return await self._store.create(session, key=key, erasures=erasures)
 
     async def _opened(self, place: Place) -> AgentSession:
-        """Return the session of a namespace, which is created empty if it is not there yet."""
+        """Return the session of a namespace, which is created empty if it is missing."""
         while True:
             session = await self._session(place)
             if session.version:
                 return session
             with suppress(SessionConflict):
+                # On a conflict it has been created meanwhile, and is read in the next round.
                 return await self._store.create(session)
 
     async def _base(self, head: StoredCheckpoint, parent: str | None) -> StoredCheckpoint:
-        """Return the version that a new checkpoint is compared with: its parent's, if there is one."""
+        """Return the version that a new checkpoint is compared with: its parent's, or else the newest."""
         found = None if parent is None else await self._at(head, parent)
         return head if found is None else found
 
     async def _view(self, place: Place, base: StoredCheckpoint) -> Transcript:
-        """Return the view that messages are compared with. A subgraph begins with those that its caller hands it."""
+        """Return the view that messages are compared with. A subgraph begins with the messages of its caller."""
         if base.shown is None and place.ns:
             caller = await self._head(place.outer)
             if caller is not None:
@@ -206,7 +209,7 @@ class Threads:
         return base.session.state.transcript
 
     def _require_newest(self, head: StoredCheckpoint, new: NewCheckpoint) -> None:
-        """Raise SessionConflict if a run would go on beside another, and nobody has asked for a branch."""
+        """Raise SessionConflict if a run would continue beside another without having asked for a branch."""
         parent, session = new.place.id, head.session
         if not self._strict or new.place.ns or head.latest is None or new.id == head.id or new.branches_off():
             return
@@ -223,7 +226,7 @@ class Threads:
             raise SessionConflict(session.id, session.version, session.version, reason, advice)
 
     async def note(self, place: Place, entry: Entry) -> None:
-        """Put what a task has written on record. It may come before the checkpoint that it belongs to."""
+        """Put the writes of a task on record. They may come before the checkpoint that they belong to."""
         try:
             await self._store.note(self.id_of(place), [entry])
         except SessionNotFound:
@@ -243,6 +246,7 @@ class Threads:
         found: list[Listed] = []
         for session in await self._sessions(place, every_ns=every_ns):
             found += await self._in_session(session, wanted, limit)
+        # LangGraph's ids ascend with time, so the greatest is the newest.
         found.sort(key=lambda each: each.place.id or "", reverse=True)
         return found if limit is None else found[: max(limit, 0)]
 
@@ -271,7 +275,7 @@ class Threads:
         return ids
 
     async def _in_session(self, head: StoredCheckpoint, wanted: _Wanted, limit: int | None) -> list[Listed]:
-        """Return the checkpoints of one session that match: if their ids are in order, no more than are asked for."""
+        """Return the checkpoints of one session that match. If their ids are in order, stop at `limit`."""
         found: list[Listed] = []
         place = self._place_of(head.session)
         async for stored in self._checkpoints(head):
@@ -282,12 +286,12 @@ class Threads:
         return found
 
     def _place_of(self, session: AgentSession) -> Place:
-        """Return where a session is: a fork is a thread of its own, whatever the one before it was called."""
+        """Return the place of a session. A fork is a thread of its own, and does not have its original's name."""
         place = Place(*StoredCheckpoint(session).names)
         return place if self.id_of(place) == session.id else Place(session.info.name or session.id)
 
     async def _checkpoints(self, head: StoredCheckpoint) -> AsyncIterator[Note]:
-        """Yield the checkpoints of a session, the last first: each as it was saved, and the head's as it is now."""
+        """Yield the checkpoints of a session, the last first. Each is as it was saved, and the head's as it is now."""
         met: set[str | None] = {None, head.id}
         if head.id is not None:
             yield head
@@ -301,7 +305,7 @@ class Threads:
             before = heads[-1].info.version
 
     async def listed(self, listed: Listed, codec: Codec) -> CheckpointTuple | None:
-        """Return a checkpoint of a list; None if it has been deleted meanwhile."""
+        """Return a checkpoint of a list, or None if it has been deleted meanwhile."""
         session = await self._version(listed.session_id, listed.version)
         head = await self._store.load(listed.session_id)
         if session is None or head is None:
@@ -310,7 +314,7 @@ class Threads:
         return stored.tuple_at(listed.place, await self._writes(StoredCheckpoint(head), stored), codec)
 
     async def history(self, place: Place, channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
-        """Return what was written to channels before a checkpoint, back to where each has a value of its own."""
+        """Return the writes to channels before a checkpoint, back to where each has a value of its own."""
         writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
         head = await self._head(place)
@@ -328,14 +332,14 @@ class Threads:
         return {channel: _history(writes[channel], seeds, channel) for channel in channels}
 
     async def delete(self, thread: str) -> None:
-        """Erase a thread and all its namespaces, in one commit. SessionBusy if one of them is being run by perdure."""
+        """Erase a thread and its namespaces in one commit. Raise SessionBusy if perdure is running one of them."""
         try:
             await self._store.delete_tree(self.id_of(Place(thread)))
-        except SessionNotFound:  # there may be namespaces all the same, whose thread has no checkpoint yet
+        except SessionNotFound:  # the thread has no checkpoint yet, but its namespaces may have some
             await self._store.delete_many(await self.tree(thread))
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy a thread with all its namespaces. What was said is not stored again. SessionConflict if there is one."""
+        """Copy a thread and its namespaces. Messages are not stored again. Raise SessionConflict if `target` exists."""
         if await self._store.exists(self.id_of(Place(target))):
             raise SessionConflict(self.id_of(Place(target)), 0, None)
         for session_id in await self.tree(source):
@@ -353,7 +357,7 @@ class Threads:
             await self._store.note(copied.id, [Entry(each.kind, each.body, each.run) for each in entries])
 
     async def keep_latest(self, thread: str) -> None:
-        """Erase all checkpoints of a thread but the newest of each namespace, and what that one is made of."""
+        """Erase all checkpoints of a thread except the newest of each namespace, and those that it needs."""
         for session_id in await self.tree(thread):
             session = await self._home.load(session_id)
             if session is not None:
@@ -363,7 +367,7 @@ class Threads:
         latest = await self._at(head, None)
         if latest is None or latest.id is None:
             return
-        if latest.session is not head.session:  # the newest version is of an older checkpoint, which goes
+        if latest.session is not head.session:  # the newest version has an older checkpoint, which is erased
             await self._keep_only(head.session, [latest])
             return
         await self._store.forget(head.session.id, before=await self._oldest_needed(head, latest))
@@ -380,7 +384,7 @@ class Threads:
         return oldest
 
     async def delete_runs(self, run_ids: Collection[str]) -> None:
-        """Erase the checkpoints that runs have made, in all threads."""
+        """Erase the checkpoints that these runs have made, in all threads."""
         infos = await self._all_infos()
         for info in sorted(infos, key=lambda each: each.spawn_ref is None):  # subgraphs first
             while True:
@@ -388,7 +392,7 @@ class Threads:
                     await self._delete_runs_in(info.id, run_ids)
                     break
                 except SessionConflict:
-                    continue  # somebody has saved it meanwhile
+                    continue  # another writer has saved it meanwhile
 
     async def _delete_runs_in(self, session_id: SessionId, run_ids: Collection[str]) -> None:
         session = await self._home.load(session_id)
@@ -399,13 +403,15 @@ class Threads:
         if staying:
             await self._keep_only(session, staying)
         elif await self._has_subgraphs(session_id):
+            # The session of a graph stays for its subgraphs, which are below it.
             saved = await self._store.save(emptied(session))
             await self._store.forget(session_id, before=saved.version)
         else:
             await self._store.delete(session_id)
 
     async def _keep_only(self, head: AgentSession, staying: Sequence[Note]) -> None:
-        """Save checkpoints again behind all others, and erase these."""
+        """Save checkpoints again after all others, and erase the others."""
+        # First saved, then erased: a crash in between leaves too much, and never too little.
         await self._save_again(head.id, staying, head, self._place_of(head))
         await self._store.forget(head.id, before=head.version + 1)
 
@@ -424,7 +430,7 @@ class Threads:
 
 
 class _Wanted(NamedTuple):
-    """What a checkpoint has to be like to be listed."""
+    """The conditions for a checkpoint to be listed."""
 
     id: str | None
     filter: Mapping[str, Any]
@@ -449,7 +455,7 @@ def _history(writes: list[PendingWrite], seeds: Mapping[str, Any], channel: str)
 
 
 def _spawn(place: Place, caller: SessionId, new: NewCheckpoint | None) -> SpawnRef:
-    """Return who has called a subgraph: a task of a node, at a checkpoint of the graph around it."""
+    """Return the caller of a subgraph: a task of a node, at a checkpoint of the graph around it."""
     node, _, task = place.ns.rpartition("|")[2].partition(":")
     parents = new.metadata.get("parents", {}) if new is not None else {}
     return SpawnRef(caller, parents.get(place.outer.ns, ""), task or node, node)

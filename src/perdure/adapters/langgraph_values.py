@@ -1,17 +1,17 @@
-"""LangGraph's values as JSON: what its serializer writes as msgpack, in a form that can be read and redacted.
+"""LangGraph's values as JSON: the msgpack of its serializer, in a form that can be read and redacted.
 
 This is a stored format, an object with one of three keys:
 
 | key | what is under it |
 |---|---|
 | `json` | the value itself |
-| `objects` | JSON in which an object of one key that begins with `$` is what JSON cannot say |
-| `data` | whatever else a serializer writes, such as an encrypted text, as base64; its `type` is beside it |
+| `objects` | JSON in which an object of one key that begins with `$` is what JSON cannot express |
+| `data` | anything else that a serializer writes, such as an encrypted text, as base64; its `type` is beside it |
 
 | key in `objects` | what it stands for |
 |---|---|
 | `$` and a number | an object that LangGraph writes under this code: mostly module, name and arguments |
-| `$map` | pairs: an object with other keys than texts, or with one that begins with `$` |
+| `$map` | pairs: an object with keys that are not texts, or with one that begins with `$` |
 | `$bytes` | bytes, as base64 |
 | `$float` | a number that is not finite |
 """
@@ -35,11 +35,11 @@ _ANY_KEY = ormsgpack.OPT_NON_STR_KEYS
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 PLAIN = JsonPlusSerializer()
-"""For what is never encrypted: a checkpoint's metadata, by which lists are filtered."""
+"""The serializer of what is never encrypted: a checkpoint's metadata, by which lists are filtered."""
 
 
 def kept(value: Any, serde: SerializerProtocol) -> dict[str, JSON]:
-    """Return a value as it is stored: readable, unless its serializer writes what nobody else can read."""
+    """Return a value as it is stored. It is readable unless its serializer writes what only it can read."""
     kind, raw = serde.dumps_typed(value)
     told = _told_bytes(raw) if kind == _READABLE else None
     return {"type": kind, "data": base64.b64encode(raw).decode()} if told is None else told
@@ -48,6 +48,7 @@ def kept(value: Any, serde: SerializerProtocol) -> dict[str, JSON]:
 def value_of(stored: Any, serde: SerializerProtocol) -> Any:
     """Return the value that was stored."""
     if "json" in stored:
+        # A copy, since the graph may change it.
         return _decode(_encode(stored["json"]))
     if "objects" in stored:
         return serde.loads_typed((_READABLE, _pack(_read(stored["objects"]))))
@@ -55,21 +56,21 @@ def value_of(stored: Any, serde: SerializerProtocol) -> Any:
 
 
 def is_readable(serde: SerializerProtocol) -> bool:
-    """Return whether a serializer writes what can be told as JSON. One that encrypts does not."""
+    """Tell whether a serializer writes what can be shown as JSON. One that encrypts does not."""
     return serde.dumps_typed("")[0] == _READABLE
 
 
 def plain_data(value: Any) -> JSON | None:
-    """Return a value as the JSON that LangGraph's serializer makes of it; None if there is more to it than that."""
+    """Return a value as the JSON that LangGraph's serializer makes of it, or None if it is more than JSON."""
     try:
         told = _told_bytes(PLAIN.dumps_typed(value)[1])
-    except (TypeError, ValueError):  # which ormsgpack's errors are
+    except (TypeError, ValueError):  # ormsgpack's errors are of these classes
         return None
     return None if told is None else told.get("json")
 
 
 def _told_bytes(raw: bytes) -> dict[str, JSON] | None:
-    """Return what msgpack says, as it is stored, if that gives back the same bytes; None if it does not."""
+    """Return msgpack in its stored form, or None if that would not give the same bytes back."""
     objects = _Objects()
     found = ormsgpack.unpackb(raw, ext_hook=objects.met, option=_ANY_KEY)
     if not objects.were_met and is_plain(found):
@@ -86,7 +87,7 @@ def _says_again(told: JSON, raw: bytes) -> bool:
 
 
 class _Object:
-    """Something that msgpack has under a code of LangGraph's."""
+    """A value that msgpack has under a code of LangGraph's."""
 
     __slots__ = ("body", "code")
 
@@ -96,7 +97,7 @@ class _Object:
 
 
 class _Objects:
-    """Takes the objects in msgpack apart, in place of making them."""
+    """A reader that takes the objects in msgpack apart instead of making them."""
 
     def __init__(self) -> None:
         self.were_met = False
@@ -142,6 +143,7 @@ def _object(tag: str, body: Any) -> Any:
 
 
 def _hashable(key: Any) -> Any:
+    # A key that was a tuple has become a list in JSON.
     return tuple(key) if isinstance(key, list) else key
 
 

@@ -1,8 +1,8 @@
-"""Moulds: a model of pydantic, kept small, so that copies of it can be made quickly.
+"""Moulds: models of pydantic that are kept small and can be copied quickly.
 
-A framework may change what it is handed, so each caller needs a copy. What is kept of a model is its values in a row;
-the names around them are the same in thousands of models, and are kept once. To copy an event of Google ADK so takes a
-fifth of the time that it takes to read it from JSON.
+A framework may change what it is handed, so each caller needs a copy. A mould keeps the values of a model in a row. The
+names around them are the same in thousands of models, and are kept once. To copy an event of Google ADK in this way
+takes a fifth of the time that it takes to read it from JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BaseModel
 M = TypeVar("M", bound=BaseModel)
 Values = Iterator[Any]
 Shape = Callable[[Values], Any]
-"""What makes a copy of the values in a row, and takes no more than its own."""
+"""A function that makes a copy of the next values in a row, and takes only its own."""
 
 _SHAPES = 4096
 _SHARED = frozenset({type(None), bool, int, float, str, bytes})
-"""What cannot be changed, and so is not copied."""
-# What pydantic gives a model that it makes without validation.
+"""The types whose values cannot be changed. They are not copied."""
+# The attributes that pydantic sets on a model that it makes without validation.
 _set_fields, _set_names, _set_extra, _set_private = (
     vars(BaseModel)[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
@@ -33,7 +33,7 @@ _taken: Shape = next
 
 
 class Mould(Generic[M]):
-    """A model of which any number of copies can be made."""
+    """A model that any number of copies can be made of."""
 
     __slots__ = ("_shape", "_values")
 
@@ -49,7 +49,7 @@ class Mould(Generic[M]):
 
 
 def _shape_of(value: Any, values: list[Any]) -> Shape:
-    """Return the shape of a value, and put into the row what the shape takes from it."""
+    """Return the shape of a value, and append to the row what the shape takes from it."""
     kind = type(value)
     if kind is list and value and all(isinstance(item, BaseModel) for item in value):
         return _list_shape(tuple(_shape_of(item, values) for item in value))
@@ -87,13 +87,13 @@ def _model_shape(
     empty: tuple[str, ...],
     inner: tuple[tuple[str, Shape], ...],
 ) -> Shape:
-    """Return what makes models by pydantic's own means, and asks no validator: the one that is kept was checked."""
+    """Return a function that makes models without validation: the model that is kept has been validated."""
     blank: dict[str, Any] = dict.fromkeys(fields)
     new, names = kind.__new__, set(was_set)
 
     def made(values: Values) -> BaseModel:
         model, own = new(kind), blank.copy()
-        own.update(zip(plain, values))  # noqa: B905  # the row goes on with what others take
+        own.update(zip(plain, values))  # noqa: B905  # the row is longer: the rest is for other shapes
         for name in empty:
             own[name] = {}
         for name, shape in inner:

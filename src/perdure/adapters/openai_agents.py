@@ -1,7 +1,7 @@
 """Sessions of the OpenAI Agents SDK: `Runner.run(agent, "…", session=PerdureSession("chat-1"))`.
 
-An item is a message, and `add_items` one version. `pop_item`, `clear_session` and the SDK's own compaction show less,
-and delete nothing: `chat.undo()` and `chat.uncompact()` take them back.
+An item is a message, and `add_items` makes one version. `pop_item`, `clear_session` and the SDK's own compaction show
+less and delete nothing: `chat.undo()` and `chat.uncompact()` take them back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agents.memory.session import _CompactionSnapshot
 
 Change = Callable[[AgentSession], AgentSession]
-"""What is made of a session, any number of times; one that returns what it was given changes nothing."""
+"""A change of a session. It may be called several times. If it returns its argument, nothing is saved."""
 Run = RunContextWrapper[Any] | None
 """The run that a method is called for. The SDK names it to sessions whose methods take a `wrapper`."""
 BY = "openai-agents"
@@ -45,8 +45,8 @@ _AGAIN = "Nothing was saved. Run again: it reads what is there now. `strict=Fals
 class PerdureSession:
     """A session of the OpenAI Agents SDK in a store of perdure, for any event loop, thread or process.
 
-    Appends of several runs come one behind the other. With `strict`, a run that writes after somebody else has
-    written, since it has read, gets SessionConflict instead.
+    Appends of several runs come one after the other. With `strict`, a run gets SessionConflict if another writer has
+    written between its read and its write.
     """
 
     session_id: str
@@ -73,7 +73,7 @@ class PerdureSession:
 
     @property
     def chat(self) -> Chat:
-        """Every verb of perdure for this session. What they change, `get_items` returns as items."""
+        """A chat with every perdure verb for this session. `get_items` returns what they change."""
         return self._home.chat(self._id)
 
     @property
@@ -84,10 +84,10 @@ class PerdureSession:
     async def fork(
         self, session_id: str | None = None, *, at: int | str | None = None, version: int | None = None
     ) -> PerdureSession:
-        """Return a new session that begins with what this one shows; nothing is copied.
+        """Return a new session that begins with what this one shows. Nothing is copied.
 
-        Without an id it gets a new one. `at` is how many messages it begins with, or the id of the last of them;
-        `version` begins from an older view.
+        Without an id it gets a new one. `at` is the number of messages that it begins with, or the id of the last of
+        them. With `version`, it begins from an older view.
         """
         forked = PerdureSession(
             SessionId.generate() if session_id is None else session_id,
@@ -100,7 +100,7 @@ class PerdureSession:
         return forked
 
     async def get_items(self, limit: int | None = None, *, wrapper: Run = None) -> list[TResponseInputItem]:
-        """Return the items that are shown, or the newest of them, oldest first. `limit` is as in SQLiteSession."""
+        """Return the items that are shown, or the newest of them, oldest first. `limit` works as in SQLiteSession."""
         most = resolve_session_limit(limit, self.session_settings)
         if most is None or most < 0:
             return _items(await self._view(wrapper))
@@ -116,28 +116,30 @@ class PerdureSession:
             await self._write(Appending(_messages(items)), wrapper)
 
     async def pop_item(self, *, wrapper: Run = None) -> TResponseInputItem | None:
-        """Return the newest item, and show it no longer; None if nothing is shown."""
+        """Remove the newest item from what is shown and return it. Return None if nothing is shown."""
         popping = Popping()
         await self._write(popping, wrapper)
         return popping.popped
 
     async def clear_session(self, *, wrapper: Run = None) -> None:
-        """Show nothing of what there is. `chat.undo()` shows it again, and `chat.erase()` is for good."""
+        """Hide all items. `chat.undo()` shows them again, and `chat.erase()` erases them for good."""
         await self._write(_cleared, wrapper)
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> _CompactionSnapshot | None:
-        """Return the newest items, and what replaces the last of them if they are the last then still.
+        """Return the newest items, and a function that replaces the last of them if they are still the last then.
 
-        The SDK's compaction asks sessions for it, so that what is added meanwhile is not lost.
+        The SDK's compaction asks sessions for it. Items that are added meanwhile are not lost.
         """
+        # The snapshot is a private class of the SDK. It is imported only when the SDK itself asks for one.
         from agents.memory.session import _CompactionSnapshot
 
         kind = type(self)
         if kind.get_items is not PerdureSession.get_items or kind.add_items is not PerdureSession.add_items:
-            return None  # a subclass may change what is read and written
+            return None  # a subclass may change items when it reads and writes them
         view = await self._view(None)
+        # One more than asked for tells whether there are more.
         shown = [*islice(_newest(view), limit + 1)][::-1]
         newest = shown[-limit:]
 
@@ -151,13 +153,13 @@ class PerdureSession:
         return _CompactionSnapshot([each.item for each in newest], len(shown) <= limit, replace_suffix)
 
     async def _view(self, run: Run, *, last: int | None = None) -> Transcript:
-        """Return what is shown, of which no more than the last has to be read. Note which version a run has seen."""
+        """Return what is shown. With `last`, only its end has to be read. Note the version that the run has seen."""
         session = await self._home.read(self._id, last=last)
         self._seen.note(run, 0 if session is None else session.version)
         return Transcript() if session is None else session.state.transcript
 
     async def _write(self, change: Change, run: Run) -> None:
-        """Save what a change makes of the session. If the caller is cancelled, that is done before it hears of it."""
+        """Change the session and save it. If the caller is cancelled, it hears of that only after the save."""
         await finish_despite_cancel(self._home.run(self._written(change, run)))
 
     async def _written(self, change: Change, run: Run) -> None:
@@ -172,7 +174,7 @@ class PerdureSession:
             try:
                 kept = await self._home.keep(after, whole=False)
             except SessionConflict:
-                continue  # somebody else was quicker: the same again on top of that
+                continue  # a conflict with another writer: apply the change to the newer version
             self._seen.note(run, kept.version)
             return
 
@@ -183,7 +185,7 @@ class PerdureSession:
 
 
 class Seen:
-    """The version that each run has read or written last."""
+    """The versions that runs have last read or written."""
 
     def __init__(self) -> None:
         self._by_run: WeakKeyDictionary[RunContextWrapper[Any], int] = WeakKeyDictionary()
@@ -196,23 +198,23 @@ class Seen:
             self._by_run[run] = version
 
     def by(self, run: Run) -> int | None:
-        """Return the version that a run relies on; None if it has read nothing yet."""
+        """Return the version that a run relies on, or None if it has read nothing yet."""
         return self._outside if run is None else self._by_run.get(run)
 
 
 class Shown(NamedTuple):
-    """An item that a view shows: one of those that a message gives, most of which give one."""
+    """An item that a view shows. Most messages have one item, and some have several."""
 
     item: TResponseInputItem
     message: Message
     place: int
-    """Which of the message's items it is."""
+    """Its index among the message's items."""
     from_end: int
-    """How many messages stand from here to the end of the view, this one included."""
+    """The number of messages from here to the end of the view, including this one."""
 
 
 def _newest(view: Transcript) -> Iterator[Shown]:
-    """Yield what a view shows, the newest first. No more of it is read than is asked for."""
+    """Yield the items that a view shows, the newest first. Only as many messages are read as are needed."""
     for from_end, message in enumerate(reversed(view), 1):
         items: list[Any] = FORM.items(message)
         for place in range(len(items) - 1, -1, -1):
@@ -231,12 +233,12 @@ def _messages(items: Iterable[Any]) -> tuple[Message, ...]:
 
 
 def _showing(session: AgentSession, view: Transcript) -> AgentSession:
-    """Return a session with a view from which something is gone: no run waits with what may be gone."""
+    """Return a session with a shorter view. A run that waited is dropped, since it may need what is gone."""
     return session.with_state(session.state.for_next_execution().with_transcript(view))
 
 
 def _left_of(shown: Shown) -> tuple[Message, ...]:
-    """Return the items that stand before one in the same message, each as a message of its own."""
+    """Return the items before this one in the same message, each as a message of its own."""
     return _messages(FORM.items(shown.message)[: shown.place])
 
 
@@ -245,7 +247,7 @@ def _cleared(session: AgentSession) -> AgentSession:
 
 
 class Appending:
-    """Messages at the end."""
+    """The change that appends messages."""
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
         self._messages = messages
@@ -255,7 +257,7 @@ class Appending:
 
 
 class Popping:
-    """The last item taken away. Messages without items, behind it, go with it."""
+    """The change that removes the last item. Messages without items that follow it are removed too."""
 
     popped: TResponseInputItem | None = None
 
@@ -271,7 +273,7 @@ class Popping:
 
 
 class Replacing:
-    """Other messages in the place of the last items, if these are still the last. `chat.uncompact()` takes it back."""
+    """The change that replaces the last items, if they are still the last. `chat.uncompact()` takes it back."""
 
     is_done = False
 
@@ -302,7 +304,7 @@ class Replacing:
         return [(each.message, each.place) for each in now] == [(each.message, each.place) for each in self._replaced]
 
     def _expired(self, view: Transcript) -> int:
-        """Return how many messages at the beginning of a view have nothing but items that have expired."""
+        """Return how many messages at the beginning of a view have only expired items."""
         is_expired = self._is_expired
         if is_expired is None:
             return 0

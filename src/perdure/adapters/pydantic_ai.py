@@ -1,8 +1,8 @@
 """Conversations of Pydantic AI kept by perdure: `store = PerdureConversationStore()`.
 
-A conversation is a session, and an entry a message with the entry's id. A save is a version, whose metadata has the
-record. A fork is a child session that shows the parent's messages where they are. A branch that was left is an older
-version: the record says which. An entry's parent is the one before it in the view, so it is stored nowhere.
+A conversation is a session, and an entry is a message with the entry's id. A save is a version, and its metadata has
+the record. A fork is a child session that shows the parent's messages where they are. A branch that was left is an
+older version, which the record names. An entry's parent is the one before it in the view, and is not stored.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _RECORDS = TypeAdapter(list[ConversationRecord], config=ConfigDict(ser_json_byte
 
 
 class PerdureConversationStore(ConversationStore):
-    """Keeps conversations of Pydantic AI as sessions.
+    """A conversation store that keeps conversations of Pydantic AI as sessions.
 
     `store` is a URL or a store; without one it is the store that the command line uses. An `owner` sees no other's
-    conversations. `delete` erases: what no fork shows is gone, with all versions.
+    conversations. `delete` erases all versions of a conversation, except what its forks show.
     """
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("pydantic-ai", store, owner=owner)
         self._tips: LRU[str, _Place] = LRU(_REMEMBERED)
-        """Where the histories end that records have named: their readers come with nothing but the entry's id."""
+        """The places where the histories of records end. Their readers know only the id of the last entry."""
 
     def chat(self, conversation_id: str) -> Chat:
-        """Return every verb of perdure for a conversation: fork, undo, compact, search, redact and so on."""
+        """Return a chat with every perdure verb for a conversation: fork, undo, compact, search, redact and so on."""
         return self._home.chat(self._home.id_of(conversation_id))
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
@@ -106,7 +106,7 @@ class PerdureConversationStore(ConversationStore):
         return dataclasses.replace(record, conversation_id=conversation_id)
 
     async def _changed(self, note: _Note, session: AgentSession) -> ConversationRecord:
-        """Return the record of a session that a verb of perdure has saved last."""
+        """Return the record of a session whose last save was by a perdure verb."""
         head_id = _tip(session.state.transcript)
         is_same_head = head_id == note.record.head_id
         record = dataclasses.replace(
@@ -149,7 +149,7 @@ class PerdureConversationStore(ConversationStore):
         return sorted(found, key=lambda record: record.updated_at, reverse=True)
 
     async def _listed(self, head: SessionHead) -> list[ConversationRecord]:
-        """Return the record that a head has. Only if a verb of perdure came last, the session is read for it."""
+        """Return the record in a head. The session is read only if its last save was by a perdure verb."""
         note = _Note(head.info, head.metadata)
         if not note.is_outdated:
             return [note.record]
@@ -157,7 +157,7 @@ class PerdureConversationStore(ConversationStore):
         return [] if session is None else [await self._record_of(session, self._conversation_of(session, note))]
 
     def _conversation_of(self, session: AgentSession, note: _Note) -> str:
-        """Return the id of a conversation. That of a fork that perdure has made is the name it was given there."""
+        """Return the id of a conversation. A fork that perdure has made has the id that it got there."""
         if note.is_of(session.info):
             return note.record.conversation_id
         return session.id if self._home.owner is None else session.id.removeprefix(mark_of(self._home.owner))
@@ -166,10 +166,11 @@ class PerdureConversationStore(ConversationStore):
         while True:
             try:
                 return await self._write_once(written, expected_revision)
-            except ErasedMeanwhile:  # a fork has to be made of what is left
+            except ErasedMeanwhile:  # a fork must be made of what is left
                 continue
 
     async def _write_once(self, written: _Written, expected_revision: str | None) -> None:
+        # Read first: the store then refuses a fork of what is erased from now on.
         record, erasures = written.record, await self._home.store.erasures()
         session_id = self._home.id_of(record.conversation_id)
         session = await self._home.load(session_id)
@@ -190,7 +191,7 @@ class PerdureConversationStore(ConversationStore):
         await self._home.store.create(made, erasures=erasures)
 
     async def _place(self, tip: str | None, session: AgentSession | None, forked_from: str | None) -> _Source | None:
-        """Return the view that ends with an entry, None if no session has one."""
+        """Return the view that ends with an entry, or None if no session has one."""
         parent = None
         if session is None and forked_from is not None:
             parent = await self._home.load(self._home.id_of(forked_from))
@@ -203,7 +204,7 @@ class PerdureConversationStore(ConversationStore):
         return await self._anywhere(tip)
 
     async def _anywhere(self, tip: str) -> _Source | None:
-        """Return the view that ends with an entry of which nothing but the id may be known."""
+        """Return the view that ends with an entry about which only the id may be known."""
         place = self._tips.recall(tip)
         session = None if place is None else await self._own(*place)
         view = None if session is None else _cut_after(session.state.transcript, tip)
@@ -217,7 +218,7 @@ class PerdureConversationStore(ConversationStore):
         return None
 
     async def _own(self, session_id: SessionId, version: int | None = None) -> AgentSession | None:
-        """Return a session if it is a conversation that may be seen here."""
+        """Return a session if it is a conversation of this owner that is not deleted."""
         session = await self._home.store.load(session_id, version)
         if session is None or session.status is SessionStatus.DELETED:
             return None
@@ -225,7 +226,7 @@ class PerdureConversationStore(ConversationStore):
         return session if is_own else None
 
     async def _view_to(self, tip: str, session: AgentSession) -> Transcript | None:
-        """Return the view up to an entry, as a session shows it now or in a branch that it has left."""
+        """Return the view up to an entry that a session shows now, or showed in a branch that it has left."""
         view = _cut_after(session.state.transcript, tip)
         left = _Note.of(session).left_at
         for version in sorted({*left.values()}, reverse=True) if view is None else ():
@@ -260,7 +261,7 @@ class _Place(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A view to go on from, and whose it is: None for a conversation that begins."""
+    """A view to continue from, and its session, which is None for a conversation that begins."""
 
     session: AgentSession | None
     view: Transcript
@@ -275,13 +276,13 @@ class _Written(NamedTuple):
 
 
 class _Note:
-    """What the metadata of a session says of its conversation, and whether it still holds."""
+    """The metadata about a session's conversation. It is outdated if a perdure verb has saved the session since."""
 
     def __init__(self, info: AgentSessionInfo, metadata: Mapping[str, Any]) -> None:
         note = metadata.get(_NOTE)
         self._body: Mapping[str, Any] = note if isinstance(note, Mapping) else EMPTY
         self.is_outdated = self._body.get("at") != info.version or not self.is_of(info)
-        # A conversation that perdure's own verbs have changed has a revision for each version, too.
+        # A conversation that perdure's own verbs have changed needs a revision for each version too.
         made_up = f"{info.created_at.isoformat()}.{info.version}"
         self.revision: str = made_up if self.is_outdated else self._body["record"]["revision"]
 
@@ -290,7 +291,7 @@ class _Note:
         return cls(session.info, session.state.metadata)
 
     def is_of(self, info: AgentSessionInfo) -> bool:
-        """Tell whether the note was written for this session. A fork that perdure has made has its parent's."""
+        """Tell whether the note was written for this session. A fork that perdure has made has its parent's note."""
         return self._body.get("session") == info.id
 
     @property
@@ -307,7 +308,7 @@ class _Note:
 
 
 def _noted(session: AgentSession, view: Transcript, record: ConversationRecord) -> AgentSession:
-    """Return a session as its next version: with another view, and the record in its metadata."""
+    """Return the next version of a session, with another view and the record in its metadata."""
     known: dict[str, int] = {**_Note.of(session).left_at} if session.version else {}
     tip = _tip(session.state.transcript) if session.version else None
     if tip is not None:
@@ -326,18 +327,18 @@ def _noted(session: AgentSession, view: Transcript, record: ConversationRecord) 
 
 
 def _brief(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without what says nothing: 0, None and the like, which is what a missing field means."""
+    """Return a record without empty fields such as 0 and None, which is what a missing field means."""
     brief = {key: value for key, value in told.items() if value or key == "head_id"}
     return {**brief, "usage": {key: value for key, value in told["usage"].items() if value}}
 
 
 def _mark(scope: str) -> str:
-    """Return what lists are narrowed by: a scope may be longer than an index takes."""
+    """Return the value that lists are narrowed by. A scope itself may be too long for an index."""
     return str(SessionId.of(scope))
 
 
 def _chain_to(head_id: str | None, entries: Sequence[ConversationEntry]) -> list[ConversationEntry]:
-    """Return new entries as the end of a history. Each of them has to lead to its head."""
+    """Return new entries as the end of a history. Raise InvalidData if one of them does not lead to its head."""
     new = {entry.id: entry for entry in entries}
     chain: list[ConversationEntry] = []
     while head_id is not None and (entry := new.pop(head_id, None)) is not None:
@@ -378,14 +379,14 @@ def _tip(view: Transcript) -> str | None:
 
 
 def _cut_after(view: Transcript, tip: str) -> Transcript | None:
-    """Return a view up to an entry; None if it is not there."""
+    """Return a view up to an entry, or None if it does not have the entry."""
     if _tip(view) == tip:
         return view
     for place, message in enumerate(view):
         name = FORM.id_of(message)
         if name == tip:
             return view.cut(0, place + 1)
-        if tip.startswith(f"{name}."):  # it is within a message, which is kept up to there
+        if tip.startswith(f"{name}."):  # the entry is within a message, which is kept up to there
             items = dict(_items([message]))
             kept = [*items][: [*items].index(tip) + 1] if tip in items else []
             parts = [FORM.message(items[each], message_id=each) for each in kept]
@@ -394,7 +395,7 @@ def _cut_after(view: Transcript, tip: str) -> Transcript | None:
 
 
 def _conflict(error: SessionConflict | SessionNotFound, conversation_id: str) -> Exception:
-    """Return Pydantic AI's word for it, unless the session is another agent's."""
+    """Return Pydantic AI's own error, unless the session belongs to another agent."""
     if isinstance(error, SessionConflict) and error.agent is not None:
         return error
     return ConversationConflict(conversation_id)

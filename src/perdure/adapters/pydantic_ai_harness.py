@@ -1,7 +1,7 @@
 """Runs of Pydantic AI's harness kept by perdure: `StepPersistence(store=PerdureStepStore())`.
 
 A run is a session. A snapshot is a version of it, whose view is the history: what two snapshots share is stored once.
-Events and the ledger of tool calls are on the session's record. Each is written without a look at what is there: what
+Events and the ledger of tool calls are on the session's record. They are written without reading what is there. What
 was written twice is left out when it is read.
 """
 
@@ -37,7 +37,7 @@ _EFFECTS = TypeAdapter(list[ToolEffectRecord], config=_BYTES)
 
 
 class PerdureStepStore:
-    """Keeps the runs of Pydantic AI's `StepPersistence`.
+    """A step store that keeps the runs of Pydantic AI's `StepPersistence`.
 
     `store` is a URL or a store; without one it is the store that the command line uses. An `owner` sees no other runs.
     """
@@ -46,7 +46,7 @@ class PerdureStepStore:
         self._home = Home("pydantic-ai-harness", store, owner=owner)
 
     def chat(self, run_id: str) -> Chat:
-        """Return every verb of perdure for a run. The next snapshot that is read has what they change."""
+        """Return a chat with every perdure verb for a run. The next snapshot that is read has what they change."""
         return self._home.chat(self._home.id_of(run_id))
 
     async def register_run(self, record: RunRecord) -> None:
@@ -110,7 +110,7 @@ class PerdureStepStore:
         return [record for record in (await self._effects(run_id)).values() if record.status == "started"]
 
     async def _effects(self, run_id: str) -> dict[str, ToolEffectRecord]:
-        """Return what is known last of each tool call, in the order in which they began."""
+        """Return the last record of each tool call, in the order in which they began."""
         found = _EFFECTS.validate_python(await self._home.run(self._noted(run_id, _EFFECT)))
         return {record.tool_call_id: record for record in found}
 
@@ -127,6 +127,7 @@ class PerdureStepStore:
         try:
             await self._home.store.note(session_id, [entry])
         except SessionNotFound:
+            # The harness may record an event before it registers the run.
             await self._home.change(session_id, lambda session: session, name=run_id)
             await self._home.store.note(session_id, [entry])
 
@@ -150,10 +151,10 @@ class PerdureStepStore:
                 await self._home.store.save(snapshot.on_top_of(session), key=snapshot.key)
                 return
             except SessionConflict:
-                continue  # somebody was quicker: look again at what there is
+                continue  # a conflict with another writer: read the session again
 
     async def _is_kept(self, session: AgentSession, snapshot: _Snapshot) -> bool:
-        """Tell whether a snapshot was kept before, or an older one comes late."""
+        """Tell whether a snapshot was kept before, or is an older one that comes late."""
         if snapshot.key is None:
             return False
         last = _noted_in(session).get("sequence")
@@ -180,14 +181,14 @@ class _Snapshot:
         self.key = None if key is None else Key(key, "snapshot")
         prefix, colon, _ = (key or "").partition(":")
         self.sequence = int(prefix) if colon and prefix.isdecimal() else None
-        """The number that keys of `StepPersistence` begin with, which never falls."""
+        """The number that a key of `StepPersistence` begins with. It never falls."""
         self._items = told(snapshot.messages)
         names = ("run_id", "step_index", "conversation_id", "parent_run_id", "agent_name", "state", "idempotency_key")
         self._fields = {name: getattr(snapshot, name) for name in names}
         self._fields["timestamp"] = snapshot.timestamp.isoformat()
 
     def on_top_of(self, session: AgentSession) -> AgentSession:
-        """Return the next version: what the view has already of the history is not stored again."""
+        """Return the next version of a session. Messages that its view already has are not stored again."""
         before = _noted_in(session)
         version = session.version + 1
         complete_at = version if self._fields["state"] == "complete" else before.get("complete_at")
@@ -198,7 +199,7 @@ class _Snapshot:
 
 
 def _drawn(view: Transcript, items: Sequence[JSON]) -> Transcript:
-    """Return a view of items that begins with what another has of them."""
+    """Return a view of items that reuses the beginning of another view."""
     common = at = 0
     for message in view:
         mine = FORM.items(message)
@@ -224,5 +225,5 @@ def _noted_in(session: AgentSession) -> Mapping[str, Any]:
 
 
 def _mark(name: str) -> str:
-    """Return what lists are narrowed by: a name may be longer than an index takes."""
+    """Return the value that lists are narrowed by. A name itself may be too long for an index."""
     return str(SessionId.of(name))

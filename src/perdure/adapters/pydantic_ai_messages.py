@@ -1,4 +1,4 @@
-"""Messages of Pydantic AI as JSON, and back: what its conversations and its harness have in common."""
+"""Messages of Pydantic AI as JSON, and back. Its conversations and its harness share this."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.model.value import JSON
 
 
 def read(items: Sequence[JSON]) -> list[ModelMessage]:
-    """Return the messages that items say."""
+    """Return the messages in items."""
     return ModelMessagesTypeAdapter.validate_python(items)
 
 
 def told(messages: Sequence[ModelMessage]) -> list[JSON]:
-    """Return messages as Pydantic AI writes them, without fields that say nothing, which half of the bytes would be."""
+    """Return messages as Pydantic AI writes them, without empty fields, which would be half of the bytes."""
     items = ModelMessagesTypeAdapter.dump_python([*messages], mode="json")
     return [_message_told(message, item) for message, item in zip(messages, items, strict=True)]
 
@@ -32,7 +32,7 @@ def _message_told(message: ModelMessage, item: dict[str, Any]) -> JSON:
 
 
 def _said(value: Any, item: dict[str, Any]) -> dict[str, Any]:
-    """Return what was written of a value, without the fields that are what they are if they are missing."""
+    """Return the JSON of a value without the fields that have their default."""
     kind: Any = type(value)
     silent = _silent_fields(kind)
     return {key: each for key, each in item.items() if each or key not in silent or each != silent[key]}

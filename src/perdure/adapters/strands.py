@@ -1,9 +1,9 @@
 """Sessions of Strands Agents in a store: `Agent(session_manager=PerdureSessionManager("s-1"))`.
 
-A session of Strands is a session: the conversation of its first agent. Each further agent, and the state of each
+A session of Strands is a session with the conversation of its first agent. Each further agent, and the state of each
 multi-agent, is a child session. A message of Strands is a message with its number.
 
-Sessions of the first layout have no messages: all of their agents are children. They are read and continued so.
+Sessions of the first layout have no messages: all of their agents are children. They are still read and continued.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SESSION, _AGENT, _MULTI_AGENT = "strands_session", "strands_agent", "strands_multi_agent"
-"""Where metadata has what Strands keeps of a session, of an agent, and of a multi-agent."""
+"""The metadata keys of what Strands keeps for a session, for an agent, and for a multi-agent."""
 _FIELDS = frozenset(field.name for field in fields(SessionMessage))
 
 
 class PerdureSessionRepository(SessionRepository):
-    """Keeps the sessions of Strands. It may be called from any thread, also from that of an event loop."""
+    """A repository of Strands' sessions. It may be called from any thread, including that of an event loop."""
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("strands", store, owner=owner)
 
     def create_session(self, session: Session, **kwargs: Any) -> Session:
-        """Keep a new session. SessionException if the id is taken."""
+        """Keep a new session. Raise SessionException if the id is taken."""
         kept = {**session.to_dict(), "session_type": SessionType(session.session_type).value}
         session_id = self._home.id_of(session.session_id)
         made = self._home.new(session_id, name=session.session_id, metadata={_SESSION: kept})
@@ -61,31 +61,31 @@ class PerdureSessionRepository(SessionRepository):
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
-        """Return a session, None if there is none. A fork of an agent's conversation is a session with that agent."""
+        """Return a session, or None if there is none. A fork of an agent's conversation is a session too."""
         found = self._home.wait(self._home.load(self._home.id_of(session_id)))
         if found is None:
             return None
         kept = of_metadata(found.state.metadata.get(_SESSION))
         if kept is not None:
-            return Session.from_dict({**kept, "session_id": session_id})  # a fork has that of another
+            return Session.from_dict({**kept, "session_id": session_id})  # a fork's metadata has its original's id
         at, updated_at = (time.isoformat() for time in (found.info.created_at, found.info.updated_at))
         return Session(session_id, SessionType.AGENT, at, updated_at)
 
     def delete_session(self, session_id: str, **kwargs: Any) -> None:
-        """Erase a session and its agents, in one commit. SessionException if there is none."""
+        """Erase a session and its agents in one commit. Raise SessionException if there is none."""
         self._home.wait(self._delete(session_id))
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Keep a new agent of a session: the first is the session itself. SessionException if it has one of that id."""
+        """Keep a new agent of a session. The first is the session itself. Raise SessionException if the id is taken."""
         self._home.wait(self._create_agent(session_id, session_agent))
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
-        """Return an agent as it was when it was last kept, None if there is none."""
+        """Return an agent as it was last kept, or None if there is none."""
         found = self._home.wait(self._find_agent(session_id, agent_id))
         return None if found is None else SessionAgent.from_dict(of_metadata(found.state.metadata[_AGENT]))
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Keep an agent as it is now. SessionException if there is none."""
+        """Keep an agent as it is now. Raise SessionException if there is none."""
 
         def change(session: AgentSession) -> AgentSession:
             session_agent.created_at = of_metadata(session.state.metadata[_AGENT])["created_at"]
@@ -94,7 +94,7 @@ class PerdureSessionRepository(SessionRepository):
         self._home.wait(self._change_agent(session_id, session_agent.agent_id, change))
 
     def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
-        """Keep a new message. SessionException if its number is taken: somebody else has gone on with the session."""
+        """Keep a new message. Raise SessionException if its number is taken: the session was continued elsewhere."""
 
         def change(session: AgentSession) -> AgentSession:
             view = session.state.transcript
@@ -110,7 +110,7 @@ class PerdureSessionRepository(SessionRepository):
         self._home.wait(self._change_agent(session_id, agent_id, change))
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
-        """Return the message with a number, None if there is none."""
+        """Return the message with a number, or None if there is none."""
         session = self._home.wait(self._find_agent(session_id, agent_id))
         if session is None:
             return None
@@ -119,7 +119,7 @@ class PerdureSessionRepository(SessionRepository):
         return numbered.message(place.index) if place.is_taken else None
 
     def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
-        """Show a message in the place of the one with its number. SessionException if there is none."""
+        """Replace the message that has the same number. Raise SessionException if there is none."""
 
         def change(session: AgentSession) -> AgentSession:
             numbered = _Numbered(session.state.transcript)
@@ -137,7 +137,7 @@ class PerdureSessionRepository(SessionRepository):
     ) -> list[SessionMessage]:
         """Return an agent's messages without the first `offset`, and at most `limit` of them.
 
-        What perdure has cut off or replaced by a summary counts among the first.
+        Messages that perdure has cut off or replaced by a summary count among the first.
         """
         session = self._home.wait(self._find_agent(session_id, agent_id))
         if session is None:
@@ -148,22 +148,22 @@ class PerdureSessionRepository(SessionRepository):
         return [numbered.message(index) for index in range(start, stop)]
 
     def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Keep the state of a multi-agent, in the place of what there may be."""
+        """Keep the state of a multi-agent. An older state is replaced."""
         self._home.wait(self._keep_multi_agent(session_id, multi_agent.id, multi_agent.serialize_state()))
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
-        """Return the state of a multi-agent, None if there is none."""
+        """Return the state of a multi-agent, or None if there is none."""
         found = self._home.wait(self._home.load(self._multi_agent(session_id, multi_agent_id)))
         return None if found is None else of_metadata(found.state.metadata[_MULTI_AGENT])
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Keep the state of a multi-agent as it is now. SessionException if there is none."""
+        """Keep the state of a multi-agent as it is now. Raise SessionException if none was kept before."""
         if self.read_multi_agent(session_id, multi_agent.id) is None:
             raise SessionException(f"MultiAgent state {multi_agent.id} in session {session_id} does not exist")
         self.create_multi_agent(session_id, multi_agent)
 
     def chat(self, session_id: str, agent_id: str = "default") -> BlockingChat:
-        """Return every verb of perdure for the conversation of an agent, for code without an event loop."""
+        """Return a chat with every perdure verb for an agent's conversation, for code without an event loop."""
         found = self._home.wait(self._find_agent(session_id, agent_id))
         if found is None:
             raise _missing(session_id, agent_id)
@@ -176,7 +176,7 @@ class PerdureSessionRepository(SessionRepository):
         return self._home.id_of(session_id, "multi-agent", multi_agent_id)
 
     async def _find_agent(self, session_id: str, agent_id: str) -> AgentSession | None:
-        """Return the session with an agent's conversation: the session of Strands itself, or a child."""
+        """Return the session with an agent's conversation: the session of Strands itself, or a child of it."""
         found = await self._home.load(self._home.id_of(session_id))
         if found is not None and _agent_id(found) == agent_id:
             return found
@@ -189,7 +189,7 @@ class PerdureSessionRepository(SessionRepository):
             raise SessionException(taken) from error
 
     async def _create_agent(self, session_id: str, session_agent: SessionAgent) -> None:
-        """Make a session the conversation of this agent, or create a child for it if another has the session."""
+        """Make a session the conversation of this agent, or create a child if another agent has the session."""
         agent_id, metadata = session_agent.agent_id, as_metadata(session_agent.to_dict())
         taken = f"Agent {agent_id} in session {session_id} already exists"
         while True:
@@ -200,7 +200,7 @@ class PerdureSessionRepository(SessionRepository):
                 child_id = self._agent(session_id, agent_id)
                 await self._create(await self._child(session_id, child_id, agent_id, {_AGENT: metadata}), taken)
                 return
-            with suppress(SessionConflict):  # of two agents that are created at once, one comes first
+            with suppress(SessionConflict):  # another agent may get the session first: look again
                 await self._home.keep(session.with_state(session.state.with_metadata(_AGENT, metadata)))
                 return
 
@@ -229,7 +229,7 @@ class PerdureSessionRepository(SessionRepository):
         return found
 
     async def _change_agent(self, session_id: str, agent_id: str, change: Change) -> None:
-        """Save what a change makes of an agent's session, again on top of what somebody else has saved meanwhile."""
+        """Change an agent's session and save it. On a conflict the change is applied again to the newer version."""
         while True:
             session = await self._find_agent(session_id, agent_id)
             if session is None:
@@ -254,7 +254,7 @@ class PerdureSessionRepository(SessionRepository):
     async def _delete(self, session_id: str) -> None:
         missing = SessionException(f"Session {session_id} does not exist")
         key = self._home.id_of(session_id)
-        with suppress(SessionNotActive):  # what is hidden is still there
+        with suppress(SessionNotActive):  # a hidden session is still in the store
             if await self._home.load(key) is None:
                 raise missing
         try:
@@ -264,7 +264,7 @@ class PerdureSessionRepository(SessionRepository):
 
 
 class PerdureSessionManager(RepositorySessionManager):
-    """Keeps the agents of one session of Strands, and reads them from there when they are made again."""
+    """A session manager that keeps the agents of one session of Strands, and reads them when they are made again."""
 
     def __init__(
         self, session_id: str, *, store: str | SessionStore | None = None, owner: str | None = None, **kwargs: Any
@@ -273,12 +273,12 @@ class PerdureSessionManager(RepositorySessionManager):
         self.repository = PerdureSessionRepository(store=store, owner=owner)
         try:
             super().__init__(session_id, self.repository, **kwargs)
-        except SessionException:  # somebody else has created it meanwhile
+        except SessionException:  # another process has created it meanwhile: this time it is read
             super().__init__(session_id, self.repository, **kwargs)
 
     @property
     def chat(self) -> BlockingChat:
-        """Every verb of perdure for the conversation of the agent. If there are several, use `chat_of`."""
+        """A chat with every perdure verb for the conversation of the agent. If there are several, use `chat_of`."""
         agents = [*self._latest_agent_message]
         if len(agents) != 1:
             raise ConfigurationError(
@@ -292,12 +292,12 @@ class PerdureSessionManager(RepositorySessionManager):
         return self.repository.chat(self.session_id, agent_id)
 
     def append_message(self, message: StrandsMessage, agent: LocalAgent, **kwargs: Any) -> None:
-        """Keep a message of an agent. SessionException if the session was continued elsewhere meanwhile."""
+        """Keep a message of an agent. Raise SessionException if the session was continued elsewhere meanwhile."""
         before = self._latest_agent_message[agent.agent_id]
         try:
             super().append_message(message, agent, **kwargs)
         except BaseException:
-            # It was not kept. The next one must not be kept as if it followed it.
+            # It was not kept, so the next message must not be kept as if it followed this one.
             self._latest_agent_message[agent.agent_id] = before
             raise
 
@@ -307,7 +307,7 @@ def _missing(session_id: str, agent_id: str) -> SessionException:
 
 
 def _agent_id(session: AgentSession) -> str | None:
-    """Return whose conversation a session is, without unpacking the agent's state; None if it is no agent's."""
+    """Return the id of a session's agent without unpacking its state, or None if the session has no agent."""
     kept = session.state.metadata.get(_AGENT)
     if not isinstance(kept, Mapping):
         return None
@@ -319,7 +319,7 @@ def _with(session: AgentSession, view: Transcript) -> AgentSession:
 
 
 def _spliced(view: Transcript, start: int, stop: int, message: Message) -> Transcript:
-    """Return a view with a message in the place of those from `start` to `stop`. Nothing is copied."""
+    """Return a view with a message in place of those from `start` to `stop`. Nothing is copied."""
     if start == len(view):
         return view.append(message)
     return Transcript((*view.cut(0, start).append(message).pieces, *view.cut(stop, len(view)).pieces))
@@ -336,17 +336,17 @@ class _Place:
 class _Numbered:
     """The messages of a view by the numbers that Strands has given them, which grow from each to the next.
 
-    A message of perdure's own, such as a summary, counts back from the next that has a number: it stands for what came
-    before that. At the end it counts on from the last that has one.
+    A message of perdure's own, such as a summary, counts back from the next one that has a number. At the end it counts
+    forward from the last one that has a number.
     """
 
     def __init__(self, view: Transcript) -> None:
         self.view = view
 
     def place_of(self, number: int) -> _Place:
-        """Return where the message with a number is, or where it would have to be."""
+        """Return the place of the message with a number, or the place where it would be."""
         last = len(self.view) - 1
-        if last < 0 or self.number(last) < number:  # as that of a new message is
+        if last < 0 or self.number(last) < number:  # true for each new message, without a search
             return _Place(last + 1, is_taken=False)
         index = bisect_left(range(last + 1), number, key=self.number)
         return _Place(index, is_taken=self.number(index) == number)

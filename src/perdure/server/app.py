@@ -29,14 +29,14 @@ _NO_PAGES = ("/api", "/v1", "/agui", "/healthz", "/readyz", "/metrics", "/openap
 
 
 def make_app(service: Service, routes: Sequence[Route] = ROUTES) -> ASGIApp:
-    """Return the app of a service. It can be mounted at the root of a host of its own, and nowhere else."""
+    """Return the app of a service. Mount it at the root of a host of its own, and nowhere else."""
     app = unguarded(service, routes)
     prepare()
     return Guard(app, service.settings, service.gate, is_open=_opened(routes), is_page=is_page, tell=_told_at)
 
 
 def unguarded(service: Service, routes: Sequence[Route]) -> ASGIApp:
-    """Return the app without its guard, for those of this process: `scope["state"]["caller"]` says who asks."""
+    """Return the app without its guard, for this process itself: `scope["state"]["caller"]` says who asks."""
     app = Starlette(
         routes=list(_served(service, routes)),
         exception_handlers={HTTPException: _refused},  # a path or a method that is not in the table
@@ -46,18 +46,18 @@ def unguarded(service: Service, routes: Sequence[Route]) -> ASGIApp:
 
 
 def is_page(path: str) -> bool:
-    """Tell whether a path is people's, not programs'."""
+    """Tell whether a path is for people, and not for programs."""
     return not any(path == each or path.startswith(f"{each}/") for each in _NO_PAGES)
 
 
 def _told_at(error: Exception, path: str) -> Response:
-    """Tell of an error that comes before a route is found, in the form of those whose path it is."""
+    """Return the response to an error that comes before a route is found, in the form that the path's clients read."""
     problem = problem_of(error)
     return as_openai(problem) if path.startswith("/v1/") else problem.response()
 
 
 def _opened(routes: Iterable[Route]) -> Callable[[str], bool]:
-    """Return what tells whether a path needs no token."""
+    """Return a function that tells whether a path needs no token."""
     exact = {route.path for route in routes if route.access == "open" and "{" not in route.path}
     folders = tuple(route.path.partition("{")[0] for route in routes if route.access == "open" and "{" in route.path)
     return lambda path: path in exact or path.startswith(folders) if folders else path in exact
@@ -81,7 +81,7 @@ def _endpoint(service: Service, route: Route) -> Endpoint:
 async def _answered(service: Service, route: Route, request: Request) -> Response:
     try:
         return _as_response(await route.handler(await read_call(service, route, request)), route)
-    except Exception as error:  # around a request: every face tells of errors in its own way
+    except Exception as error:  # around a request: each face has its own form of errors
         return _tellers()[route.face](error, request)
 
 
@@ -90,6 +90,7 @@ def _as_response(made: Any, route: Route) -> Response:
         return made
     answer = made if isinstance(made, Answer) else Answer(made, route.status)
     if answer.body is None:
+        # A 200 would promise a body.
         return Response(None, answer.status if answer.status != 200 else 204, answer.headers)
     return Response(encoded(answer.body), answer.status, answer.headers, "application/json")
 
@@ -112,6 +113,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = error.headers
     if error.status_code == 405:
+        # Starlette's headers name the methods that the path takes.
         problem = Problem(405, "MethodNotAllowed", "This path does not take that method.", headers=headers)
         return _told_at(problem, request.url.path)
     problem = Problem(404, "NotFound", "There is nothing here. See /openapi.json for what there is.")

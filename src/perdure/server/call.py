@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _MOST_IN_KEY = 200
 _PROGRAMS = ("api", "openai", "agui")
-"""Whose requests are refused if they ask for more than can be followed."""
+"""The faces whose requests are refused if they ask for more than can be followed."""
 _MOST_FIELDS = 100
 
 
 def encoded(value: Any) -> bytes:
-    """Return JSON. Ids are texts, though msgspec does not take a subclass for one."""
+    """Return JSON. Ids are written as texts: msgspec does not do that by itself for a subclass of str."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
@@ -55,7 +55,7 @@ class Call:
 
     @property
     def caller(self) -> Caller:
-        assert self._caller is not None  # the guard lets nobody else through to what needs one
+        assert self._caller is not None  # the guard lets nobody else through to a route that needs a caller
         return self._caller
 
     @property
@@ -79,11 +79,12 @@ class Call:
 
     @property
     def expected(self) -> int | None:
-        """The version that the session must have, by `If-Match`; None if the request does not say."""
+        """The version that the session must have, by `If-Match`, or None if the request does not say."""
         given = self.request.headers.get("if-match")
         if given is None or given == "*":
             return None
         number = given.strip().removeprefix("W/").strip('"')
+        # 18 digits always fit into 64 bits. A longer number could not be a version.
         if not number.isdecimal() or len(number) > 18:
             raise InvalidData("If-Match", f'expected one version, such as "7", got {brief(given)}')
         return int(number)
@@ -104,7 +105,7 @@ class Call:
 
 
 async def read_call(service: Service, route: Route, request: Request) -> Call:
-    """Read a request as its route describes it. InvalidData says what is wrong with it, and where."""
+    """Read a request as its route describes it. Raise InvalidData that says what is wrong with it, and where."""
     caller = getattr(request.state, "caller", None)
     if route.face in _PROGRAMS:
         _require_followed(route, request)
@@ -113,11 +114,12 @@ async def read_call(service: Service, route: Route, request: Request) -> Call:
         async with asyncio.timeout(service.settings.limits.patience):
             return Call(service, request, caller, query, await _body_of(route, request))
     except TimeoutError:
+        # The connection cannot be used again: the rest of the body may still come.
         raise Problem(408, "BodyTooSlow", "The body did not come in time.", headers={"Connection": "close"}) from None
 
 
 def _require_followed(route: Route, request: Request) -> None:
-    """Refuse what this request cannot follow, though others can."""
+    """Refuse headers and parameters that this request cannot follow, though others can."""
     if not route.is_bound and "if-match" in request.headers:
         raise InvalidData("If-Match", "this request is not bound to a version; leave it out")
     if not route.takes_key and route.method == "POST" and "idempotency-key" in request.headers:
@@ -135,7 +137,7 @@ async def _body_of(route: Route, request: Request) -> Any:
 
 
 def _form_in(raw: bytes) -> dict[str, str]:
-    """Return the fields of a form. Ours are few; to read very many would keep everybody waiting."""
+    """Return the fields of a form. Our forms have few, and to read very many would block the event loop."""
     try:
         return dict(parse_qsl(raw.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:
@@ -143,9 +145,10 @@ def _form_in(raw: bytes) -> dict[str, str]:
 
 
 def decoded(raw: bytes, kind: Any) -> Any:
-    """Return JSON as a type. InvalidData if it is not JSON, nested too deep, or of another form."""
+    """Return JSON as a type. Raise a Problem if it is not JSON, or InvalidData if it is too deep or of another form."""
     try:
         plain = msgspec.json.decode(raw)
+        # The conversion does not look into fields that take any JSON.
         check_json(plain)
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
@@ -157,7 +160,7 @@ def decoded(raw: bytes, kind: Any) -> Any:
 
 
 def _flat(request: Request) -> dict[str, Any]:
-    """Return the query's parameters. One that is given twice is not guessed at."""
+    """Return the query's parameters. Raise InvalidData if one is given twice, since either could be meant."""
     given = request.query_params.multi_items()
     flat = dict(given)
     if len(flat) < len(given):
@@ -169,7 +172,7 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
     known = _names_in(kind)
     for name in () if may_have_more else given:
         if name not in known:
-            raise InvalidData(f"$.{brief(name)}", f"there is no such parameter; there are: {', '.join(sorted(known))}")
+            raise InvalidData(f"$.{brief(name)}", f"this parameter is not known; there are: {', '.join(sorted(known))}")
     try:
         return msgspec.convert({name: value for name, value in given.items() if name in known}, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -178,12 +181,12 @@ def _converted(given: Mapping[str, Any], kind: type, *, may_have_more: bool = Fa
 
 @cache
 def _names_in(kind: type) -> frozenset[str]:
-    """Return the parameters that a struct has. Looked up once: it evaluates every annotation, which takes long."""
+    """Return the parameters that a struct has. They are cached, since evaluating every annotation takes long."""
     return frozenset(each.encode_name for each in msgspec.structs.fields(kind))
 
 
 def invalid(error: msgspec.ValidationError, kind: Any) -> InvalidData:
-    """Return what msgspec says as an error of perdure's own, with the values or fields that there are."""
+    """Return msgspec's error as one of perdure's own, which lists the values or fields that are allowed."""
     problem, at, path = str(error).partition(" - at `")
     place = path.rstrip("`") if at else "$"
     choices = _choices_at(kind, place.removeprefix("$."), is_field="unknown field" in problem)
@@ -191,7 +194,7 @@ def invalid(error: msgspec.ValidationError, kind: Any) -> InvalidData:
 
 
 def _choices_at(kind: Any, name: str, *, is_field: bool) -> list[str]:
-    """Return what may be given: as a field of a struct, or as the value of one. Nothing if it stands deeper."""
+    """Return a struct's fields, or the values that one of them allows. Return nothing for a deeper place."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return []
     if is_field:

@@ -22,13 +22,13 @@ from perdure.sessions.following import progress_of
 from perdure.sessions.sessions import Sessions
 
 _MOST_UNREAD = 1_000
-"""How many items may wait for a listener. One that is further behind is sent away, and reads on from the record."""
+"""The most items that may wait for a listener. One that is further behind gets Lagging."""
 _SOONEST, _LATEST = 0.05, 1.0
-"""Seconds between two looks at a record that does not tell of itself: after a change, and when nothing happens."""
+"""Seconds between two looks at a record that does not notify: after a change, and when nothing happens."""
 _SLOWER = 1.3
 _LISTENED = 10.0
 _LEFT_OPEN = 5.0
-"""Seconds that a session is still watched after its last listener has left: browsers reconnect."""
+"""Seconds that a session is still watched after its last listener has left, since browsers reconnect."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -38,19 +38,19 @@ class Piece(msgspec.Struct, frozen=True):
     message: str
     attempt: int
     start: int
-    """How many characters of the answer come before it. One that starts at 0 replaces what was shown."""
+    """The number of characters of the answer before it. A piece that starts at 0 replaces what was shown."""
     text: str
 
 
 class Lagging(Exception):
-    """A listener takes less than comes."""
+    """A listener is slower than what happens."""
 
 
 News = AnyLoopEvent | Piece
 
 
 class Feeds:
-    """The sessions that somebody listens to."""
+    """The sessions that have listeners."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -58,24 +58,24 @@ class Feeds:
         self._tap = sessions._connection.events.wiretap(self._heard)
 
     def _heard(self, event: object) -> None:
-        """Have a session looked at at once when something happens to it in this process."""
+        """Wake a session's feed at once when something happens to the session in this process."""
         feed = self._feeds.get(getattr(event, "session_id", None))  # type: ignore[arg-type]
         if feed is not None:
             feed.wake()
 
     async def news(self, session_id: SessionId, after: int) -> AsyncGenerator[News, None]:
-        """Yield what is on a session's record behind a place, then what comes. Raise Lagging to slow readers."""
+        """Yield what a session's record has after a place, then what comes. Raise Lagging if it is read too slowly."""
         async with self._listening(session_id) as listener:
             head = listener.head
             async for event in self._sessions.runtime.events(session_id, after=after):
-                if (event.cursor or 0) > head:  # which the listener hears
+                if (event.cursor or 0) > head:  # the listener hears these
                     break
                 yield event
             async for each in listener.items():
                 yield each
 
     async def until(self, session_id: SessionId, after: int, answer: asyncio.Future[Any]) -> AsyncGenerator[News, None]:
-        """Yield what happens behind a place until an answer is there; then what is on record by that time."""
+        """Yield what happens after a place until an answer is there. Then yield what is on record by that time."""
         while not answer.done():
             try:
                 async with aclosing(self.news(session_id, after)) as news, aclosing(_before(answer, news)) as heard:
@@ -94,9 +94,10 @@ class Feeds:
     @asynccontextmanager
     async def _listening(self, session_id: SessionId) -> AsyncIterator[_Listener]:
         feed = self._feeds.get(session_id)
-        if feed is None or feed.is_over:  # one that has failed does not know what it has missed
+        if feed is None or feed.is_over:  # a feed that has failed does not know what it has missed
             feed = self._feeds[session_id] = _Feed(self._journal(), session_id)
         await feed.begin()
+        # Only now: a listener needs the place on the record at which the feed has begun.
         listener = feed.listener()
         try:
             yield listener
@@ -106,6 +107,7 @@ class Feeds:
                 asyncio.get_running_loop().call_later(_LEFT_OPEN, self._close, feed)
 
     def _close(self, feed: _Feed) -> None:
+        # Another feed may have taken its place after a failure.
         if not feed.listeners and self._feeds.get(feed.session_id) is feed:
             del self._feeds[feed.session_id]
             feed.end()
@@ -125,7 +127,7 @@ class Feeds:
 
 
 async def _before(answer: asyncio.Future[Any], news: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
-    """Yield news for as long as an answer is waited for."""
+    """Yield news until an answer is there."""
     while True:
         following = asyncio.ensure_future(anext(news, None))
         try:
@@ -151,6 +153,7 @@ class _Listener:
         if self._waiting.qsize() < _MOST_UNREAD:
             self._waiting.put_nowait(news)
         elif self._waiting.qsize() == _MOST_UNREAD:
+            # The one place above the limit is for this.
             self._waiting.put_nowait(Lagging())
 
     async def items(self) -> AsyncIterator[News]:
@@ -161,15 +164,15 @@ class _Listener:
 
 
 class _Feed:
-    """One session, watched."""
+    """One session that is watched."""
 
     def __init__(self, journal: Journal, session_id: SessionId) -> None:
         self._journal = journal
         self.session_id = session_id
         self.head = 0
-        """Up to where on the record listeners were told."""
+        """The place on the record up to which listeners were told."""
         self.under_way: Piece | None = None
-        """All that was said so far of the answer that is being written."""
+        """The answer that is being written, as far as it is known."""
         self.listeners: set[_Listener] = set()
         self._story = Story(journal, session_id)
         self._changed = asyncio.Event()
@@ -177,7 +180,7 @@ class _Feed:
         self._begun = asyncio.Event()
         self._reason: BaseException | None = None
         self.is_over = False
-        """True once it has ended, by itself or by a failure: it tells of nothing more."""
+        """True once it has ended, normally or by a failure. It tells nothing more."""
 
     async def begin(self) -> None:
         """Begin at the record's end, unless it has begun."""
@@ -187,7 +190,7 @@ class _Feed:
         await self._begun.wait()
 
     def listener(self) -> _Listener:
-        """Return one more listener. One that comes too late is told at once why there is nothing to hear."""
+        """Return one more listener. One that comes too late is told the reason at once."""
         listener = _Listener(self)
         self.listeners.add(listener)
         if self.is_over:
@@ -204,14 +207,15 @@ class _Feed:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Tell listeners why it has ended, such as that the session was erased."""
         self.is_over = True
+        # Kept for listeners that come later.
         self._reason = None if task.cancelled() else task.exception()
-        self._begun.set()
+        self._begun.set()  # after a failure too, or `begin` would wait for ever
         for listener in self.listeners:
             listener.tell(self._reason)
 
     async def _run(self) -> None:
         async with AsyncExitStack() as stack:
-            # It listens before it looks: what is written in between would be heard late otherwise.
+            # Listen before looking: otherwise what is written in between would be heard late.
             ear = self._journal.listening(self.session_id) if isinstance(self._journal, Ear) else None
             heard = None if ear is None else await stack.enter_async_context(ear)
             progress = await progress_of(self._journal, self.session_id)
@@ -224,6 +228,7 @@ class _Feed:
         pause = _SOONEST
         while True:
             if heard is not None:
+                # The limit is for a notification that is lost: the record is read all the same.
                 await heard(_LISTENED)  # type: ignore[operator]
             else:
                 with suppress(TimeoutError):
@@ -235,7 +240,7 @@ class _Feed:
             pause = _SOONEST if await self._look() else min(_LATEST, pause * _SLOWER)
 
     async def _look(self) -> bool:
-        """Tell listeners what is new. Return whether anything was."""
+        """Tell listeners what is new. Return False if nothing was."""
         before = (self.head, self.under_way)
         kept = 0 if self.under_way is None else len(self.under_way.text)
         progress = await progress_of(self._journal, self.session_id, kept)
@@ -244,6 +249,7 @@ class _Feed:
             for event in await self._story.events([entry for entry in page if entry.kind != FORGOTTEN]):
                 self._tell(event)
             self.head = page[-1].seq if page else progress.seq
+            # An entry may be the whole message, so the pieces before it are void.
             self.under_way = None
         self._hear_pieces(progress)
         return (self.head, self.under_way) != before
@@ -269,7 +275,7 @@ def _is_same(known: Piece | None, piece: Sketch) -> bool:
 
 
 def _grown(known: Piece | None, pieces: Sequence[Sketch]) -> Piece | None:
-    """Return all that was said of an answer, by what was known of it and the pieces behind that."""
+    """Return an answer as far as it is known: what was known before, and the pieces after that."""
     first = pieces[0]
     if known is None or not _is_same(known, first):
         text = said_in(pieces)

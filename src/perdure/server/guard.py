@@ -30,19 +30,19 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""What goes with every response."""
+"""The headers of every response."""
 PROBE = "/healthz"
-"""Probes ask it by the address of the day. It tells nothing, so any name may be used."""
+"""The path for probes, which ask by an address that may change. It tells nothing, so any name may be used."""
 _LONGEST_NUMBER = 18
-"""Digits of a length. Python refuses to read thousands of them."""
+"""The most digits of a length. Python refuses to read thousands of them."""
 _BEFOREHAND = {"Access-Control-Allow-Methods": "GET, POST, PUT, DELETE", "Access-Control-Max-Age": "600"}
 _ALLOWED = "authorization, content-type, idempotency-key, if-match, last-event-id"
 
 
 class Guard:
-    """The outermost part of the service. `is_open` tells which paths need no token, `is_page` which are people's.
+    """The outermost part of the service. `is_open` tells which paths need no token, `is_page` which are for people.
 
-    `tell` makes the response that tells the users of a path of an error.
+    `tell` makes the response to an error, in the form that the path's clients read.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
+            # 1008 is "policy violation". No route speaks WebSocket.
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -78,7 +79,8 @@ class Guard:
                 await self._app(scope, _Bounded(receive, self._settings.limits.body), out)
             else:
                 await _Empty(204, _BEFOREHAND)(scope, receive, out)
-        except Exception as error:  # a request's own: others go on
+        except Exception as error:  # it concerns this request only: others continue
+            # The status is out, so the client cannot be told any more.
             if out.has_begun:
                 _log.error("a response broke off", exc_info=error)
                 return
@@ -86,10 +88,11 @@ class Guard:
             await response(scope, receive, out)
 
     async def _passes(self, scope: Scope) -> bool:
-        """Return False if a browser only asks what it may do. Raise a Problem for what is not let in."""
+        """Return False for a browser's preflight request. Raise a Problem for a request that is not let in."""
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
         if path != PROBE:
             self._require_host(headers)
+        # Before the token is checked: browsers send none with a preflight request.
         if self._asks_beforehand(headers, method):
             return False
         self._require_own_page(headers, method, path)
@@ -106,9 +109,10 @@ class Guard:
         return True
 
     def _require_host(self, headers: Headers) -> None:
-        """Refuse names that somebody else's DNS can point at this machine."""
+        """Refuse names that another party's DNS can point at this machine (DNS rebinding)."""
         given = headers.getlist("host")
         name = given[0].lower() if len(given) == 1 else ""
+        # An IPv6 address has colons of its own, and ends with a bracket.
         name = name[: name.rindex(":")] if ":" in name and not name.endswith("]") else name
         if name not in self._hosts:
             raise Problem(
@@ -116,7 +120,7 @@ class Guard:
             )
 
     def _require_own_page(self, headers: Headers, method: str, path: str) -> None:
-        """Refuse what another site's page has a browser send. Streams are refused, too: a page would hold them open."""
+        """Refuse what another site's page makes a browser send. This includes streams: a page could hold them open."""
         is_stream = "text/event-stream" in headers.get("accept", "")
         if method in SAFE and not is_stream:
             return
@@ -139,10 +143,11 @@ class Guard:
             raise Problem(415, "UnknownContentType", f"Send {wanted}, and say so in Content-Type.")
 
     def _granted(self, headers: Headers) -> Mapping[str, str]:
-        """Return what tells a browser that the page of another origin may read the response."""
+        """Return the headers that let a page of another allowed origin read the response."""
         origin = headers.get("origin")
         if origin is None or origin not in self._settings.origins:
             return {}
+        # `Vary` keeps caches from giving the response to pages of other origins.
         exposed = "ETag, Location, Retry-After"
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": exposed, "Vary": "Origin"}
 
@@ -151,14 +156,14 @@ class Guard:
 
 
 class SignIn(Exception):
-    """A page was asked for by a browser that nobody has signed in yet."""
+    """A page was asked for by a browser that is not signed in."""
 
     def __init__(self, path: str, query: str) -> None:
         super().__init__(path)
         self._next = f"{path}?{query}" if query else path
 
     def response(self) -> Response:
-        """Return what sends the browser to the page on which it signs in."""
+        """Return the redirect to the page on which a browser signs in."""
         return Response(None, 303, {"Location": f"/login?next={quote(self._next, safe='/')}"})
 
 
@@ -183,7 +188,7 @@ class _Empty:
 
 
 class _Bounded:
-    """Receives a request, and counts its bytes: a client need not tell their number, or the right one."""
+    """A receiver that counts a request's bytes. A client may tell no length, or a wrong one."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
@@ -199,7 +204,7 @@ class _Bounded:
 
 
 class _Outgoing:
-    """Sends a response with the headers that all of them have."""
+    """A sender that adds the headers that all responses have."""
 
     def __init__(self, send: Send, granted: Mapping[str, str]) -> None:
         self._send = send
@@ -212,5 +217,6 @@ class _Outgoing:
             headers = MutableHeaders(scope=message)
             for name, value in {**HEADERS, **self._granted}.items():
                 headers[name] = value
+            # What was said does not belong in a cache.
             headers.setdefault("Cache-Control", "no-store")
         await self._send(message)

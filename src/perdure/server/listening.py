@@ -20,17 +20,17 @@ from perdure.server.settings import Limits, Settings
 
 _BACKLOG = 512
 _UNSENT = 128 << 10
-"""Bytes that the system keeps for a reader. Left to itself it keeps megabytes, and tells late that some were taken."""
+"""Bytes that the system buffers for a reader. By default it buffers megabytes, and tells late what was taken."""
 _HEAD = 32 << 10
-"""Bytes that a request's line and headers may have."""
+"""The most bytes of a request's line and headers."""
 _KEEP_ALIVE = 75
-"""Seconds that a connection is kept between two requests: longer than proxies keep theirs, which is 60 mostly."""
+"""Seconds that a connection is kept between two requests: longer than proxies keep theirs, which is mostly 60."""
 _TO_END = 10
 """Seconds that requests have to end once the server stops."""
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raise ConfigurationError if the address cannot be had; port 0 is any free one."""
+    """Return a listening socket. Port 0 is any free one. Raise ConfigurationError if the address cannot be used."""
     try:
         return _listening(host.strip("[]"), port)
     except OSError as error:
@@ -43,11 +43,12 @@ def bound(host: str, port: int) -> socket.socket:
 
 def _listening(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # With its protocol, or asyncio does not know it for TCP, leaves Nagle's algorithm on, and answers take 40 ms more.
+    # The protocol is given, or asyncio does not see that it is TCP, and Nagle's algorithm adds 40 ms to answers.
     listener = socket.socket(family, kind, protocol)
     try:
+        # A service that is restarted can bind while old connections are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # which its connections inherit
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # its connections inherit this
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError:
@@ -70,7 +71,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(app: ASGIApp, settings: Settings) -> HttpServer:
-    """Return the server of an app. It logs no requests: addresses have one-time codes in them."""
+    """Return the server of an app. It logs no requests, since addresses may have one-time codes in them."""
     return HttpServer(
         uvicorn.Config(
             app,
@@ -83,6 +84,7 @@ def http_server(app: ASGIApp, settings: Settings) -> HttpServer:
             server_header=False,
             proxy_headers=False,  # a client could name another address than its own, and pass for the proxy
             h11_max_incomplete_event_size=_HEAD,
+            # Streams have a limit of their own: beside them there is room for as many other requests.
             limit_concurrency=2 * settings.limits.streams,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=_TO_END,
@@ -93,8 +95,8 @@ def http_server(app: ASGIApp, settings: Settings) -> HttpServer:
 class _Protocol(H11Protocol):
     """A connection that is cut off if a request does not come in, or nothing of a response is taken, in time.
 
-    uvicorn waits without end: for headers that come in pieces, for the rest of a body that nobody reads, and for a
-    reader that stands still, also after it has closed the connection.
+    uvicorn has no limit for headers that come in pieces, and none for the rest of a body that nobody reads. It also
+    waits for a reader that has stopped, even after it has closed the connection.
     """
 
     def __init__(self, *given: Any, limits: Limits, **options: Any) -> None:
@@ -126,14 +128,14 @@ class _Protocol(H11Protocol):
             self.transport.abort()
 
     def _await_rest(self) -> None:
-        """Wait for the rest of a request until its time is over. What comes meanwhile gives it no more time."""
+        """Limit the time for the rest of a request. What comes meanwhile does not extend it."""
         awaited = self.conn.their_state
         is_idle = awaited is h11.IDLE and self.timeout_keep_alive_task is not None
         if is_idle or awaited not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()
         elif awaited is not self._awaited:
             self._stop_waiting()
-            # A body has a time of its own, of which its client is told. This is for bodies that nobody reads.
+            # A body that is read has a limit of its own, and its client an error. This is for bodies that nobody reads.
             within = self._limits.head if awaited is h11.IDLE else 2 * self._limits.patience
             self._awaited, self._late = awaited, self.loop.call_later(within, self.transport.abort)
 

@@ -1,4 +1,4 @@
-"""Sessions that requests make: in one commit with all that they begin with, and once for each key."""
+"""Sessions that requests make, each in one commit with all that it begins with, and once for each key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.server.call import Call
 from perdure.sessions.pages import glimpse
 
 _REQUEST = "request_digest"
-"""The key in a session's metadata of the request that made it, if that has a key."""
+"""The metadata key for the digest of the request that made a session, if the request has a key."""
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,19 +34,20 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(request: Any) -> str:
-    """Return what tells two requests under one key apart."""
+    """Return a digest that tells two requests under one key apart."""
+    # A repeated request may have its keys in another order.
     return sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()
 
 
 def used_for_another() -> InvalidData:
-    """Return what is told of a key that stands for another request."""
+    """Return the error for a key that was used for another request."""
     return InvalidData("Idempotency-Key", "it was used for another request; a new request needs a new key")
 
 
 async def make_session(call: Call, session_id: str | None, seed: Seed) -> tuple[AgentSessionInfo, bool]:
-    """Make a session, of an id or of a new one. Return it, and whether it is new.
+    """Make a session under an id, or under a new one. Return its header, and True if it is new.
 
-    One that is there is left as it is. InvalidData if the request's key has made it with another body.
+    One that is there is left as it is. Raise InvalidData if the request's key has made it with another body.
     """
     digest = None if call.key is None else digest_of(call.body)
     if session_id is None or not await call.sessions.exists(session_id):

@@ -20,14 +20,14 @@ class Metrics:
         self._seconds: Counter[str] = Counter()
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request. `route` is the path of the table, so that ids are not labels."""
+        """Count a request. `route` is the path in the table, so that ids do not become labels."""
         self._requests[method, route, status] += 1
         buckets = self._buckets.setdefault(route, [0] * (len(BOUNDS) + 1))
         buckets[bisect_left(BOUNDS, seconds)] += 1
         self._seconds[route] += seconds  # type: ignore[assignment]  # a Counter of floats
 
     def lines(self, gauges: dict[str, tuple[str, float]]) -> Iterator[str]:
-        """Yield all that is counted. `gauges` are values of now, by name, each with its help."""
+        """Yield all that is counted. `gauges` are current values by name, each with its help text."""
         yield "# HELP perdure_http_requests Requests that were answered."
         yield "# TYPE perdure_http_requests counter"
         for (method, route, status), count in sorted(self._requests.items()):
@@ -47,6 +47,7 @@ class Metrics:
         for route, buckets in sorted(self._buckets.items()):
             total = 0
             for bound, count in zip((*map(str, BOUNDS), "+Inf"), buckets, strict=True):
+                # OpenMetrics' buckets are cumulative.
                 total += count
                 yield f'{name}_bucket{{route="{route}",le="{bound}"}} {total}'
             yield f'{name}_count{{route="{route}"}} {total}'

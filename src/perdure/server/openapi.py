@@ -30,7 +30,7 @@ class ProblemForm(TypedDict, total=False):
 
 
 def document_of(routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the document that describes routes. Pages for people are none of it."""
+    """Return the document that describes routes. Pages for people are left out."""
     told = [route for route in routes if route.face != "page"]
     types = [ProblemForm, *_types_of(told)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)

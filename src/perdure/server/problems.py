@@ -46,12 +46,12 @@ STATUS: dict[str, int] = {
     "AgentStop": 502,
     "PerdureError": 500,
 }
-"""The status of each error of `perdure.errors`; one that is not named has that of the kind it belongs to."""
+"""The status of each error of `perdure.errors`. One that is not named has the status of its base class."""
 _FACTS = {
     name: name for name in ("session_id", "version", "oldest", "expected", "found", "agent", "limit", "retry_after")
 }
 _FACTS |= {"current": "current", "wanted": "wanted", "allowed": "allowed", "status": "session_status"}
-"""The attributes of errors that a program can decide by. A claim's holder and a file's path are none of a client's."""
+"""The attributes of errors that a program can decide by. A claim's holder and a file's path are not for clients."""
 
 
 class Problem(Exception):
@@ -78,7 +78,7 @@ class Problem(Exception):
         return type_of(self.title)
 
     def response(self) -> Response:
-        """Return the response that tells of it."""
+        """Return the problem as a response."""
         said = {**self.facts, "type": self.type, "title": self.title, "status": self.status, "detail": self.detail}
         return Response(msgspec.json.encode(said, enc_hook=str), self.status, self.headers, "application/problem+json")
 
@@ -94,10 +94,11 @@ def status_of(kind: type[BaseException]) -> int:
 
 
 def problem_of(error: Exception, *, if_match: bool = False) -> Problem:
-    """Return what a client is told of an error. With `if_match`, a conflict is the client's own condition."""
+    """Return an error as the Problem for its client. With `if_match`, a conflict is the client's own condition."""
     if isinstance(error, Problem):
         return error
     status, title = status_of(type(error)), type(error).__name__
+    # 501 and 502 are about agents, tools and models. Their sentences are for the client.
     if not isinstance(error, PerdureError) or (status >= 500 and status not in (501, 502)):
         return _unexpected(error, status, title)
     if if_match and isinstance(error, SessionConflict):
@@ -106,7 +107,7 @@ def problem_of(error: Exception, *, if_match: bool = False) -> Problem:
 
 
 def _unexpected(error: Exception, status: int, title: str) -> Problem:
-    """Log what went wrong, and return a problem that says no more than where to look: paths and DSNs stay here."""
+    """Log what went wrong, and return a Problem that says only where to look. Paths and DSNs stay in the log."""
     number = new_id()
     _log.error("request failed, problem %s", number, exc_info=error)
     is_ours = isinstance(error, PerdureError)
@@ -118,7 +119,7 @@ def _unexpected(error: Exception, status: int, title: str) -> Problem:
 def _facts_of(error: PerdureError) -> dict[str, Any]:
     if isinstance(error, InvalidData):
         return {"path": error.path, "problem": error.problem}
-    if isinstance(error, DriverError):  # whose status is the provider's
+    if isinstance(error, DriverError):  # its `status` is the provider's
         return {}
     found = {name: getattr(error, attribute, None) for attribute, name in _FACTS.items()}
     return {name: value for name, value in found.items() if isinstance(value, str | int | float | tuple)}
@@ -127,4 +128,5 @@ def _facts_of(error: PerdureError) -> dict[str, Any]:
 def _headers_of(error: PerdureError, status: int) -> dict[str, str]:
     if status != 429 and not isinstance(error, SessionBusy):
         return {}
+    # 0 would make clients repeat the request without a pause.
     return {"Retry-After": str(max(1, round(getattr(error, "retry_after", _SOON))))}

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from perdure.server.call import Answer, Call
 
 Access = Literal["open", "read", "write"]
-"""Who may ask: everybody, every caller, or a caller who may change things."""
+"""The callers that may ask: everybody, every caller, or a caller that may change things."""
 Face = Literal["api", "openai", "agui", "page", "health"]
-"""To whom a route speaks, which decides how it tells of errors."""
+"""The clients of a route, which decide the form of its errors."""
 Handler = Callable[[Call], Awaitable[Answer | Response | object]]
 
 
@@ -30,10 +30,10 @@ class Route:
     body: type | None = None
     """The struct of the JSON body, or of a page's form."""
     gives: Any = None
-    """The type of the JSON that comes back; None where it is none."""
+    """The type of the JSON that comes back, or None if it is not JSON."""
     status: int = 200
     also: Mapping[int, str] = field(default_factory=dict)
-    """Further statuses that are no problem, and what they mean."""
+    """Further statuses that are not problems, and what they mean."""
     access: Access = "read"
     face: Face = "api"
     is_bound: bool = False
@@ -41,10 +41,10 @@ class Route:
     takes_key: bool = False
     """True if a repeated request is known by its `Idempotency-Key`. Other POSTs of programs refuse one."""
     is_stream: bool = False
-    """Whether it gives a stream of events where the request's Accept asks for one."""
+    """True if it gives a stream of events when the request's Accept asks for one."""
 
     @property
     def name(self) -> str:
-        """A name for programs: of the method and the path's words."""
+        """A name for programs, made of the method and the path's words."""
         words = [word.strip("{}").partition(":")[0] for word in self.path.split("/") if word]
         return "_".join([self.method.lower(), *words]).replace(".", "_").replace("-", "_")

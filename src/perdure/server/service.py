@@ -18,7 +18,7 @@ from perdure.sessions.sessions import Sessions
 from perdure.sessions.talking import ASSISTANT
 
 _LOOK_AT_TOKEN = 15.0
-"""Seconds after which an open stream looks whether its caller's token is still good."""
+"""Seconds after which an open stream checks whether its caller's token is still valid."""
 
 
 class Service:
@@ -71,10 +71,10 @@ class Service:
             yield
         finally:
             self._streams[caller.owner] -= 1
-            self._streams += Counter()  # which forgets those at zero
+            self._streams += Counter()  # this drops owners without streams, which would add up
 
     def require_room(self, caller: Caller) -> None:
-        """Raise a Problem if a caller has as many streams open as it may, or there is no room for more at all."""
+        """Raise a Problem if the caller, or all callers together, have as many streams open as they may."""
         if not self.has_room(caller):
             what = "Too many streams are open. Close one, or try again later."
             raise Problem(429, "TooManyStreams", what, headers={"Retry-After": "5"})
@@ -85,7 +85,7 @@ class Service:
         return self._streams[caller.owner] < limits.streams_of_owner and self._streams.total() < limits.streams
 
     async def watch(self, caller: Caller) -> str:
-        """Return why a stream has to end, once it has to: the service stops, or the token is no longer good."""
+        """Wait until a stream has to end. Return the reason: the service stops, or the token is not valid any more."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_AT_TOKEN):

@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_everywhere(host: str) -> bool:
-    """Tell whether an address means all of this machine's, which nobody can open."""
+    """Tell whether an address means all of this machine's addresses. Browsers cannot open it."""
     try:
         return ip_address(host.strip("[]")).is_unspecified
     except ValueError:

@@ -19,27 +19,28 @@ from perdure.server.problems import problem_of
 T = TypeVar("T")
 Events = AsyncGenerator[ServerSentEvent, None]
 Farewell = Callable[[str], ServerSentEvent]
-"""Makes the last event of a stream that has to end for a reason of the service's own."""
+"""A function that makes the last event of a stream that the service has to end."""
 _NO_MORE = object()
 RETRY = 2000
 """Milliseconds until a browser connects again."""
 PING = 15
 FULL = "full"
-"""Why a stream ends at once: there is no room for it."""
+"""The reason of a stream that ends at once because too many are open."""
 
 
 def place_of(call: Call, given: int | None) -> int:
-    """Return the place behind which a stream begins: by `Last-Event-ID`, else by the query, else at the beginning."""
+    """Return the place after which a stream begins: by `Last-Event-ID`, else by the query, else at the beginning."""
     last = call.request.headers.get("last-event-id", "").strip()
     if not last:
         return given or 0
+    # 18 digits always fit into 64 bits. A longer number could not be a place.
     if not last.isdecimal() or len(last) > 18:
         raise InvalidData("Last-Event-ID", "it is not an id of this stream; ids are numbers")
     return int(last)
 
 
 async def event_stream(call: Call, session_id: SessionId, after: int) -> EventSourceResponse:
-    """Return the events of a session behind a place, and those to come."""
+    """Return the events of a session after a place, and those to come."""
     call.service.require_room(call.caller)
     end = await call.service.feeds.end_of(session_id)
     return streamed(call, _events(call, session_id, after, end))
@@ -54,6 +55,7 @@ def streamed(call: Call, events: Events, farewell: Farewell = ended) -> EventSou
     """Return a response that sends events until they end, the caller may not listen any more, or the service stops."""
     # Our own server cuts a reader off that takes nothing, in less than this time. Other servers may not.
     patience = 3 * call.service.settings.limits.patience
+    # nginx buffers a stream unless it is told not to.
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
     return EventSourceResponse(
         until_told(call, events, farewell), ping=PING, send_timeout=patience, headers=headers, sep="\n"
@@ -61,7 +63,7 @@ def streamed(call: Call, events: Events, farewell: Farewell = ended) -> EventSou
 
 
 async def until_told(call: Call, events: Events, farewell: Farewell = ended) -> Events:
-    """Yield events. The last one says why there are no more, unless the events have ended by themselves."""
+    """Yield events. If the service has to end them, the last one says why."""
     watch = asyncio.ensure_future(call.service.watch(call.caller))
     try:
         if not call.service.has_room(call.caller):  # others were opened since the request was let in
@@ -77,7 +79,7 @@ async def until_told(call: Call, events: Events, farewell: Farewell = ended) -> 
 
 
 async def until(events: AsyncGenerator[T, None], stop: asyncio.Future[Any]) -> AsyncGenerator[T, None]:
-    """Yield events until they end, or something else does. They are closed then, also if a listener has gone away."""
+    """Yield events until they end or `stop` is done. They are closed then, even if the listener has left."""
     following: asyncio.Future[Any] | None = None
     try:
         while True:

@@ -22,12 +22,13 @@ async def get_readiness(call: Call) -> Response:
     """Tell whether the store answers, and the service is not about to stop."""
     if call.service.closing.is_set():
         return Response("stopping\n", 503, media_type="text/plain")
+    # The smallest read that fails if the store does not answer.
     await call.service.sessions.headers(limit=1)
     return Response("ready\n", media_type="text/plain")
 
 
 async def get_metrics(call: Call) -> Response:
-    """Return what the service counts, in OpenMetrics' form: of all owners together, so that none of them is told."""
+    """Return the service's counts in OpenMetrics' form. They are of all owners together, so no owner may read them."""
     if call.caller.owner != call.service.sessions.owner:
         what = "It counts what everybody does. Ask with a token that reaches all sessions: perdure token new --everyone"
         raise Problem(403, "OperatorNeeded", what)
@@ -54,6 +55,7 @@ async def get_openapi(call: Call) -> Response:
 
 @cache
 def _document() -> bytes:
+    # Imported here, since the table imports this module.
     from perdure.server.openapi import document_of
     from perdure.server.table import ROUTES
 

@@ -68,7 +68,7 @@ async def holder_of(book: TokenBook, secret: str) -> Token | None:
 
 
 def token_book(store: object) -> TokenBook:
-    """Return a store as what keeps access tokens. Raise ConfigurationError if it keeps none."""
+    """Return a store as a keeper of access tokens. Raise ConfigurationError if it keeps none."""
     if not is_token_book(store):
         raise ConfigurationError(
             f"{type(store).__name__} does not keep access tokens.",

@@ -1,1 +1,1 @@
-"""How each framework's items become messages: pure JSON, without the framework, so that importers can use it too."""
+"""The forms of each framework's items. They work on JSON without the framework, so importers can use them too."""

@@ -35,7 +35,7 @@ class AdkForm(Form):
         return ("assistant" if content.get("role") == "model" else lifter.asks_as), skeleton
 
     def give(self, message: Message) -> list[JSON]:
-        """Return an event. Its author is the one it had; of perdure's own messages, the user or `model`."""
+        """Return an event. It keeps its author. A message that perdure has made gets `user` or `model`."""
         is_answer = message.role == "assistant"
         parts = [given for part in message.parts if (given := _given(part)) is not None]
         content = {"content": {"parts": parts, "role": "model" if is_answer else "user"}} if parts else {}
@@ -69,7 +69,7 @@ def _said(part: dict[str, Any], lifter: Lifter) -> JSON:
 
 
 def _call(call: dict[str, Any], lifter: Lifter) -> JSON:
-    """Take a call. One without an id is known by its tool's name, and so is its response."""
+    """Lift a call. One without an id is known by its tool's name, and so is its response."""
     arguments, call_id = lifter.call(call.get("name"), call.get("args", {}), call.get("id") or call.get("name"))
     return {**call, **({"args": arguments} if "args" in call else {}), **({"id": call_id} if call.get("id") else {})}
 
@@ -85,7 +85,7 @@ def _response(response: dict[str, Any], lifter: Lifter) -> JSON:
 
 
 def _given(part: Any) -> JSON:
-    """Return a part of an event's content, or None. Thinking is for the provider that thought."""
+    """Return a part of an event's content, or None. Thinking goes back only to the provider that wrote it."""
     match part:
         case Text():
             return {"text": part.text}
@@ -111,6 +111,7 @@ def _told(part: ToolResult) -> Mapping[str, Any]:
 
 def _shown(part: Media) -> JSON:
     if part.data is not None:
+        # Pydantic, which reads the event again, writes and reads bytes in the URL-safe alphabet.
         data = binascii.b2a_base64(part.data, newline=False).decode().replace("+", "-").replace("/", "_")
         return {"inline_data": {"data": data, "mime_type": part.media_type}}
     if part.url is not None:

@@ -34,12 +34,12 @@ _FRAME = frozenset(
         "sourceToolAssistantUUID",
     )
 )
-"""What ties entries together: each follows its parent, and the chain would break without it."""
+"""The keys that tie entries together. Each entry follows its parent, and the chain would break without them."""
 _MESSAGE_FRAME = ("id", "model", "type")
 _TEXTS = {"system": "content", "summary": "summary", "queue-operation": "content", "last-prompt": "lastPrompt"}
-"""Where other entries than those of user and assistant have a text."""
+"""The key of the text in entries of other types than user and assistant."""
 _COPIES = ("queue-operation", "last-prompt")
-"""What repeats a prompt that is an entry of its own. It is hidden, and loses the text when that entry is redacted."""
+"""The entries that repeat a prompt that is an entry of its own. They are hidden, and redacted with that entry."""
 
 
 class ClaudeForm(Form):
@@ -71,6 +71,7 @@ class ClaudeForm(Form):
             return [{"type": kind, **frame, key: message.text, "uuid": own_id}]
         role = "assistant" if message.role == "assistant" else "user"
         content = [block for part in message.parts if (block := _given(part)) is not None]
+        # The model's API refuses a message without content.
         said = {**beside, "role": role, "content": content or [{"type": "text", "text": "…"}]}
         return [{"parentUuid": None, "type": role, **frame, "message": said, "uuid": own_id}]
 
@@ -89,13 +90,13 @@ def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
 
 
 def _results(lifter: Lifter) -> dict[str, int]:
-    """Return the texts that tools have answered with, and which parts have them."""
+    """Return the texts of tools' answers, each with the index of its part."""
     parts = enumerate(lifter.parts)
     return {part.content: at for at, part in parts if isinstance(part, ToolResult) and isinstance(part.content, str)}
 
 
 def _said_again(value: Any, results: Mapping[str, int], lifter: Lifter) -> JSON:
-    """Return what Claude keeps of an answer for itself, without the text of it that has been lifted."""
+    """Return Claude's own copy of a tool's answer, with holes for the texts that have been lifted."""
     match value:
         case str() if value and value in results:
             return lifter.again(results[value])
@@ -133,7 +134,7 @@ def _result(block: dict[str, Any], call_id: Any, lifter: Lifter) -> JSON:
 
 
 def _given(part: Any) -> Mapping[str, Any] | None:
-    """Return a block for a part, or None. Thinking goes back with its signature only."""
+    """Return a block for a part, or None. Thinking goes back only if it has a signature."""
     match part:
         case Text():
             return {"type": "text", "text": part.text} if part.text else None

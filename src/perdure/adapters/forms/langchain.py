@@ -26,7 +26,7 @@ _KINDS: Mapping[Role, str] = {"user": "human", "assistant": "ai", "system": "sys
 _THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning", "reasoning_content": "text"}
 _CALL_BLOCKS = {"tool_use": "input", "tool_call": "args"}
 _FLAT = "flat"
-"""The key in a frame of an item that is the message itself, not a type with data."""
+"""The frame's key of an item that is the message itself, and not a type with data."""
 
 
 class LangChainForm(Form):
@@ -96,7 +96,7 @@ def _block(block: Any, lifter: Lifter) -> JSON:
 
 
 def _thinker(kind: Any) -> str | None:
-    """Return who thinks in blocks of this kind. A signature is for them alone."""
+    """Return the provider that writes blocks of this kind. No other can use their signature."""
     return "anthropic" if kind == "thinking" else None
 
 
@@ -108,7 +108,7 @@ def _call(call: Any, lifter: Lifter) -> JSON:
 
 
 def _say_once(data: dict[str, Any], skeleton: dict[str, Any], lifter: Lifter) -> None:
-    """Leave out of the content what the calls say too: Anthropic's answers have each call twice."""
+    """Replace calls in the content by holes. Anthropic's answers have each call twice."""
     places = {part.id: place for place, part in enumerate(lifter.parts) if isinstance(part, ToolCall)}
     calls = [call for call in data["tool_calls"] if isinstance(call, dict) and _is_in(call.get("id"), places)]
     given = {call["id"]: call["args"] for call in calls}
@@ -141,7 +141,7 @@ def _common(content: JSON, kind: str, name: str | None = None) -> dict[str, JSON
 
 
 def _content(message: Message, role: Role) -> JSON:
-    """Return what a message says: as a text if it has nothing else. Thinking is for those who thought it."""
+    """Return what a message says, as a text if it has nothing else. Thinking goes back to its provider only."""
     said = [part for part in message.parts if isinstance(part, Text | Media)]
     thoughts = [part for part in message.parts if isinstance(part, Thinking) and part.signature and part.provider]
     if not thoughts and all(isinstance(part, Text) for part in said):

@@ -25,6 +25,7 @@ class OpenAIForm(Form):
         kind = item.get("type", "message")
         take = _TAKES.get(kind) or (_hosted if kind in _HOSTED else None)
         if kind in _REPLACED:
+            # After a redaction the frame alone tells the kind, and a call needs an output of its own kind.
             lifter.keep("type", kind)
         return ("system", item) if take is None else take(item, lifter)
 
@@ -48,6 +49,7 @@ def _message(item: dict[str, Any], lifter: Lifter) -> tuple[Role, JSON]:
     role = _ROLES[item["role"]]
     skeleton = {**item, **lifter.keep_all(item, _FRAME)}
     if item["role"] == "developer":
+        # The message's role is "system", so the frame has to tell the two apart.
         skeleton["role"] = lifter.keep("role", "developer")
     content = item["content"]
     if isinstance(content, str):
@@ -74,7 +76,7 @@ def _custom_call(item: dict[str, Any], lifter: Lifter) -> tuple[Role, JSON]:
 
 
 def _action_call(item: dict[str, Any], lifter: Lifter) -> tuple[Role, JSON]:
-    """Take a call of a tool that OpenAI defines and the caller carries out: a shell, a computer, a patch."""
+    """Lift a call of a tool that OpenAI defines and the caller carries out: a shell, a computer, a patch."""
     key = "operation" if "operation" in item else "action"
     name = str(item["type"]).removesuffix("_call")
     action, call_id = lifter.argument(name, key, item[key], item["call_id"])
@@ -99,7 +101,7 @@ def _is_text(piece: Any) -> bool:
 
 
 def _has_file(output: Any) -> bool:
-    """Return whether an output has an image or a file: its bytes are nothing to read, count or search."""
+    """Tell whether an output has an image or a file, whose bytes cannot be read, counted or searched."""
     pieces = output if isinstance(output, list) else [output]
     return any(isinstance(piece, dict) and {"image_url", "file_data", "file_id"} & piece.keys() for piece in pieces)
 
@@ -119,13 +121,14 @@ def _reasoning(item: dict[str, Any], lifter: Lifter) -> tuple[Role, JSON]:
 def _thought(piece: Any, item: dict[str, Any], lifter: Lifter) -> JSON:
     if not isinstance(piece, dict) or "text" not in piece:
         return piece
+    # An item has one signature, which goes with its first thought.
     signature = None if lifter.parts else item.get("encrypted_content")
     left, _ = lifter.thought(piece["text"], signature, PROVIDER, item.get("id"))
     return {**piece, "text": left}
 
 
 def _hosted(item: dict[str, Any], lifter: Lifter) -> tuple[Role, JSON]:
-    """Take a call that OpenAI has carried out itself: it is answered by its own output, or else by its status."""
+    """Lift a call that OpenAI has carried out itself. It is answered by its own output, or else by its status."""
     name, key, answer = _HOSTED[item["type"]]
     skeleton = {**item, **lifter.keep_all(item, ("id",))}
     if key not in item:
@@ -151,7 +154,7 @@ _HOSTED: Mapping[str, tuple[str | None, str, str]] = {
     "file_search_call": ("file_search", "queries", "results"),
     "code_interpreter_call": ("code_interpreter", "code", "outputs"),
 }
-"""Of each kind: the tool's name, the key of what it was asked, and that of what it answered."""
+"""For each kind: the tool's name, unless the item has it, the key of its input and the key of its output."""
 _TAKES: Mapping[str, Callable[[dict[str, Any], Lifter], tuple[Role, JSON]]] = {
     "message": _message,
     "function_call": _function_call,
@@ -198,7 +201,7 @@ def _computer_call(part: Any, frame: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs="
-"""A screenshot of one pixel."""
+"""A screenshot of one pixel, in place of one that is gone."""
 _REPLACED: Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "custom_tool_call": lambda part, _: {"call_id": part.id, "name": part.name, "input": _told(part)},
     "custom_tool_call_output": lambda part, _: {"call_id": part.call_id, "output": _told(part)},
@@ -217,7 +220,7 @@ _REPLACED: Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
         "output": {"type": "computer_screenshot", "image_url": _BLANK},
     },
 }
-"""Calls of OpenAI's own tools, and their outputs, once their content is gone: a call goes only with its kind."""
+"""Builders of OpenAI's own calls and outputs once their content is gone. A call needs an output of its own kind."""
 
 
 def _given(message: Message, frame: Mapping[str, Any]) -> Iterator[JSON]:
@@ -250,6 +253,7 @@ def _call_item(call: ToolCall, frame: Mapping[str, Any]) -> JSON:
         "name": call.name,
         "type": "function_call",
     }
+    # The API refuses an item whose id has another prefix.
     own = isinstance(frame.get("id"), str) and frame["id"].startswith("fc_")
     return {**item, **({"id": frame["id"], "status": "completed"} if own else {})}
 

@@ -32,7 +32,7 @@ class PydanticForm(Form):
         return _role(lifter, reads_system=reads_system), skeleton
 
     def give(self, message: Message) -> list[JSON]:
-        """Return a request or a response; of an answer that has results beside its calls, both."""
+        """Return a request or a response, or both for an answer that has results beside its calls."""
         frame = self.framed(message)
         if message.role != "assistant":
             said = "system-prompt" if message.role == "system" else "user-prompt"
@@ -59,7 +59,7 @@ def _role(lifter: Lifter, *, reads_system: bool) -> Role:
 
 
 def _request_part(part: dict[str, Any], lifter: Lifter, *, reads_system: bool) -> JSON:
-    """Take a part of a request. A system prompt beside a user's words is not theirs, and stays in the envelope."""
+    """Lift a part of a request. A system prompt beside a user's words is not the user's, and stays in the envelope."""
     match part["part_kind"]:
         case "user-prompt":
             return {**part, "content": _prompt(part["content"], lifter)}

@@ -22,15 +22,16 @@ class StrandsForm(Form):
     name = "strands"
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
-        # What a guardrail has replaced is kept, and not shown.
+        # A message that a guardrail has replaced is kept in the envelope, and not shown.
         shown = "message" if item.get("redact_message") is None else "redact_message"
         message = item[shown]
         skeleton = {**item, **lifter.keep_all(item, _FRAME), shown: _message(message, lifter)}
         return ("assistant" if message["role"] == "assistant" else lifter.asks_as), skeleton
 
     def give(self, message: Message) -> list[JSON]:
-        """Return a session message. One that Strands has not numbered has the number 0: the adapter knows better."""
+        """Return a session message. One that Strands has not numbered gets 0, which the adapter replaces."""
         frame = self.framed(message)
+        # Models refuse a message without content.
         content = [block for part in message.parts if (block := _given(part)) is not None] or [{"text": "…"}]
         said = {"role": "assistant" if message.role == "assistant" else "user", "content": content}
         if "metadata" in frame:
@@ -62,7 +63,7 @@ def _message(message: dict[str, Any], lifter: Lifter) -> JSON:
 
 
 def _is_counted(counts: Any) -> bool:
-    """Tell whether something has numbers only, so that nothing can be in it that a redaction has to erase."""
+    """Tell whether a value has only numbers. It cannot contain anything that a redaction has to erase."""
     return isinstance(counts, dict) and all(isinstance(count, int | float) for count in counts.values())
 
 
@@ -104,10 +105,11 @@ def _thought(thought: dict[str, Any], lifter: Lifter) -> JSON:
 
 
 def _given(part: Any) -> JSON:
-    """Return a block for a part, or None. Thinking without its provider's signature is not taken back."""
+    """Return a block for a part, or None. Thinking goes back only with a signature that Strands has given."""
     match part:
         case Text():
             return {"text": part.text} if part.text else None
+        # Strands does not name the provider of a signature: one that is named is from elsewhere.
         case Thinking() if part.signature and not part.provider:
             return {"reasoningContent": {"reasoningText": {"text": part.text, "signature": part.signature}}}
         case ToolCall():

@@ -1,4 +1,4 @@
-"""Ways in: what other libraries have stored, taken into sessions as the adapters lay them out.
+"""Imports of other libraries' stored sessions, in the layout that the adapters use.
 
 None of the libraries has to be installed, and none of their files is changed.
 """
@@ -30,7 +30,7 @@ FRAMEWORKS: Mapping[str, tuple[str, str]] = {
     "claude-agent-sdk": ("claude", "claude-agent-sdk"),
     "strands": ("strands", "strands"),
 }
-"""What can be imported from, also by its package's name: the module that reads it, and the agent of its sessions."""
+"""The libraries to import from, also by package name, with the module that reads each and the agent of its sessions."""
 
 
 async def import_from(
@@ -43,14 +43,12 @@ async def import_from(
 ) -> ImportReport:
     """Take the sessions of another library's file or directory into a store. Return how many came.
 
-    Each session arrives in one commit. What has arrived before is skipped, and of a session that has grown since, only
-    what is new is added: so an import that was killed is simply repeated. A session that was changed both here and
+    Each session arrives in one commit. A session that has arrived before is skipped, and if it has grown since, only
+    what is new is added. So you can simply repeat an import that was killed. A session that was changed both here and
     there is `refused`. Raise InvalidData that names the row if something cannot be read.
     """
     if framework not in FRAMEWORKS:
-        raise InvalidData(
-            "$.framework", f"there is no {framework!r} to import from; use one of {', '.join(FRAMEWORKS)}"
-        )
+        raise InvalidData("$.framework", f"{framework!r} cannot be imported from; use one of {', '.join(FRAMEWORKS)}")
     check_owner(owner)
     module, agent = FRAMEWORKS[framework]
     pieces = import_module(f"perdure.adapters.importing.{module}").pieces(_path_of(source, framework))

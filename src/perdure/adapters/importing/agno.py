@@ -1,7 +1,7 @@
-"""The SQLite files of Agno's `SqliteDb`: what each run has said, one behind the other.
+"""The SQLite files of Agno's `SqliteDb`: the messages of each run, one run after the other.
 
-There is no adapter for Agno: what arrives is read and continued by perdure. Older releases keep the runs in the
-session's row, newer ones in a table of their own.
+Agno has no adapter: perdure itself reads and continues what arrives. Older releases keep the runs in the session's row,
+newer ones in a table of their own.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _told(value: Any, where: str) -> Any:
 
 
 def _said(runs: list[tuple[dict[str, Any], str]]) -> list[JSON]:
-    """Return what was said in runs. Each run repeats what it was begun with, and its instructions: they come once."""
+    """Return the messages of runs. Each run repeats its history and its instructions, which are taken once."""
     found: list[JSON] = []
     instructed: set[str] = set()
     for run, where in _once(runs):
@@ -93,11 +93,11 @@ def _said(runs: list[tuple[dict[str, Any], str]]) -> list[JSON]:
 
 
 def _once(runs: list[tuple[dict[str, Any], str]]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the runs of the session itself. A file that was migrated may have them in both places."""
+    """Yield the runs of the session itself, each once. A file that was migrated may have them in both places."""
     known: set[str] = set()
     for run, where in runs:
         run_id = run.get("run_id")
-        # A member of a team has answered the run that called it, which has that answer.
+        # The run of a team's member answers the run that called it, and that one has the answer.
         if run.get("parent_run_id") or (isinstance(run_id, str) and run_id in known):
             continue
         known.add(str(run_id))

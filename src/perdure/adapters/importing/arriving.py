@@ -1,6 +1,6 @@
-"""How sessions of other libraries arrive in a store: once, in one commit each, and later only what is new.
+"""The arrival of other libraries' sessions in a store. Each arrives in one commit, and later only what is new.
 
-The metadata of a session that was imported says under `imported` how much of its source has arrived, and what that was.
+The metadata of an imported session says under `imported` how much of its source has arrived, and what that was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """What an import came to. Sessions of which all had arrived before are `skipped`."""
+    """The result of an import. Sessions that had arrived completely before are `skipped`."""
 
     sessions: int = 0
     messages: int = 0
@@ -62,27 +62,27 @@ class Piece(Protocol):
 
 
 Pieces = Sequence[Callable[[], Iterable[Piece]]]
-"""A source: for each of its sessions, what reads it."""
+"""A source: a function for each of its sessions, which reads it."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A session of a source: the items that were said in it, as messages, and what it is kept with."""
 
     names: tuple[str, ...]
-    """What it is called in its framework. The id is made of them as the framework's adapter makes it."""
+    """The session's names in its framework. The id is made of them as the framework's adapter makes it."""
     names_of_all: tuple[str, ...] = ()
-    """What it is called if all that arrives is to have one owner: the names tell users apart then."""
+    """The names to use if one owner gets all that arrives. These names tell users apart."""
     items: Sequence[JSON]
     read: Callable[[JSON], Message]
-    """Makes a message of an item."""
+    """The function that makes a message of an item."""
     name: str | None = None
     metadata: Mapping[str, Any] = EMPTY
     indexed: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     owner: str | None = None
-    """Whose it is in its framework; the owner that the import was asked for comes first."""
+    """The owner in the framework. An owner that was given to the import comes first."""
     spawned_by: tuple[tuple[str, ...], str] | None = None
-    """The names of the session that it is a sub-agent's of, and its name there."""
+    """The names of the session that this sub-agent belongs to, and the sub-agent's name there."""
     created_at: datetime | None = None
 
     async def arrive(self, target: Target) -> ImportReport:
@@ -115,11 +115,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         return SpawnRef(target.id_of(*names, owner=self.owner), "", "", name)
 
     async def _grown(self, target: Target, found: AgentSession) -> ImportReport:
-        """Add what is new. What was changed on both sides since is left alone."""
+        """Add what is new. A session that was changed on both sides since is left alone."""
         note = found.state.metadata.get(NOTE)
         if not isinstance(note, Mapping) or note.get("from") != target.framework or note.get("id") != found.id:
             return _refused(found.id, _not_imported(found, target.framework))
         had = int(note["items"])
+        # New items can only follow what arrived if the source still begins with it.
         if had > len(self.items) or note["digest"] != _digest(self.items[:had]):
             reason = "what had arrived of it has been changed in the source since"
             return _refused(found.id, _AGAIN.format(id=found.id, reason=reason))
@@ -139,6 +140,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
             "items": len(self.items),
             "digest": _digest(self.items),
             "metadata": _digest([self._kept]),
+            # The version of this save. If the session has a later one, it was changed here.
             "version": session.version + 1,
         }
         for key, value in {**self.metadata, NOTE: note}.items():
@@ -157,7 +159,7 @@ _AGAIN = (
 
 
 def _not_imported(found: AgentSession, framework: str) -> str:
-    """Explain that a session has the id of one that arrives, and did not come by an import."""
+    """Explain that a session which was not imported has the id of one that arrives."""
     if found.info.agent_name != framework:
         return f"Another session has the id {found.id!r}. Import into another store."
     return _AGAIN.format(id=found.id, reason=f"the adapter for {framework} keeps it in this store already")
@@ -202,7 +204,7 @@ class Target:
 async def take_in(
     pieces: Pieces, target: Target, progress: Callable[[int, int], Awaitable[None] | None] | None = None
 ) -> ImportReport:
-    """Take in what a source has, session by session."""
+    """Import a source, session by session."""
     report = ImportReport()
     for done, read in enumerate(pieces, 1):
         for piece in read():

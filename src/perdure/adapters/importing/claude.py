@@ -23,6 +23,7 @@ from perdure.redaction.replacement import DERIVED
 
 _LINES = ".jsonl"
 _TOOL = "Agent"
+# These follow the SDK's own summaries. They are repeated here because the SDK need not be installed.
 _COMMAND = re.compile(r"<command-name>(.*?)</command-name>")
 _NOT_ASKED = re.compile(
     r"^(?:<local-command-stdout>|<session-start-hook>|<tick>|<goal>|\[Request interrupted by user[^\]]*\]|"
@@ -85,7 +86,8 @@ def _transcripts(path: Path) -> Iterator[Arrival]:
 
 
 def _beside(file: Path) -> list[JSON]:
-    """Return what Claude has noted beside the transcript of a sub-agent, as the entry that the SDK makes of it."""
+    """Return Claude's notes beside the transcript of a sub-agent, as the entry that the SDK makes of them."""
+    # The file is optional. The transcript is imported without it, too.
     with suppress(OSError, ValueError):
         noted = json.loads(file.with_suffix(".meta.json").read_bytes())
         if isinstance(noted, dict):
@@ -98,7 +100,7 @@ def _message(entry: JSON) -> Message:
 
 
 def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return entries without those whose uuid has been there before."""
+    """Return entries without those that repeat a uuid."""
     seen: set[str] = set()
     kept: list[dict[str, Any]] = []
     for entry in entries:
@@ -111,7 +113,7 @@ def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _summary(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what lists show of a transcript, as the SDK's `fold_session_summary` finds it."""
+    """Return the summary of a transcript for lists, as the SDK's `fold_session_summary` makes it."""
     data: dict[str, Any] = {}
     for entry in entries:
         data.setdefault("is_sidechain", entry.get("isSidechain") is True)
@@ -129,7 +131,7 @@ def _summary(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _find_prompt(data: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Take note of the first thing that a person has asked."""
+    """Note the first prompt that a person has written."""
     if "first_prompt_locked" in data or entry.get("type") != "user":
         return
     if entry.get("isMeta") is True or entry.get("isCompactSummary") is True:
@@ -151,6 +153,7 @@ def _texts(entry: dict[str, Any]) -> list[str]:
     if isinstance(content, str):
         return [content]
     blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    # The entry of a tool's answer has the type "user" too.
     if any(block.get("type") == "tool_result" for block in blocks):
         return []
     return [block["text"] for block in blocks if block.get("type") == "text" and isinstance(block.get("text"), str)]

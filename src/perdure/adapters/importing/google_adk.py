@@ -48,7 +48,7 @@ class _File:
         ]
 
     def states(self) -> Iterator[Arrival]:
-        """Yield what the sessions of an app, and of a user of it, have in common."""
+        """Yield the states that the sessions of an app share, and those that the sessions of a user share."""
         for table in ("app_states", "user_states"):
             if {"app_name", "state"} <= self._db.columns(table):
                 for row in self._db.rows(table):

@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def messages(self) -> list[Message] | None:
-        """The messages of the channel that becomes the transcript; None if it has something else."""
+        """The messages of the channel that becomes the transcript, or None if it has something else."""
         found = self.values.get(_SHOWN)
         if not isinstance(found, list):
             return None
@@ -64,7 +64,7 @@ class Namespace:
     thread: str
     ns: str
     read: Any
-    """Yields the checkpoints."""
+    """The function that yields the checkpoints."""
 
     async def arrive(self, target: Target) -> ImportReport:
         session_id = _id_of(target, self.thread, self.ns)
@@ -83,7 +83,7 @@ class Namespace:
 
 
 class _Arriving:
-    """Saves checkpoints one behind the other, those that have not arrived before."""
+    """A writer that saves checkpoints one after the other, if they have not arrived before."""
 
     def __init__(self, target: Target, place: Namespace, session: AgentSession) -> None:
         self._target = target
@@ -94,6 +94,7 @@ class _Arriving:
     async def take(self, checkpoint: Checkpoint) -> None:
         store, session_id = self._target.store, self._session.id
         if await store.find_key(session_id, checkpoint.id) is not None:
+            # The checkpoint has arrived before, but its tasks may have written since.
             await self._add_writes(checkpoint)
             return
         base = await self._base(checkpoint.parent)
@@ -109,6 +110,7 @@ class _Arriving:
         own = {key: value for key, value in state.metadata.items() if not _is_checkpoints(key)}
         context = replace(state.context, transcript=view, metadata={**own, **channels, _CHECKPOINT: note})
         changed = self._session.with_state(state.with_context(context))
+        # The adapter finds the version of a checkpoint by this key.
         key = Key(checkpoint.id, checkpoint.parent or "")
         self._session = await store.save(changed, key=key, entries=checkpoint.writes)
         self.checkpoints += 1
@@ -170,7 +172,7 @@ class _File:
         return [*found]
 
     def thread(self, thread: str) -> Iterator[Namespace]:
-        """Yield the namespaces of a thread: its own first, and those that call before those that are called."""
+        """Yield the namespaces of a thread: its own first, and callers before those that they call."""
         for ns in sorted(ns for each, ns in self._places() if each == thread):
             yield Namespace(thread, ns, partial(self._read, thread, ns))
 
@@ -218,7 +220,7 @@ def _id_of(target: Target, thread: str, ns: str) -> SessionId:
 
 
 async def _opened(target: Target, thread: str, ns: str) -> AgentSession:
-    """Return the session of a namespace, which is made with those around it if there is none."""
+    """Return the session of a namespace. If there is none, create it and those around it."""
     session_id = _id_of(target, thread, ns)
     found = await target.store.load(session_id)
     if found is not None:
@@ -249,7 +251,7 @@ def _is_checkpoints(key: str) -> bool:
 
 
 def _drawn(base: Transcript, wanted: Sequence[Message]) -> tuple[Transcript, int]:
-    """Return a view of messages that takes from another what it has of them, and how many it has not."""
+    """Return a view of messages that reuses what another view has of them, and the number of new ones."""
     stored = list(base)
     common = 0
     while common < min(len(stored), len(wanted)) and _is_same(stored[common], wanted[common]):

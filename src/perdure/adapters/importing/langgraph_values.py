@@ -1,4 +1,4 @@
-"""LangGraph's msgpack as the JSON that its adapter stores, without making an object of anybody's class.
+"""LangGraph's msgpack as the JSON that its adapter stores, without making an object of any class.
 
 `adapters/langgraph_values.py` says what that JSON looks like. Here it is made without LangGraph, and nothing in a file
 decides which class is imported.
@@ -20,20 +20,20 @@ from perdure.errors import InvalidData
 from perdure.model.value import JSON
 
 _PYDANTIC = 5
-"""The code of an object that is made of its data: module, name, data, and how."""
+"""The code of an object that is given by its module, its name, its data and a method."""
 _MESSAGES = "langchain_core.messages."
 _pack = msgspec.msgpack.Encoder().encode
 
 
 class Made(NamedTuple):
-    """Something that LangGraph would make an object of: a code, and what it is made of."""
+    """The data that LangGraph would make an object of: a code, and a body."""
 
     code: int
     body: Any
 
 
 def read(kind: Any, raw: Any, where: str) -> Any:
-    """Return a value that LangGraph has serialized, with what would be objects taken apart."""
+    """Return a value that LangGraph has serialized. Objects in it are taken apart, and not made."""
     if kind == "null":
         return None
     if kind == "bytes" and isinstance(raw, bytes):
@@ -52,6 +52,7 @@ def read(kind: Any, raw: Any, where: str) -> Any:
 def kept(value: Any) -> dict[str, JSON]:
     """Return a value as the adapter stores it: as JSON, or else as bytes that LangGraph reads."""
     if _has_legacy(value):
+        # LangGraph makes objects of these only when it reads them from JSON.
         return {"type": "json", "data": base64.b64encode(json.dumps(value).encode()).decode()}
     if not _has_made(value) and is_plain(value):
         return {"json": value}
@@ -62,7 +63,7 @@ def kept(value: Any) -> dict[str, JSON]:
 
 
 def message_in(value: Any) -> dict[str, Any] | None:
-    """Return the item of a message of LangChain's, as its form takes it; None if it is something else."""
+    """Return the item of a LangChain message for its form, or None if the value is something else."""
     if isinstance(value, Made) and value.code == _PYDANTIC and isinstance(value.body, list) and len(value.body) > 2:
         module, name, data = value.body[:3]
         is_message = isinstance(module, str) and module.startswith(_MESSAGES)
@@ -83,7 +84,7 @@ _KINDS = {
     "AIMessage": "ai",
     **{f"{name}MessageChunk": f"{name}MessageChunk" for name in ("AI", "Human", "System", "Tool", "Function", "Chat")},
 }
-"""LangChain's own classes of messages, and the types that say which one a message is."""
+"""LangChain's own classes of messages, with the `type` of each."""
 
 
 def _unpacked(raw: Any) -> Any:
@@ -139,5 +140,5 @@ def _has_legacy(value: Any) -> bool:
 
 
 def _is_legacy(value: dict[Any, Any]) -> bool:
-    """Return whether an object is how LangGraph wrote others before it had msgpack."""
+    """Tell whether a value has the form of objects that LangGraph wrote before it had msgpack."""
     return value.get("type") == "constructor" and "lc" in value and isinstance(value.get("id"), list)

@@ -50,7 +50,7 @@ class _File:
         return found
 
     def _branches(self, session_id: str) -> dict[str, list[int]]:
-        """Return the numbers of the rows of each branch, in order; nothing for a session without branches."""
+        """Return the row numbers of each branch, in order. The result is empty for a session without branches."""
         found: dict[str, list[int]] = {}
         rows = self._db.rows(self._structure, "sequence_number", session_id=session_id) if self._structure else ()
         for row in rows:

@@ -1,4 +1,4 @@
-"""What others have written, read and never changed: SQLite files, JSON, lines of JSON. All of it may be damaged."""
+"""Readers of other libraries' files: SQLite, JSON and lines of JSON. Files may be damaged, and are never changed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ _MEND = "Mend or remove it and import again; what has arrived is kept"
 ROW = "#"
 """The key of a row's number."""
 _WAL, _AT = 2, 18
-"""What the header of a SQLite file has at this place if it is written by way of a log beside it."""
+"""The byte, and its place in the header, of a SQLite file that is written by way of a log beside it."""
 
 
 class Database:
-    """A SQLite file of another library. Each row that is read of it is a dict, with its number under ROW."""
+    """A SQLite file of another library. Each row is read as a dict, with its number under ROW."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._told():
-            # Not by the standard library's sqlite3: two libraries that have a file open drop each other's locks.
+            # Not the standard library's sqlite3: two copies of SQLite that have a file open drop each other's locks.
             self._db = apsw.Connection(_address(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            # The program that owns the file may be writing to it.
             self._db.set_busy_timeout(5_000)
 
     def table(self, *columns: str) -> str | None:
-        """Return the name of the first table that has these columns; None if there is none."""
+        """Return the name of the first table that has these columns, or None if there is none."""
         return next((name for name in self._tables() if set(columns) <= self.columns(name)), None)
 
     def columns(self, table: str) -> set[str]:
@@ -40,7 +41,7 @@ class Database:
             return {str(row[1]) for row in self._db.execute(f"PRAGMA table_info({_quoted(table)})")}
 
     def require(self, what: str, *columns: str) -> str:
-        """Return the name of a table. InvalidData if there is none that could be it."""
+        """Return the name of the first table that has these columns. Raise InvalidData if there is none."""
         found = self.table(*columns)
         if found is None:
             problem = f"{self.path} is not a database of {what}: no table has the columns {', '.join(columns)}"
@@ -76,13 +77,13 @@ class Database:
 
 
 def _address(path: Path) -> str:
-    """Return the address under which a file is opened so that nothing is written to it or beside it."""
+    """Return the address that opens a file without writing anything to it or beside it."""
     if not path.is_file():
-        raise StoreError(f"There is no file {path}.")
+        raise StoreError(f"{path} is not a file.")
     with path.open("rb") as file:
         header = file.read(_AT + 1)
     has_log = path.with_name(f"{path.name}-wal").exists()
-    # A reader of such a file would make a log where there is none. Without one, the file has all.
+    # A reader of such a file would create a log if there is none. Without a log, the file is complete.
     frozen = "&immutable=1" if header[_AT:] == bytes([_WAL]) and not has_log else ""
     return f"file:{quote(str(path.absolute()))}?mode=ro{frozen}"
 
@@ -92,7 +93,7 @@ def _quoted(name: str) -> str:
 
 
 def read_json(raw: Any, where: str) -> Any:
-    """Return the JSON that a text or bytes say. InvalidData that names the place if they say none."""
+    """Return the JSON in a text or in bytes. Raise InvalidData that names the place if it is not JSON."""
     try:
         return json.loads(raw)
     except (ValueError, TypeError, RecursionError) as error:
@@ -100,7 +101,7 @@ def read_json(raw: Any, where: str) -> Any:
 
 
 def read_object(raw: Any, where: str) -> dict[str, Any]:
-    """Return a JSON object, of a text or as it is."""
+    """Return a JSON object, which may be given as a text."""
     found = read_json(raw, where) if isinstance(raw, str | bytes) else raw
     if not isinstance(found, dict):
         raise InvalidData(where, f"this is not a JSON object. {_MEND}")
@@ -108,25 +109,26 @@ def read_object(raw: Any, where: str) -> dict[str, Any]:
 
 
 def read_text(value: Any, where: str) -> str:
-    """Return a text. InvalidData that names the place if it is none."""
+    """Return a text. Raise InvalidData that names the place if the value is not one."""
     if not isinstance(value, str):
         raise InvalidData(where, f"a text is missing here. {_MEND}")
     return value
 
 
 def read_time(value: Any) -> datetime | None:
-    """Return the time that a column has as a number of seconds or a text; None if it says none."""
+    """Return the time in a column that has a number of seconds or a text, or None if it is not a time."""
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
         found = datetime.fromisoformat(value)
     except (ValueError, TypeError, OverflowError, OSError):
         return None
+    # SQLite writes its own times in UTC without saying so.
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects that stand in a file, one on each line. A last line that was cut short is left out."""
+    """Return the objects in a file, one on each line. A last line that was cut short is left out."""
     lines: Sequence[bytes] = read_bytes(path).split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -135,7 +137,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             found.append(read_object(line, f"{path}:{number}"))
         except InvalidData:
-            if number == len(lines):  # whoever writes it has not come to its end yet, or was killed
+            if number == len(lines):  # its writer has not finished it yet, or was killed
                 break
             raise
     return found

@@ -33,13 +33,14 @@ def pieces(source: Path) -> Pieces:
 
 
 class _FirstAgent(msgspec.Struct, frozen=True):
-    """A session with its first agent, which is one session; two if both have arrived in the first layout before."""
+    """A session with its first agent, which become one session. They stay two if they have arrived as two before."""
 
     session: Arrival
     agent: Arrival
 
     async def arrive(self, target: Target) -> ImportReport:
         if await target.store.load(target.id_of(*self.agent.names)) is not None:
+            # Both arrived in the first layout, in which each agent is a child of its session.
             return await self.session.arrive(target) + await self.agent.arrive(target)
         metadata = {**self.session.metadata, **self.agent.metadata}
         return await replace(self.session, items=self.agent.items, metadata=metadata).arrive(target)

@@ -1,1 +1,1 @@
-"""AG-UI, the protocol of front ends: a thread is a session, and what a run waits for is answered by the next."""
+"""AG-UI, the protocol of front ends. A thread is a session, and the next request answers what a run waits for."""

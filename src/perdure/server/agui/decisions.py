@@ -26,7 +26,7 @@ class Decisions(msgspec.Struct):
     errors: dict[str, str] = {}
 
     def take(self, entry: ResumeEntry, call: PendingCall, path: str) -> None:
-        """Take an answer to an interrupt."""
+        """Add the answer to an interrupt."""
         name, payload = entry.interrupt_id, entry.payload
         if call.external:
             if entry.status == "cancelled":
@@ -45,6 +45,7 @@ def decisions_in(
     resume: Sequence[ResumeEntry], results: Iterable[ToolMessage], calls: Iterable[PendingCall]
 ) -> Decisions:
     """Return what a front end has decided about pending calls. Raise a Problem if one of them no longer waits."""
+    # A sub-agent's calls are approved together with its caller's call, and answered from outside one by one.
     waiting = {leaf.digest: leaf for call in calls for leaf in (call, *call.leaves)}
     decisions = Decisions()
     for place, entry in enumerate(resume):
@@ -65,6 +66,7 @@ def _is_approval(payload: Any, path: str) -> bool:
         return payload
     if not isinstance(payload, dict) or not isinstance(payload.get("approved"), bool):
         raise InvalidData(f"{path}.payload", 'expected {"approved": true}, or {"approved": false, "reason": "…"}')
+    # To ignore edited arguments, for example, would approve another call than the front end means.
     for name in payload.keys() - {"approved", "reason"}:
         raise InvalidData(
             f"{path}.payload.{name}", "a call is approved as it was shown; deny it, and say what is wrong"

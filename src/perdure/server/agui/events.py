@@ -28,9 +28,9 @@ Event = dict[str, Any]
 
 
 class Teller:
-    """Tells what one run says: the one of an id, or the one that answers the message of a key.
+    """A translator of one run's events: of the run with an id, or of the one that answers the message with a key.
 
-    `known` are the ids of messages that the front end has.
+    `known` are the ids of the messages that the front end has.
     """
 
     def __init__(self, *, run: str | None = None, key: str | None = None, known: Iterable[str] = ()) -> None:
@@ -40,10 +40,10 @@ class Teller:
         self._open: str | None = None
         """The message that is being written."""
         self._text = ""
-        """What was told of it."""
+        """The text of it that was told so far."""
 
     def hear(self, news: News) -> Iterator[Event]:
-        """Yield what there is to tell of something that happened."""
+        """Yield the AG-UI events for something that happened."""
         if isinstance(news, Piece):
             if news.run == self.run and news.message not in self._known:
                 yield from self._grow(news)
@@ -55,7 +55,7 @@ class Teller:
             yield from self._tell(news.message)
 
     def end(self) -> Iterator[Event]:
-        """Yield what closes a message that never came to its end."""
+        """Yield the event that closes a message which was never finished."""
         if self._open is not None:
             yield {"type": "TEXT_MESSAGE_END", "messageId": self._open}
             self._open, self._text = None, ""
@@ -72,9 +72,10 @@ class Teller:
         yield {"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": role}
 
     def _take_back(self) -> Iterator[Event]:
-        """Take back a message that has not come to its end: by a snapshot without it, which the caller fills in."""
+        """Take back an unfinished message by a snapshot without it. The caller fills the snapshot in."""
         if self._open is not None:
             yield from self.end()
+            # AG-UI has no event that takes text back.
             yield {"type": SNAPSHOT}
 
     def _say(self, text: str) -> Iterator[Event]:
@@ -91,7 +92,7 @@ class Teller:
                 yield {"type": "TOOL_CALL_RESULT", **ids, "content": result.text, "role": "tool"}
         elif message.role == "assistant":
             yield from self._answer(message)
-        else:  # somebody has steered the run
+        else:  # a message that steers the run
             yield from self._begin(message.id, message.role)
             yield from self._say(message.text)
             yield from self.end()
@@ -106,6 +107,7 @@ class Teller:
         yield from self._say(message.text[len(self._text) :])
         yield from self.end()
         if is_streamed:
+            # Thoughts are known once the answer is whole, so they come after text that was streamed.
             yield from _reasoning(message)
         for call in message.tool_calls:
             named = {"toolCallId": call.id, "toolCallName": call.name, "parentMessageId": message.id}
@@ -126,7 +128,7 @@ def _reasoning(message: Message) -> Iterator[Event]:
 
 
 def finished(reply: Reply[Any], *, thread: str, run: str) -> Event:
-    """Return the event that closes a run which has come to an answer, or waits for somebody."""
+    """Return the event that ends a run which has an answer, or waits for a decision."""
     session, execution = reply.session, reply.session.state.execution
     ours = {"session": session.id, "version": session.version, "run": execution.execution_id if execution else None}
     event: Event = {"type": "RUN_FINISHED", "threadId": thread, "runId": run, "outcome": _outcome(reply)}
@@ -137,14 +139,14 @@ def finished(reply: Reply[Any], *, thread: str, run: str) -> Event:
 
 
 def failed(error: PerdureError) -> Event:
-    """Return the event that closes a run which has failed."""
+    """Return the event that ends a run which has failed."""
     problem = problem_of(error)
     return {"type": "RUN_ERROR", "message": problem.detail, "code": problem.title}
 
 
 def _outcome(reply: Reply[Any]) -> Event:
     calls = reply.pending_calls
-    if calls and all(call.external for call in calls):  # which a front end answers by messages
+    if calls and all(call.external for call in calls):  # a front end answers these by messages
         return {"type": "success", "pendingToolCallIds": [call.id for call in calls]}
     if calls:
         return {"type": "interrupt", "interrupts": [interrupt for call in calls for interrupt in _interrupts(call)]}
@@ -154,7 +156,7 @@ def _outcome(reply: Reply[Any]) -> Event:
 
 
 def _interrupts(call: PendingCall) -> Iterator[Event]:
-    """Yield what a call waits for. The id is the call's digest: an answer is bound to what was shown."""
+    """Yield the interrupts of a call. The id is the call's digest, which binds an answer to what was shown."""
     outside = [leaf for leaf in call.leaves if leaf.external]
     if len(outside) < len(call.leaves):
         wanted = ", ".join(f"{leaf.name}({arguments_of(leaf)})" for leaf in call.leaves if not leaf.external)

@@ -25,7 +25,7 @@ from perdure.server.agui.inputs import (
 from perdure.sessions.attaching import attach
 
 BESIDE = "agui"
-"""The key in the metadata of messages and runs for what the protocol says and perdure has no place for."""
+"""The metadata key, in messages and runs, for what the protocol has and perdure has no field for."""
 
 
 def session_messages(given: Sequence[tuple[str, Said]]) -> list[Message]:
@@ -64,7 +64,7 @@ def _result_of(message: ToolMessage) -> dict[str, Any]:
 
 
 def text_of(message: ToolMessage) -> str:
-    """Return what a front end's tool has returned. InvalidData if there are images or files: results are texts."""
+    """Return the text of a front end's tool result. Raise InvalidData if it has images or files."""
     if isinstance(message.content, str):
         return message.content
     if not all(isinstance(part, TextPart) for part in message.content):
@@ -134,13 +134,14 @@ def reasoning_id(message: Message) -> str:
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
     media = [part for part in message.parts if isinstance(part, Media)]
+    # AG-UI takes parts in messages of users only.
     if not media or message.role != "user":
         return message.text
     return [{"type": "text", "text": message.text}, *map(_media, media)]
 
 
 def _media(part: Media) -> dict[str, Any]:
-    """Return an image or a file by its address. One whose bytes are in the store is told by its name and size."""
+    """Return an image or a file by its address. One whose bytes are in the store is shown as its name and size."""
     if part.url is None:
         return {"type": "text", "text": f"[{part.label}]"}
     kind = part.media_type.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Finds what is new in the input of a front end, which sends the whole conversation each time."""
+"""The new messages in the input of a front end, which sends the whole conversation each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ New = list[tuple[str, Said]]
 
 
 async def new_in(sessions: Sessions, view: View, given: RunAgentInput) -> New:
-    """Return the messages behind the last one that the session has, each with its path."""
+    """Return the messages after the last one that the session has, each with its path."""
     new: New = []
     for path, message in reversed(all_said(given)):
         if await _is_known(sessions, view, message, is_last=not new):
@@ -33,7 +33,7 @@ async def new_in(sessions: Sessions, view: View, given: RunAgentInput) -> New:
 def all_said(given: RunAgentInput) -> New:
     """Return the messages that are part of the conversation, each with its path.
 
-    Activities are a front end's own, and the thoughts of a model were told by us.
+    Activities belong to the front end, and the thoughts of a model came from this service.
     """
     numbered = enumerate(given.messages)
     return [
@@ -42,7 +42,7 @@ def all_said(given: RunAgentInput) -> New:
 
 
 def all_shown(view: View) -> Sequence[Message]:
-    """Return what a front end shows of a thread: also what the run under way says, and what waits for its turn."""
+    """Return what a front end shows of a thread, including what the run under way says and what waits for its turn."""
     return (*view.messages, *view.asked, *view.said, *view.queued)
 
 
@@ -79,7 +79,7 @@ def waits(view: View, message: ToolMessage) -> bool:
 
 
 def sendable(new: New, most: int) -> list[Message]:
-    """Return new messages as those of a session. InvalidData if they are too many, or there is nothing to answer."""
+    """Return new messages as those of a session. Raise InvalidData if there are too many, or nothing to answer."""
     if len(new) > most:
         raise InvalidData("$.messages", f"expected at most {most} new messages, got {len(new)}")
     path, last = new[-1] if new else ("$.messages", None)
@@ -89,12 +89,12 @@ def sendable(new: New, most: int) -> list[Message]:
 
 
 def tools_in(given: RunAgentInput) -> list[ExternalTool]:
-    """Return the front end's tools. InvalidData if one of them cannot be called, or there are too many."""
+    """Return the front end's tools. Raise InvalidData if one of them cannot be called, or there are too many."""
     tools = []
     for place, each in enumerate(given.tools or ()):
         try:
             tools.append(external_tool(each.name, each.description, each.parameters))
-        except ConfigurationError as error:  # of which the front end is the author
+        except ConfigurationError as error:  # the front end has made the mistake, not the operator
             raise InvalidData(f"$.tools[{place}]", error.what) from None
     specs_of(tools)
     return tools

@@ -35,18 +35,18 @@ from perdure.sessions.viewing import View
 
 
 class _Begun(msgspec.Struct):
-    """A run to tell of: which one, from where on, and what tells that it is over."""
+    """A run to tell of: its session, the place to begin after, and the function that waits for its answer."""
 
     session_id: SessionId
     after: int
     answer: Callable[[], Coroutine[Any, Any, Reply[Any]]]
     teller: Teller
     shown: View | None = None
-    """How the thread stands, where the front end is to be told that first."""
+    """The state of the thread, if the front end has to be told that first."""
 
 
 async def run_agent(call: Call) -> Response:
-    """Run an agent in a thread, or tell how the thread stands. The run continues if the client leaves."""
+    """Run an agent in a thread, or show the state of the thread. The run continues if the client leaves."""
     given: RunAgentInput = call.body
     _require_supported(given)
     call.service.require_room(call.caller)
@@ -62,6 +62,7 @@ async def run_agent(call: Call) -> Response:
 
 
 def _require_supported(given: RunAgentInput) -> None:
+    # Clients without a state send {}.
     if given.state:
         raise InvalidData("$.state", "a session has no state that a front end shares; leave it out")
     if given.forwarded_props is not None and not isinstance(given.forwarded_props, dict):
@@ -70,7 +71,7 @@ def _require_supported(given: RunAgentInput) -> None:
 
 
 def _agent(call: Call) -> AgentDefinition | None:
-    """Return the agent that the path names; None if it names none."""
+    """Return the agent that the path names, or None if it names none."""
     name = call.request.path_params.get("agent")
     if name is None:
         return None
@@ -81,7 +82,7 @@ def _agent(call: Call) -> AgentDefinition | None:
 
 async def _begin(call: Call, given: RunAgentInput, session_id: SessionId) -> _Begun:
     sessions = call.sessions
-    after = await call.service.feeds.end_of(session_id)  # before anything is looked at or begun
+    after = await call.service.feeds.end_of(session_id)  # first, so that nothing is missed
     view = await sessions.view(session_id)
     new = await new_in(sessions, view, given)
     answers = [(path, each) for path, each in new if isinstance(each, ToolMessage) and waits(view, each)]
@@ -96,12 +97,12 @@ async def _begin(call: Call, given: RunAgentInput, session_id: SessionId) -> _Be
         what = "The thread waits for answers. Send them as `resume`, or as messages of tools, before anything else."
         raise Problem(409, "InterruptsOpen", what, facts={"interrupts": [each.digest for each in view.pending_calls]})
     if view.activity == "idle" and view.session.status is not SessionStatus.ACTIVE:
-        raise not_active(view.session)  # it would wait until somebody opens the session
+        raise not_active(view.session)  # the message would wait until the session is opened again
     return await _sent(call, given, session_id, rest, after)
 
 
 async def _sent(call: Call, given: RunAgentInput, session_id: SessionId, new: New, after: int) -> _Begun:
-    """Leave the new messages for a worker. The last one's id is the key: the same request again sends nothing."""
+    """Leave the new messages for a worker. The last one's id is the key, so the same request again sends nothing."""
     said = sendable(new, call.service.settings.limits.messages)
     key = said[-1].id
     queued = await call.sessions.enqueue(session_id, said, key=key, any_role=True, **options_in(given))
@@ -111,7 +112,7 @@ async def _sent(call: Call, given: RunAgentInput, session_id: SessionId, new: Ne
 async def _continued(
     sessions: Sessions, view: View, given: RunAgentInput, results: Sequence[ToolMessage], after: int
 ) -> _Begun:
-    """Settle what the front end has answers to, in one commit. A worker continues the run."""
+    """Settle the calls that the front end has answered, in one commit. A worker continues the run."""
     decided = msgspec.structs.asdict(decisions_in(given.resume or (), results, view.pending_calls))
     reply = await sessions.settle(view.session.id, **decided, wait=False)
     run = reply.session.state.execution
@@ -121,7 +122,7 @@ async def _continued(
 
 
 async def _looked_at(sessions: Sessions, view: View, given: RunAgentInput, after: int) -> _Begun:
-    """Tell how the thread stands, and what comes of the run that answers the last message, or is under way."""
+    """Return the state of the thread, and the run to follow: of the last message, or the one under way."""
     known = {each.id for each in all_shown(view)}
     queued_last = view.queued[-1].id if view.queued else ""
     last = given.messages[-1].id if given.messages else queued_last
@@ -131,19 +132,19 @@ async def _looked_at(sessions: Sessions, view: View, given: RunAgentInput, after
         queued = Queued(sessions, view.session.id, last, found, None)
         return _Begun(view.session.id, after, partial(_reply_to, queued), Teller(key=last, known=known), view)
     run = None if view.cursor is None else Place.of(view.cursor).run
-    # What a run that is over has used was told when it ended.
+    # The usage of a run that is over was told when it ended.
     used = view.session.state.usage if view.activity in ("idle", "waiting") else Usage()
     return _Begun(view.session.id, after, partial(_followed, sessions, view, used), Teller(run=run, known=known), view)
 
 
 async def _reply_to(queued: Queued) -> Reply[Any]:
     reply = await queued.reply()
-    assert reply is not None  # without a time limit it is waited for
+    assert reply is not None  # without a time limit, `reply` waits until there is one
     return reply
 
 
 async def _followed(sessions: Sessions, view: View, used: Usage) -> Reply[Any]:
-    """Wait until the run that is under way, or that was the last, is over or waits. It had `used` so much before."""
+    """Wait until the run under way, or the last one, is over or waits. `used` is the session's usage before it."""
     is_over = view.activity == "idle"
     async for chunk in sessions.follow(view.session.id, after=None if is_over else view.cursor, timeout=float("inf")):
         if chunk.reply is not None:
@@ -170,11 +171,12 @@ async def _told(call: Call, given: RunAgentInput, begun: _Begun) -> Events:
             yield _event(event)
         yield _event(failed(error))
     finally:
+        # This only stops waiting: the run itself continues.
         answer.cancel()
 
 
 async def _nothing(given: RunAgentInput) -> Events:
-    """Tell that there is nothing in a thread yet."""
+    """Yield the events for a thread that has nothing in it yet."""
     yield _event(_started(given))
     yield _event({"type": SNAPSHOT, "messages": []})
     outcome = {"type": "success"}
@@ -193,7 +195,7 @@ def _snapshot(view: View) -> Event:
 
 def _farewell(reason: str) -> ServerSentEvent:
     whys = {"shutdown": "The service stops", FULL: "Too many streams are open"}
-    what = whys.get(reason, "The token is no longer valid")
+    what = whys.get(reason, "The token is not valid any more")
     message = f"{what}. The run continues: send the thread's id with `messages: []` to see what has come of it."
     return _event({"type": "RUN_ERROR", "message": message, "code": reason})
 

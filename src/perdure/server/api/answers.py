@@ -24,7 +24,7 @@ from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 _TO_READ = 10.0
-"""Seconds that the reply of a run that has ended may take to be read."""
+"""The most seconds for reading the reply of a run that has ended."""
 
 
 class UnansweredForm(TypedDict):
@@ -38,7 +38,7 @@ class WaitQuery(msgspec.Struct, kw_only=True):
 
 
 def checked_wait(call: Call, given: float) -> float:
-    """Return how many seconds a request waits. Raise InvalidData if that is longer than the service lets it."""
+    """Return the seconds that a request waits. Raise InvalidData if the service does not let it wait that long."""
     most = call.service.settings.limits.wait
     if not 0 <= given <= most:
         raise InvalidData("$.wait", f"expected 0 to {most:g} seconds, got {given:g}")
@@ -46,7 +46,7 @@ def checked_wait(call: Call, given: float) -> float:
 
 
 async def within(call: Call, seconds: float, work: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for work that only waits. None if it takes longer, the client leaves, or the service stops before."""
+    """Return the result of work that only waits, or None if time is up, the client leaves, or the service stops."""
     wait = asyncio.ensure_future(work)
     reasons = {asyncio.ensure_future(call.service.closing.wait()), asyncio.ensure_future(_left(call.request))}
     try:
@@ -55,18 +55,21 @@ async def within(call: Call, seconds: float, work: Coroutine[Any, Any, T]) -> T 
     finally:
         for each in (wait, *reasons):
             each.cancel()
+        # Awaited, so that nothing reads from the request after its response.
         await asyncio.gather(wait, *reasons, return_exceptions=True)
 
 
 async def _left(request: Request) -> None:
+    # The body has been read, so all that can come is the end of the connection.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def reply_of_run(call: Call, session_id: SessionId, run: str, wait: float, *, is_new: bool = False) -> Answer:
-    """Return what a run has come to: its reply, or 202 while it is under way. One that is new has not ended."""
+    """Return the reply of a run, or 202 while it is under way. A run that `is_new` has not ended."""
     sessions = call.service.sessions_of(call.caller)
     is_under_way = is_new or await _is_under_way(sessions, session_id, run)
+    # A reply that is on record already is given to a client that does not wait, too.
     patience = wait if is_under_way else max(wait, _TO_READ)
     reply = await within(call, patience, _followed(sessions, session_id, run)) if patience else None
     if reply is not None:
@@ -75,13 +78,13 @@ async def reply_of_run(call: Call, session_id: SessionId, run: str, wait: float,
 
 
 def unanswered(session_id: str, run: str) -> Answer:
-    """Return what tells where the answer of a run can be fetched."""
+    """Return a 202 with the address at which the answer of a run can be fetched."""
     body: UnansweredForm = {"session": session_id, "run": run}
     return Answer(body, 202, {"Location": f"/api/sessions/{session_id}/runs/{run}/reply"})
 
 
 async def newest_run(sessions: Sessions, session_id: SessionId) -> str:
-    """Return the run that began last; an empty text if none has."""
+    """Return the run that began last, or an empty text if none has."""
     found = await loops_on_record(sessions._journal(), session_id, limit=1)
     return found[-1].loop_id if found else ""
 
@@ -93,7 +96,7 @@ async def _is_under_way(sessions: Sessions, session_id: SessionId, run: str) -> 
 
 
 async def _followed(sessions: Sessions, session_id: SessionId, run: str) -> Reply[Any] | None:
-    """Wait until a run has ended, or waits for a person, however long it takes until somebody continues it."""
+    """Wait until a run has ended or waits for a person, however long it takes until a worker continues it."""
     async for chunk in sessions.follow(session_id, after=Place(run).cursor, timeout=float("inf")):
         if chunk.reply is not None:
             return chunk.reply

@@ -18,7 +18,7 @@ Decide = Callable[[], Awaitable[Reply[Any]]]
 
 
 class Approval(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which pending calls are meant, by their digests or ids: all of them without."""
+    """The pending calls that are meant, by their digests or ids. Without `calls`, all of them are."""
 
     calls: list[str] | None = None
     wait: float = 60.0
@@ -43,13 +43,13 @@ async def approve(call: Call) -> Answer:
 
 
 async def deny(call: Call) -> Answer:
-    """Keep pending tool calls from being made; the model is told why, and the run continues."""
+    """Keep pending tool calls from being made. The model is told why, and the run continues."""
     asked: Denial = call.body
     return await _decided(call, lambda: call.sessions.deny(call.session_id, asked.reason, asked.calls, wait=False))
 
 
 async def answer(call: Call) -> Answer:
-    """Hand in what calls that are made outside have come to, and let the run continue."""
+    """Hand in the results of calls that are made outside, and let the run continue."""
     asked: CallAnswers = call.body
     answers, errors = asked.answers, asked.errors
     return await _decided(call, lambda: call.sessions.answer(call.session_id, answers, errors=errors, wait=False))
@@ -58,5 +58,5 @@ async def answer(call: Call) -> Answer:
 async def _decided(call: Call, decide: Decide) -> Answer:
     wait = checked_wait(call, call.body.wait)
     session = (await decide()).session
-    assert session.state.execution is not None  # whose calls were decided on
+    assert session.state.execution is not None  # its calls were decided on
     return await reply_of_run(call, session.id, session.state.execution.execution_id, wait, is_new=True)

@@ -31,7 +31,7 @@ class MessagesQuery(msgspec.Struct, kw_only=True):
     version: int | None = None
     limit: int = 100
     after: int = 0
-    """How many places to pass over. A place is a message, or in `said` what a compaction has put instead of some."""
+    """The number of places to skip. A place is a message, or in `said` what a compaction has put instead of some."""
 
 
 class MessagesForm(TypedDict):
@@ -109,15 +109,16 @@ async def post_message(call: Call) -> Answer:
     queued = await call.sessions.enqueue(
         call.session_id, _said(call, wanted), priority=wanted.priority, at=wanted.at, **_options(call, wanted)
     )
+    # A message with a time is answered later, so there is nothing to wait for.
     reply = await within(call, wait, queued.reply()) if wait and wanted.at is None else None
     return _accepted(queued.session_id, queued.key, queued.at) if reply is None else Answer(of_reply(reply))
 
 
 async def _sent_now(call: Call, wanted: NewMessage, wait: float) -> Answer:
-    """Take a message into the run under way, or refuse it if there is one; without a run, begin one here.
+    """Add a message to the run under way, or refuse it if there is one. Without a run, begin one here.
 
-    That is this process's own, not the request's: the client may leave. What joins a run has no key: the answer is
-    that of the run.
+    The run belongs to this process, not to the request: the client may leave. A message that joins a run has no key:
+    its answer is that of the run.
     """
     if not call.service.runs_here:
         raise InvalidData("$.when_busy", "no agent is run by this service; leave it out, and a worker answers")
@@ -129,6 +130,7 @@ async def _sent_now(call: Call, wanted: NewMessage, wait: float) -> Answer:
     is_refused = wanted.when_busy == "refuse"
     options = {"key": new_id() if is_refused else None, **_options(call, wanted)}
     options["when_busy"] = "raise" if is_refused else "steer"
+    # If the client leaves just now, the run is begun all the same.
     run = await finish_despite_cancel(call.sessions.start(call.session_id, _said(call, wanted), **options))
     reply: Reply[Any] | None = await within(call, wait, run.result()) if wait else None
     if reply is not None and not reply.queued:
@@ -168,12 +170,12 @@ def _accepted(session_id: str, key: str, at: datetime | None) -> Answer:
 
 
 async def get_reply(call: Call) -> Answer:
-    """Return the answer to a message by its key: 202 while there is none yet, 404 if there is no such message."""
+    """Return the answer to a message by its key. Return 202 while it has none yet, and 404 for an unknown key."""
     wait, key = checked_wait(call, call.query.wait), call.path("key")
     sessions = call.sessions
     reply = await sessions.result(call.session_id, key)
     if reply is None and not await _is_delayed(call, key):
-        reply = await sessions.result(call.session_id, key)  # its time may just have come
+        reply = await sessions.result(call.session_id, key)  # it may just have become due
         if reply is None:
             raise Problem(404, "NoSuchKey", "No message of that key is here: it was not sent, or was taken back.")
     if wait and (reply is None or reply.queued):
@@ -189,7 +191,7 @@ async def _is_delayed(call: Call, key: str) -> bool:
 
 
 async def list_events(call: Call) -> EventsForm | Response:
-    """Return a page of what happened, or with `Accept: text/event-stream` all of it, and what comes."""
+    """Return a page of what happened, or with `Accept: text/event-stream` a stream of it and of what comes."""
     info = await call.sessions.info(call.session_id)
     if call.wants_stream:
         if call.query.limit is not None:

@@ -1,4 +1,4 @@
-"""Sessions that come in from another store. Those that go out are `export`."""
+"""Imports of sessions from another store. The other direction is `export`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perdure.sessions.conversations import ImportReport
 
 
 class Import(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A file to be taken in, as a text: its lines are checked, so not a byte of them may change on the way."""
+    """A file to import, as a text. Its lines are checked, so no byte of them may change on the way."""
 
     file: str
     format: Literal["perdure", "openai"] = "perdure"
-    """`perdure` is what `export` and `perdure export` write; `openai` a list of messages, or lines of such."""
+    """`perdure` is what `export` and `perdure export` write. `openai` is messages: a list, or lines of them."""
     agent: str | None = None
-    """Whose sessions those of the format `openai` become: the name of an agent that is served."""
+    """The name of the served agent that gets the sessions of the format `openai`."""
 
 
 class ImportedForm(TypedDict):
@@ -31,7 +31,7 @@ class ImportedForm(TypedDict):
 
 
 async def import_file(call: Call) -> Answer:
-    """Take in the sessions of a file. Those that are there already, and the same, are skipped."""
+    """Import the sessions of a file. Those that are there already, and the same, are skipped."""
     asked: Import = call.body
     source = BytesIO(asked.file.encode())
     if asked.format == "perdure" and asked.agent is not None:

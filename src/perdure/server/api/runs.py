@@ -34,7 +34,7 @@ class RunsForm(TypedDict):
 
 class DiffQuery(msgspec.Struct, kw_only=True):
     with_: str | None = msgspec.field(name="with", default=None)
-    """The id of the other session; without one, another version of the same is meant."""
+    """The id of the other session. Without it, another version of the same session is meant."""
     version: int | None = None
     with_version: int | None = None
     """The version of the other."""
@@ -42,7 +42,7 @@ class DiffQuery(msgspec.Struct, kw_only=True):
 
 class TreeQuery(msgspec.Struct, kw_only=True):
     limit: int = 50
-    """How many of the newest runs of each session."""
+    """The number of newest runs of each session."""
 
 
 class TreeForm(TypedDict):
@@ -104,7 +104,7 @@ async def list_runs(call: Call) -> RunsForm:
 
 
 async def _begin_of(call: Call, loop_id: str) -> int | None:
-    """Return the place of a run's first entry on record: what the page before it is asked for with."""
+    """Return the place of a run's first entry on record, which is the `before` of the page before it."""
     journal = call.sessions.runtime.journal
     runs = () if journal is None else await journal.runs((await call.sessions.info(call.session_id)).id, run=loop_id)
     return runs[0].first.seq if runs and runs[0].first.seq > 1 else None
@@ -116,7 +116,7 @@ async def get_run(call: Call) -> Answer:
 
 
 async def get_reply(call: Call) -> Answer:
-    """Return the answer of a run: 202 while it is under way."""
+    """Return the answer of a run, or 202 while it is under way."""
     wait, run = checked_wait(call, call.query.wait), call.path("run")
     info = await call.sessions.info(call.session_id)
     if not await _on_record(call, info.id, run):
@@ -135,7 +135,7 @@ async def cancel(call: Call) -> CancelledForm:
 
 
 async def cancel_run(call: Call) -> CancelledForm:
-    """Ask a run to stop, and no other: it may have ended, and another begun, when the wish arrives."""
+    """Ask one run to stop, and no other. When the request arrives, it may have ended and another may have begun."""
     return {"cancelled": await call.sessions.cancel(call.session_id, run=call.path("run"))}
 
 
@@ -168,15 +168,17 @@ def _of_diff(found: Diff) -> DiffForm:
 
 
 async def export(call: Call) -> Response:
-    """Return a session as a file: whole, or as a conversation."""
+    """Return a session as a file: in full, or as a conversation."""
     asked: ExportQuery = call.query
     info = await call.sessions.info(call.session_id)
     folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="perdure-")
     ending = {"perdure": "jsonl", "openai": "json", "markdown": "md"}[asked.format]
+    # In a folder of its own, since the file has the name that the client sees.
     target = Path(folder) / f"{info.id}.{ending}"
     try:
         await call.sessions.export(target, [info.id], format=asked.format, history=asked.history)
     except BaseException:
+        # A cancelled request leaves no file behind either.
         await asyncio.to_thread(_remove, target)
         raise
     kind = "text/markdown" if asked.format == "markdown" else "application/json"
@@ -194,15 +196,16 @@ async def get_queue(call: Call) -> BacklogForm:
 
 
 async def get_workers(call: Call) -> WorkersForm:
-    """Return the processes that hold sessions, and what each runs. One that has nothing to do is not known."""
+    """Return the processes that hold sessions, and what each runs. A process that runs nothing is not known."""
     held: dict[str, list[RunningForm]] = {}
+    # The limit is for sessions that wait. Those that are run are always all there.
     for each in of_backlog(await call.sessions.queue(limit=1))["running"]:
         held.setdefault(each["holder"], []).append(each)
     return {"workers": [{"holder": holder, "running": running} for holder, running in sorted(held.items())]}
 
 
 async def retry_parked(call: Call) -> Answer:
-    """Open a session that was parked; a worker sends what waits there."""
+    """Open a session that was parked. A worker sends what waits there."""
     await call.sessions.unpark(call.session_id)
     return Answer(None, 204)
 

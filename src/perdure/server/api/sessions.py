@@ -31,11 +31,11 @@ from perdure.sessions.pages import glimpse
 from perdure.sessions.sessions import Sessions
 
 _MOST_HITS = 2_000
-"""How far the pages of a search go: the best come first, and each page looks for all before it again."""
+"""The most hits that the pages of a search reach. The best come first, and each page searches for all before it."""
 
 
 class ListQuery(msgspec.Struct, kw_only=True):
-    """Which sessions a list shows."""
+    """The filters of a list of sessions."""
 
     agent: str | None = None
     status: Literal["active", "suspended", "completed", "failed", "deleted"] | None = None
@@ -44,7 +44,7 @@ class ListQuery(msgspec.Struct, kw_only=True):
     parent: str | None = None
     top_level: bool = False
     order: Literal["created", "updated"] | None = None
-    """`created` without it; what is searched for comes in the order of how well it fits."""
+    """`created` by default. The hits of a search come with the best first."""
     q: str | None = None
     """Words to find in all that was said, covered and trimmed parts too."""
     limit: int = 50
@@ -53,7 +53,7 @@ class ListQuery(msgspec.Struct, kw_only=True):
 
 class FoundForm(ListedForm):
     hits: list[HitForm]
-    """Where words were found, if words were asked for."""
+    """The places where words were found, if words were asked for."""
 
 
 class ListForm(TypedDict):
@@ -65,7 +65,7 @@ class NewSession(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A session to be created."""
 
     agent: str | None = None
-    """The name of an agent that is served; the first one's without."""
+    """The name of an agent that is served. Without it, the first is meant."""
     tags: list[str] = []
     name: str | None = None
 
@@ -104,7 +104,7 @@ class ErasedForm(TypedDict):
 
 
 def page_limit(call: Call, given: int) -> int:
-    """Return how long a page is to be. InvalidData if it is longer than the service gives."""
+    """Return the length of a page. Raise InvalidData if it is longer than the service allows."""
     most = call.service.settings.limits.page
     if not 1 <= given <= most:
         raise InvalidData("$.limit", f"expected 1 to {most}, got {given}")
@@ -140,14 +140,15 @@ def _filters(asked: ListQuery) -> Filters:
 
 
 async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
-    """Return the sessions in which words were said, the best first, each with where.
+    """Return the sessions in which words were said, the best first, each with its hits.
 
-    A page has `limit` hits, and a session that has more of them comes again on the next page.
+    A page has `limit` hits, and a session with more of them comes again on the next page.
     """
     if asked.order is not None:
         raise InvalidData("$.order", "what is searched for comes with the best first; leave it out")
     passed = _passed_over(asked.after)
     sessions = call.sessions if asked.owner is None else _only_of(call, asked.owner)
+    # One more than the page shows tells whether there is another page.
     found_hits = await sessions.search(asked.q or "", limit=passed + limit + 1) if sessions is not None else []
     hits: dict[str, list[HitForm]] = {}
     for hit in found_hits[passed : passed + limit]:
@@ -155,6 +156,7 @@ async def _found(call: Call, asked: ListQuery, limit: int) -> ListForm:
     found: list[FoundForm] = []
     for session_id in hits:
         filters = _filters(asked)
+        # The filters of a list hold for a search too, so a session that was found may be left out.
         filters["id"], filters["limit"] = session_id, 1
         page = await call.sessions.list(**filters)
         found += [{**of_listed(each), "hits": hits[session_id]} for each in page]
@@ -180,12 +182,13 @@ def _only_of(call: Call, owner: str) -> Sessions | None:
 async def create_session(call: Call) -> Answer:
     """Create a session. With an `Idempotency-Key`, the same request again returns the one that it made."""
     key = call.key
+    # The id is made of the key: any process finds what the same request has made.
     session_id = None if key is None else "r-" + blake2b(key.encode(), digest_size=16).hexdigest()
     return await _created(call, session_id)
 
 
 async def put_session(call: Call) -> Answer:
-    """Create a session under an id that the client chose; one that is there already is left as it is."""
+    """Create a session under an id that the client chose. One that is there already is left as it is."""
     return await _created(call, call.session_id)
 
 
@@ -198,7 +201,7 @@ async def _created(call: Call, session_id: str | None) -> Answer:
 
 
 def agent_named(call: Call, name: str | None) -> AgentDefinition:
-    """Return an agent that is served, the first without a name."""
+    """Return an agent that is served. Without a name, return the first."""
     agents = call.service.agents
     if name is None:
         return next(iter(agents.values()))
@@ -214,7 +217,7 @@ async def get_session(call: Call) -> Answer:
 
 
 def detail_of(session: AgentSession) -> DetailForm:
-    """Return what there is to say about a session besides its messages."""
+    """Return everything about a session except its messages."""
     state = session.state
     model = state.model_for(session.definition)
     used = session.info.usage

@@ -72,12 +72,13 @@ class Inject(_Body):
 
 async def _after(call: Call) -> Answer:
     """Return the session's header as it is after a verb."""
+    # Without the condition of `If-Match`: the verb has made another version.
     info = await call.service.sessions_of(call.caller).info(call.session_id)
     return Answer(of_info(info), headers=tagged(info.version))
 
 
 async def fork(call: Call) -> Answer:
-    """Begin a new session where this one stands, at a message, at an older version, or where a run ended."""
+    """Begin a new session from this one: from its end, a message, an older version, or the end of a run."""
     asked: Fork = call.body
     chat = await call.sessions.fork(call.session_id, asked.id, at=asked.at, version=asked.version, loop=asked.run)
     info = await call.sessions.info(chat.id)
@@ -135,7 +136,7 @@ async def resume(call: Call) -> Answer:
 
 
 async def restore(call: Call) -> Answer:
-    """Take back that a session was hidden."""
+    """Show a session that was hidden again."""
     await call.sessions.restore(call.session_id)
     return await _after(call)
 

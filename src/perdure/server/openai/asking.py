@@ -17,10 +17,11 @@ from perdure.server.making import digest_of
 from perdure.server.openai.errors import invalid, unsupported
 from perdure.server.problems import Problem
 
+# OpenAI's own limits.
 _MOST_METADATA, _MOST_IN_KEY, _MOST_IN_VALUE = 16, 64, 512
 _HOSTED = "tools are run by the agent, or by the client as functions; there are no hosted tools here"
 _EFFORTS = {"none": "off", **{name: name for name in ("minimal", "low", "medium", "high", "xhigh", "max")}}
-"""How much a model may think, as OpenAI says it and as we do."""
+"""The levels of thinking, by OpenAI's names, with perdure's names."""
 _BY_AGENT = "the agent's definition says how its model is asked; leave it out"
 
 
@@ -28,7 +29,7 @@ class CreateResponse(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request for a response. A parameter that is null is left out."""
 
     model: str | None = None
-    """The name of an agent; without one, that of the conversation, or the first."""
+    """The name of an agent. Without it, the agent is that of the conversation, or the first."""
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -70,7 +71,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Return what is kept of the request with its run, to be told later."""
+        """Return the parts of the request that are kept with its run, to be shown later."""
         wanted = self.wanted
         strict = [each["name"] for each in wanted.tools or () if each.get("strict")]
         form = (wanted.text or {}).get("format") or {}
@@ -91,12 +92,12 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Return what tells it from other requests under the same key. `stream` does not count."""
+        """Return a digest that tells it from other requests under the same key. `stream` does not count."""
         return digest_of(msgspec.structs.replace(self.wanted, stream=None, stream_options=None))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what is sent with the message, for its run alone."""
+        """Return the options that are sent with the message. They hold for its run alone."""
         given = {
             "instructions": self.wanted.instructions or None,
             "external_tools": self.tools or None,
@@ -131,7 +132,7 @@ def agent_of(call: Call, name: str) -> AgentDefinition:
 
 
 def _require_plain(wanted: CreateResponse) -> None:
-    """Refuse what has one value here."""
+    """Refuse other values of parameters that have only one value here."""
     if wanted.tool_choice not in (None, "auto"):
         raise unsupported("tool_choice", "the agent decides which tools it calls; leave it out, or give 'auto'")
     if wanted.parallel_tool_calls is False:
@@ -147,11 +148,11 @@ def _require_plain(wanted: CreateResponse) -> None:
     if (wanted.text or {}).get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", _BY_AGENT)
     for name in (wanted.text or {}).keys() - {"format", "verbosity"}:
-        raise unsupported(f"text.{name}", "there is no such setting")
+        raise unsupported(f"text.{name}", "this setting is not known")
 
 
 def _model_options(wanted: CreateResponse) -> ModelOptions | None:
-    """Return how the model is to be asked. Raise a Problem for what no model can be asked for here."""
+    """Return the options for the model. Raise a Problem for options that no model here can follow."""
     if wanted.max_tool_calls is not None:
         raise unsupported("max_tool_calls", "the agent's budget limits its steps; leave it out")
     if wanted.top_logprobs:
@@ -162,6 +163,7 @@ def _model_options(wanted: CreateResponse) -> ModelOptions | None:
     effort = (wanted.reasoning or {}).get("effort")
     if effort is not None and effort not in _EFFORTS:
         raise invalid("reasoning.effort", f"expected one of {', '.join(_EFFORTS)}")
+    # OpenAI's own ranges.
     for name, most in (("temperature", 2.0), ("top_p", 1.0), ("max_output_tokens", float("inf"))):
         value = getattr(wanted, name)
         if value is not None and not (1 if name == "max_output_tokens" else 0) <= value <= most:
@@ -184,7 +186,7 @@ def _require_together(wanted: CreateResponse) -> None:
 
 
 def check_metadata(given: Mapping[str, str] | None) -> None:
-    """Refuse metadata that is too much, or names a secret."""
+    """Refuse metadata that is too large, or names a secret."""
     if len(given or {}) > _MOST_METADATA:
         raise invalid("metadata", f"expected at most {_MOST_METADATA} pairs, got {len(given or {})}")
     for name, value in (given or {}).items():
@@ -210,6 +212,7 @@ def _tool(given: Mapping[str, Any], place: int) -> ExternalTool:
     if given.get("type") != "function":
         raise unsupported(f"{path}.type", _HOSTED)
     known = {"type", "name", "description", "parameters", "strict"}
+    # Clients write null for what they leave out.
     for name in (name for name, value in given.items() if name not in known and value is not None):
         raise unsupported(f"{path}.{name}", "a function has name, description, parameters and strict")
     try:
@@ -219,7 +222,7 @@ def _tool(given: Mapping[str, Any], place: int) -> ExternalTool:
 
 
 def _schema(text: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the JSON schema that an answer has to fit; None if it is plain text."""
+    """Return the JSON schema that an answer has to fit, or None if it is plain text."""
     form = text.get("format") or {"type": "text"}
     if not isinstance(form, Mapping):
         raise invalid("text.format", "expected an object")
@@ -231,6 +234,7 @@ def _schema(text: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise invalid("text.format", "expected text, json_object, or json_schema with a schema")
     schema: Mapping[str, Any] = form["schema"]
     try:
+        # Checked before the message is durable: otherwise its run would fail.
         Form.of(schema)
     except InvalidData as error:
         raise invalid("text.format", error.problem) from None
@@ -247,6 +251,6 @@ def _conversation(given: str | Mapping[str, Any] | None) -> str | None:
 
 
 def in_progress(given: str) -> Problem:
-    """Return what is told to a client that continues a response before it has ended."""
+    """Return the Problem for a client that continues a response before it has ended."""
     detail = f"Response '{given}' has not ended yet. Wait for it, or cancel it: POST /v1/responses/{given}/cancel."
     return Problem(409, "ResponseInProgress", detail, headers={"Retry-After": "2"})

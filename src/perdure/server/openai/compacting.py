@@ -34,13 +34,13 @@ class CompactedForm(TypedDict):
 
 
 async def compact(call: Call) -> CompactedForm:
-    """Return an item that stands for a conversation with a summary of what is older: the input of later responses.
+    """Compact a conversation, and return an item that stands for it in the input of later responses.
 
-    The conversation itself stays as it is: it is compacted in a fork.
+    The item has a summary of what is older. The conversation itself stays as it is: a fork is compacted.
     """
     wanted: Compact = call.body
     if not call.service.runs_here:
-        raise unsupported("input", "no agent is run by this service, so there is no model to write a summary")
+        raise unsupported("input", "no agent is run by this service, so no model can write a summary")
     if wanted.instructions:
         raise unsupported("instructions", "what a summary has to say is the agent's; leave it out")
     session_id = await _begun(call, wanted)
@@ -59,7 +59,7 @@ async def compact(call: Call) -> CompactedForm:
 
 
 async def _begun(call: Call, wanted: Compact) -> str:
-    """Return a session of its own with what is to be compacted."""
+    """Return the id of a new session with the conversation to compact."""
     sessions = call.sessions
     given = read_input(wanted.input or [], call.service.settings.limits.messages)
     if given.decides or given.compaction is not None:

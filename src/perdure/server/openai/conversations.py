@@ -22,7 +22,7 @@ from perdure.server.openai.paging import ListForm, page_of
 from perdure.sessions.sessions import Sessions
 
 _METADATA = "openai"
-"""The key in a session's metadata of what clients keep with a conversation."""
+"""The metadata key of what clients keep with a conversation."""
 
 
 class NewConversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +55,7 @@ async def create_conversation(call: Call) -> ConversationForm:
     """Create a conversation. Its agent is that of the first response that names one."""
     wanted: NewConversation = call.body
     check_metadata(wanted.metadata)
+    # The id is made of the key: any process finds what the same request has made.
     name = None if call.key is None else f"v1c-{key_of(call.key, call.caller.owner)}"
     kept = {_METADATA: wanted.metadata} if wanted.metadata else {}
     agent = next(iter(call.service.agents.values()))
@@ -87,7 +88,7 @@ async def list_items(call: Call) -> ListForm:
 
 
 async def create_items(call: Call) -> ListForm:
-    """Add to what was said, without an answer."""
+    """Add items to a conversation, without an answer."""
     info = await _found(call)
     said = _said(call, call.body.items)
     if not said:
@@ -129,7 +130,7 @@ async def _form(sessions: Sessions, info: AgentSessionInfo) -> ConversationForm:
 
 
 def _said(call: Call, items: Sequence[dict[str, Any]] | None) -> list[Message]:
-    """Return items as messages. Raise a Problem for what cannot be said by itself."""
+    """Return items as messages. Raise a Problem for decisions and compactions, which belong to a response."""
     given = read_input(items or [], call.service.settings.limits.messages)
     if given.decides or given.compaction is not None:
         raise invalid("items", "decisions on calls are the input of a response; give messages")
@@ -145,14 +146,15 @@ async def _items(call: Call) -> list[Item]:
 
 
 def _is_said(message: Message) -> bool:
-    """Tell whether a message is a part of the conversation, and not a note of the run's to the model."""
+    """Tell whether a message is part of the conversation, and not a run's note to its model."""
     is_note = message.is_trace and message.role not in ("assistant", "tool")
     return not is_note and not message.is_superseded
 
 
 async def _outside(sessions: Sessions, session: AgentSession, shown: Sequence[Message]) -> IsOutside:
-    """Return what tells whether a call was made by a client: it brought the tool, or told of the call itself."""
+    """Return a function that tells if a client has made a call: it brought the tool, or told of the call itself."""
     journal = journal_of(sessions)
+    # A message that was injected has no run, and `str` makes "None" of that.
     runs = {str(message.metadata.get("execution_id")) for message in shown if message.tool_calls} - {"None"}
     brought: dict[str, set[str]] = {}
     for run in runs:

@@ -29,7 +29,7 @@ from perdure.server.problems import Problem
 from perdure.sessions.sessions import Sessions
 
 _CONTINUED = "openai_continued_by"
-"""The key in a session's metadata of the request that continues it: the change takes the session's newest version."""
+"""The metadata key of the request that continues a session. Writing it takes the session's newest version."""
 
 
 class Beginning:
@@ -43,10 +43,10 @@ class Beginning:
         self._is_repeatable = call.key is not None
         self._key = key_of(call.key, call.caller.owner)
         self._name = f"v1-{self._key}" if self._is_repeatable else None
-        """The id of a session that the request makes, if the same request is to find it again."""
+        """The id of a session that the request makes, if the same request has to find it again."""
 
     async def begin(self) -> ResponseId:
-        """Leave what is said with a session, for a worker. It is durable when this returns."""
+        """Leave the messages in a session, for a worker. They are durable when this returns."""
         wanted = self._asked.wanted
         known = await self._begun_before() if self._is_repeatable else None
         if known is not None:
@@ -59,12 +59,12 @@ class Beginning:
             return await self._continued(wanted.previous_response_id)
         if self._given.compaction is not None:
             return await self._from_handle(self._given.compaction)
-        self._require_no_decision("there is no response that waits; give its `previous_response_id`")
+        self._require_no_decision("no response that waits is named; give its `previous_response_id`")
         chat = await self._sessions.open(self._name, self._agent, on_change="keep")
         return await self._left_with(chat.id)
 
     async def _begun_before(self) -> ResponseId | None:
-        """Return the response that the same request has begun. Raise InvalidData if its key stands for another one."""
+        """Return the response that the same request has begun. Raise InvalidData if its key was used for another."""
         for session_id in await self._places():
             found = await look_for(self._sessions, ResponseId(session_id, self._key))
             if found is None or found.refusal is not None:  # one that was taken back may be asked for again
@@ -77,7 +77,7 @@ class Beginning:
     async def _places(self) -> list[SessionId]:
         """Return the sessions in which the key may have been used: those that the request names or makes, and others.
 
-        By its id a message is found that was sent. One that waits, and waits elsewhere, is not found.
+        A message that was sent is found in any session, by its id. One that still waits in another session is not.
         """
         wanted, sessions = self._asked.wanted, self._sessions
         previous = None if wanted.previous_response_id is None else ResponseId.of(wanted.previous_response_id)
@@ -94,11 +94,11 @@ class Beginning:
         return self._asked.agent or next(iter(self._call.service.agents.values()))
 
     async def _left_with(self, session_id: SessionId) -> ResponseId:
-        """Leave the messages with a session."""
+        """Leave the messages in a session."""
         messages, kept = self._given.messages, {"at": now().timestamp(), **self._asked.kept}
         if not messages:
             raise invalid("input", "there is nothing to answer")
-        # By this id a message is found that could not be sent.
+        # A message that cannot be sent is found later by this id.
         messages = [replace(messages[0], id=self._key), *messages[1:]]
         try:
             await self._sessions.enqueue(
@@ -136,6 +136,7 @@ class Beginning:
         try:
             await self._sessions.execute(session.id, change)
         except SessionBusy:
+            # The other request may have given it the same agent.
             if self._change_of(await self._sessions.session(session.id)) is not None:
                 raise
 
@@ -166,7 +167,7 @@ class Beginning:
         return await self._left_with(await self._place_behind(previous))
 
     async def _place_behind(self, previous: Found) -> SessionId:
-        """Return the session in which a response is continued: its own if it is the newest there, else a fork."""
+        """Return the session in which a response is continued: its own if it is the newest there, or else a fork."""
         own = previous.info.id
         if self._is_repeatable and await self._is_known_in(own):
             return own
@@ -176,11 +177,12 @@ class Beginning:
         return own
 
     async def _has_taken(self, previous: Found) -> bool:
-        """Take the newest version of a session for this request. False if it is older, or another has taken it."""
+        """Take the newest version of a session for this request. Return False if it is older, or taken already."""
         if previous.info.version != previous.version or not await self._is_free(previous.info.id):
             return self._is_repeatable and await self._had_taken(previous.info.id)
         await self._require_taking(await self._sessions.session(previous.info.id))
         try:
+            # A conflict is not retried: a newer version belongs to another request, and this one gets a fork.
             await self._sessions.expecting(previous.version).execute(
                 previous.info.id, WriteMetadata(_CONTINUED, self._key), on_conflict="raise"
             )
@@ -209,12 +211,13 @@ class Beginning:
         return await journal.is_claimed(session_id) or await journal.is_interrupted(session_id)
 
     async def _forked(self, session_id: SessionId, version: int) -> SessionId:
-        """Return a fork of a session as of a version; the one that the same request has made before, if it has."""
+        """Return a fork of a session as of a version, or the fork that the same request has made before."""
         name = self._name
         if name is None or not await self._sessions.exists(name):
             try:
                 name = (await self._sessions.fork(session_id, name, version=version)).id
             except SessionConflict:
+                # With a name, the same request has made the fork in this moment.
                 if name is None:
                     raise
         fork = await self._sessions.session(name)
@@ -222,7 +225,7 @@ class Beginning:
         return fork.id
 
     async def _from_handle(self, handle: str) -> ResponseId:
-        """Continue a conversation that was compacted, in a fork: what was compacted can be continued many times."""
+        """Continue a compacted conversation in a fork, so that it can be continued many times."""
         place = handled(handle)
         info = None if place is None else await reached(self._sessions, place[0])
         if place is None or info is None:
@@ -249,13 +252,14 @@ class Beginning:
             raise invalid("input", f"calls wait ({names}); give their outputs or approvals first, and nothing else")
         response = ResponseId(session.id, await self._key_of_run(session), session.version)
         self._require_same_terms(session)
+        # The session has a newer version, so its calls were decided on before.
         if previous is not None and previous.info.version != session.version:
             return await self._decided_before(response, session, pending)
         try:
             await self._sessions.settle(
                 session.id, approve=given.approved, deny=given.denied, answers=given.answers, wait=False
             )
-        except (PendingCallsChanged, SessionBusy, SessionConflict, RunInterrupted):  # another has decided
+        except (PendingCallsChanged, SessionBusy, SessionConflict, RunInterrupted):  # another request has decided
             return await self._decided_before(response, session, pending)
         except InvalidData as error:
             raise invalid("input", error.problem) from None
@@ -264,7 +268,7 @@ class Beginning:
     async def _decided_before(
         self, response: ResponseId, session: AgentSession, pending: tuple[PendingCall, ...]
     ) -> ResponseId:
-        """Return the response that the same decision has begun. Outputs that say something else begin a fork."""
+        """Return the response that the same decision has begun. Other outputs for the same calls begin a fork."""
         found = await look_for(self._sessions, response)
         if found is not None and _is_same(found.entries[0].body, self._given, pending):
             return response
@@ -288,7 +292,7 @@ class Beginning:
         return str(key[0])
 
     def _require_same_terms(self, session: AgentSession) -> None:
-        """Refuse other terms than those of the run that a decision continues."""
+        """Refuse terms that differ from those of the run that a decision continues."""
         asked, execution = self._asked, session.state.execution
         assert execution is not None
         own = "a decision continues its run, which keeps its own; leave it out, or give the same"
@@ -339,6 +343,6 @@ _PARAMS = {"$.external_tools": "tools", "$.output": "text.format", "$.key": "Ide
 
 
 def renamed(error: InvalidData) -> Problem:
-    """Return what is wrong with a message in the words of the request."""
+    """Return an error about a message as a Problem that names the request's parameter."""
     path = next((name for name in _PARAMS if error.path.startswith(name)), None)
     return invalid(error.path.removeprefix("$.") if path is None else _PARAMS[path], error.problem)

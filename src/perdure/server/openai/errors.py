@@ -15,14 +15,14 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 def as_openai(problem: Problem) -> Response:
-    """Return the response that tells of a problem."""
+    """Return a problem as a response."""
     return Response(
         msgspec.json.encode({"error": body_of(problem)}), problem.status, problem.headers, "application/json"
     )
 
 
 def body_of(problem: Problem) -> dict[str, Any]:
-    """Return what a client is told of a problem."""
+    """Return the error object of a problem."""
     default = "server_error" if problem.status >= 500 else "invalid_request_error"
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", problem.title).lower()
     kind = _TYPES.get(problem.status, default)
@@ -39,15 +39,16 @@ def _param_of(problem: Problem) -> str | None:
 
 
 def not_found(what: str, given: str) -> Problem:
-    """Return what is told of an id that means nothing here: whether it is another owner's, or nobody's."""
+    """Return the Problem for an unknown id. An id of another owner's gets the same."""
+    # The id is cut, since it is a text of any length that a client has chosen.
     return Problem(404, "NotFound", f"{what} with id '{given[:200]}' not found.")
 
 
 def unsupported(param: str, why: str) -> Problem:
-    """Return what is told of a parameter that cannot be followed: nothing is ignored."""
+    """Return the Problem for a parameter that cannot be followed. Parameters are never ignored."""
     return Problem(422, "UnsupportedParameter", f"'{param}' cannot be followed: {why}", facts={"param": param})
 
 
 def invalid(param: str, why: str) -> Problem:
-    """Return what is told of a parameter that is wrong."""
+    """Return the Problem for a parameter that is wrong."""
     return Problem(422, "InvalidParameter", f"'{param}': {why}", facts={"param": param})

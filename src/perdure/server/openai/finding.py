@@ -25,7 +25,7 @@ from perdure.sessions.operating import TAKEN_BACK
 from perdure.sessions.sessions import Sessions
 
 KEPT = "openai"
-"""The key in a run's metadata of what is kept of the request."""
+"""The key in a run's metadata of the parts of the request that are kept."""
 State = Literal["queued", "running", "over"]
 _RUNS_LOOKED_AT = 50
 _LOOK_FOR_REFUSAL = 1.0
@@ -41,17 +41,17 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The start of its run, or the message that waits for one: both have what was asked."""
     run: str | None = None
     entries: Sequence[JournalEntry] = ()
-    """What is on record of it."""
+    """Its entries on the record."""
     base: int = 0
-    """The version that it set out from; its end has made the next one."""
+    """The version that it began from. Its end has made the next one."""
     previous: ResponseId | None = None
-    """The response that waited for the decision that this one came of."""
+    """The response that waited for the decision which began this one."""
     refusal: str | None = None
-    """Why it was never begun."""
+    """The reason why it was never begun."""
 
     @property
     def begin(self) -> int:
-        """Its first place on the session's record; 0 if it has not begun."""
+        """Its first place on the session's record, or 0 if it has not begun."""
         return self.entries[0].seq if self.entries else 0
 
     @property
@@ -60,13 +60,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """Return what is kept of the request."""
+        """Return the parts of the request that are kept."""
         found = (self.asked.get("metadata") or {}).get(KEPT)
         return found if isinstance(found, Mapping) else {}
 
     @property
     def created_at(self) -> float:
-        """When it was asked for, or when the decision was taken that it came of."""
+        """The time when it was asked for, or when the decision was taken that began it."""
         at = self.kept.get("at") if self.previous is None else None
         if at is None and self.entries:
             at = datetime.fromisoformat(self.entries[0].body["at"]).timestamp()
@@ -89,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 async def find(sessions: Sessions, given: str) -> Found:
-    """Return the response of an id. Raise a Problem, the same for all, if there is none within reach."""
+    """Return the response of an id. Raise a Problem if there is none within reach: the same one for all reasons."""
     response = ResponseId.of(given)
     found = None if response is None else await look_for(sessions, response)
     if found is None:
@@ -98,7 +98,7 @@ async def find(sessions: Sessions, given: str) -> Found:
 
 
 async def reached(sessions: Sessions, session_id: str) -> AgentSessionInfo | None:
-    """Return the header of a session within reach that was not deleted; None if there is none."""
+    """Return the header of a session within reach that was not deleted, or None if there is none."""
     try:
         info = await sessions.info(session_id)
     except (SessionNotFound, InvalidSessionId):
@@ -108,7 +108,7 @@ async def reached(sessions: Sessions, session_id: str) -> AgentSessionInfo | Non
 
 
 async def look_for(sessions: Sessions, response: ResponseId) -> Found | None:
-    """Return a response; None if there is none within reach."""
+    """Return a response, or None if there is none within reach."""
     info = await reached(sessions, response.session)
     if info is None:
         return None
@@ -128,9 +128,10 @@ async def look_for(sessions: Sessions, response: ResponseId) -> Found | None:
 
 
 async def _part(journal: Journal, info: AgentSessionInfo, response: ResponseId, run: str, saved: int) -> Found | None:
-    """Return the part of a run that a response is. Each part sets out from a version of its own."""
+    """Return the part of a run that a response stands for. Each part begins from a version of its own."""
     entries = await journal.read(info.id, run=run)
     starts = [entry for entry in entries if entry.kind == "agent_start"]
+    # A run that is continued after a crash has several starts from the same version.
     bases = list(dict.fromkeys(entry.body.get("base_version") or 0 for entry in starts))
     base = response.after or bases[0]
     if base not in bases:
@@ -168,7 +169,7 @@ async def _refused(journal: Journal, info: AgentSessionInfo, response: ResponseI
 
 
 async def outcome_of(sessions: Sessions, found: Found) -> Outcome | None:
-    """Return what a response has come to; None if it never began, or is not over."""
+    """Return the outcome of a response, or None if it never began or is not over."""
     if found.state != "over" or found.refusal is not None:
         return None
     session = await sessions.session(found.info.id, found.version)
@@ -178,7 +179,7 @@ async def outcome_of(sessions: Sessions, found: Found) -> Outcome | None:
 
 
 async def events_of(sessions: Sessions, found: Found) -> Sequence[AnyLoopEvent]:
-    """Return all that the record tells of a response."""
+    """Return the events of a response that are on record."""
     return await Story(journal_of(sessions), found.info.id).events(found.entries)
 
 
@@ -191,6 +192,7 @@ async def settled(sessions: Sessions, response: ResponseId) -> None:
             kept = await journal.find_key(response.session, response.key)
             if kept is not None and kept[1] > response.after:
                 return
+            # A message that was refused leaves no key, and to find it takes more: so not at every news.
             if kept is None and time() >= look:
                 look = time() + _LOOK_FOR_REFUSAL
                 found = await look_for(sessions, response)

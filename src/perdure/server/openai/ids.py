@@ -1,8 +1,8 @@
 """Ids of responses and conversations. An id says where to look, so that any process finds what it means.
 
 A response is a part of a run: from a message, or from a decision on calls that wait, to the next pause or the end. A
-message's part is known by the session and the message's key. That of a decision is known by the version that waited,
-too. Both are known before anything is run, and stay the same afterwards.
+message's part is known by the session and the message's key. A decision's part is also known by the version that
+waited. Both are known before anything is run, and stay the same afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ResponseId(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> ResponseId | None:
-        """Return the id that a text is; None if it is none."""
+        """Return the id that is written in a text, or None if it is not one."""
         parts = _unpacked(text, _RESPONSE)
         if parts is None or len(parts) != 3 or not parts[1] or not _is_number(parts[2]):
             return None
@@ -41,23 +41,23 @@ class ResponseId(msgspec.Struct, frozen=True):
 
 
 def conversation_id(session: str) -> str:
-    """Return a session's id as that of a conversation."""
+    """Return the conversation id of a session."""
     return _CONVERSATION + _packed(session)
 
 
 def session_of(conversation: str) -> SessionId | None:
-    """Return the session that a conversation is; None if the id is none of a conversation."""
+    """Return the session of a conversation id, or None if it is not one."""
     parts = _unpacked(conversation, _CONVERSATION)
     return _session_id(parts[0]) if parts is not None and len(parts) == 1 else None
 
 
 def handle_of(session: str, version: int) -> str:
-    """Return what stands for a session as of a version, where clients keep it for later."""
+    """Return a handle for a session as of a version. Clients keep it for later."""
     return _COMPACTION + _packed(session, str(version))
 
 
 def handled(handle: str) -> tuple[SessionId, int] | None:
-    """Return the session and the version that a handle stands for; None if it is none."""
+    """Return the session and the version that a handle stands for, or None if it is not one."""
     parts = _unpacked(handle, _COMPACTION)
     if parts is None or len(parts) != 2 or not _is_number(parts[1]):
         return None
@@ -66,9 +66,10 @@ def handled(handle: str) -> tuple[SessionId, int] | None:
 
 
 def key_of(given: str | None, owner: str | None) -> str:
-    """Return the key of a request: by its `Idempotency-Key`, or a new one. Each owner has keys of their own."""
+    """Return the key of a request, made of its `Idempotency-Key`, or a new one. Each owner has other keys."""
     if given is None:
         return new_id()
+    # `person` makes other hashes of the same key than the native API does.
     return blake2b(msgspec.json.encode([owner, given]), digest_size=16, person=b"openai").hexdigest()
 
 

@@ -14,7 +14,7 @@ from perdure.model.message import Message, ToolCall
 from perdure.server.openai.errors import invalid, unsupported
 
 APPROVAL = "mcpr_"
-"""What the id of an approval request begins with; behind it is the digest of what is to be approved."""
+"""The prefix of an approval request's id. The digest of the call that needs approval follows."""
 _DENIED = "The user has denied this call."
 
 
@@ -23,11 +23,11 @@ class Given(msgspec.Struct, frozen=True):
 
     messages: list[Message]
     answers: dict[str, Any]
-    """What calls have come to that the client has made, by their ids."""
+    """The results of calls that the client has made, by the ids of the calls."""
     approved: list[str]
     """The digests of calls that are approved."""
     denied: dict[str, str]
-    """Why others are denied, by their digests."""
+    """The reasons why others are denied, by their digests."""
     compaction: str | None
     """The handle of a conversation that was compacted before."""
 
@@ -37,7 +37,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]], most: int) -> Given:
-    """Return what an input says. Raise a Problem that names the item that cannot be taken."""
+    """Return the messages and decisions of an input. Raise a Problem that names the item that cannot be taken."""
     if isinstance(given, str):
         return Given(_sendable([Message.user(given)]), {}, [], {}, None)
     if len(given) > most:
@@ -50,11 +50,11 @@ def read_input(given: str | Sequence[Mapping[str, Any]], most: int) -> Given:
 
 
 class _Reader:
-    """Takes the items of an input, one after the other."""
+    """A reader that takes the items of an input one by one."""
 
     def __init__(self, made: set[Any]) -> None:
         self._made = made
-        """The calls that the input tells of itself: their outputs are a part of what was said."""
+        """The calls that the input itself contains. Their outputs are messages, and do not answer calls that wait."""
         self._said: list[object] = []
         self._places: list[str] = []
         self._answers: dict[str, Any] = {}
@@ -70,6 +70,7 @@ class _Reader:
             self._decide(item, path)
         elif kind == "mcp_call":
             self._said += _made_before(item, path)
+            # Twice, since it becomes two messages: the call and its result.
             self._places += [path, path]
         elif kind == "compaction":
             self._begin(item, path)
@@ -115,7 +116,7 @@ class _Reader:
 
 
 def _sendable(messages: list[Message]) -> list[Message]:
-    """Return messages that can be sent. Raise a Problem before anything is made for those that cannot."""
+    """Return messages if they can be sent. Raise a Problem otherwise, before anything is made for them."""
     try:
         return list(messages_to_send(messages, any_role=True)) if messages else []
     except InvalidData as error:
@@ -130,7 +131,7 @@ def _messages(items: Sequence[Mapping[str, Any]], path: str) -> list[Message]:
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item without what only the service that made it understands: the model here may be another's."""
+    """Return an item without fields that only the service that made it understands: the model here may be another."""
     unfit = ("id", "encrypted_content", "phase", "namespace", "created_by")
     return {name: value for name, value in item.items() if name not in unfit}
 

@@ -18,11 +18,11 @@ SERVER = "perdure"
 """The label of the server that runs the agent's own tools."""
 Item = dict[str, Any]
 IsOutside = Callable[[Message, ToolCall], bool]
-"""Tells whether a call of a message was made by the client."""
+"""A function that tells whether a call of a message was made by the client."""
 
 
 def text_item(message_id: str, text: str, status: str = "completed") -> Item:
-    """Return what an agent says. Without a text it has no content yet."""
+    """Return the item of an agent's text. Without a text it has no content yet."""
     content = [text_part(text)] if text else []
     return {"id": f"msg_{message_id}", "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -32,7 +32,7 @@ def text_part(text: str) -> Item:
 
 
 def thought_items(message: Message) -> Iterator[Item]:
-    """Yield what a model has thought. A thought without a text is its provider's alone."""
+    """Yield the items of a model's thoughts. A thought without a text is only for its provider."""
     for place, part in enumerate(message.parts):
         if isinstance(part, Thinking) and part.text:
             content = [{"type": "reasoning_text", "text": part.text}]
@@ -51,6 +51,7 @@ def request_item(call: PendingCall) -> Item:
     if call.waits_for:
         arguments["waits_for"] = [{"name": leaf.name, "arguments": leaf.arguments} for leaf in call.leaves]
     return {
+        # The digest binds the approval to the call as it is shown.
         "id": APPROVAL + call.digest,
         "type": "mcp_approval_request",
         "name": call.name,
@@ -63,6 +64,7 @@ def call_item(call: ToolCall, status: str = "in_progress", approval: str | None 
     """Return a call of a tool that the agent has here."""
     return {
         "id": f"mcp_{call.id}",
+        # Clients would make a `function_call` themselves.
         "type": "mcp_call",
         "name": call.name,
         "arguments": arguments_of(call),
@@ -75,7 +77,7 @@ def call_item(call: ToolCall, status: str = "in_progress", approval: str | None 
 
 
 def done_item(execution: ToolExecution, approval: str | None = None) -> Item:
-    """Return a call with what it has come to."""
+    """Return a call with its result or its error."""
     item = call_item(execution.call, "completed", approval)
     if execution.error is None:
         return {**item, "output": _told(execution.result)}
@@ -99,7 +101,7 @@ def arguments_of(call: ToolCall) -> str:
 
 
 def input_items(message: Message, is_outside: IsOutside, results: Mapping[str, ToolResult]) -> Iterator[Item]:
-    """Yield a message that is a part of a conversation. The result of a tool of the agent's goes with its call."""
+    """Yield the items of a message. The result of an agent's own tool is part of the item of its call."""
     if message.role == "tool":
         return
     if message.role != "assistant":
@@ -132,7 +134,7 @@ def _called(call: ToolCall, result: ToolResult | None) -> Item:
 
 
 def output_item(call_id: str, result: Any) -> Item:
-    """Return what the client has said that a call has come to."""
+    """Return the result of a call as the client has given it."""
     return {
         "id": f"fco_{call_id}",
         "type": "function_call_output",
@@ -173,7 +175,7 @@ def _part(part: object) -> Item | None:
 
 
 def _address(media: Media) -> str | None:
-    """Return where an image or a file is, or its bytes; None if the store has them apart."""
+    """Return the address of an image or a file, or its bytes as an address. Return None if they are stored apart."""
     if media.data is None:
         return media.url
     return f"data:{media.media_type};base64,{binascii.b2a_base64(media.data, newline=False).decode()}"

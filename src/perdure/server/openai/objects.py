@@ -21,7 +21,7 @@ ENDS = {
     "completed": "response.completed",
     "failed": "response.failed",
     "incomplete": "response.incomplete",
-    "cancelled": "response.incomplete",  # there is no event of its own
+    "cancelled": "response.incomplete",  # OpenAI has no event for it
 }
 """The last event of a stream, by the status of its response."""
 
@@ -81,7 +81,7 @@ def unanswered(asked: Mapping[str, Any], kept: Mapping[str, Any], *, agent: str)
 
 
 def ended(response: Mapping[str, Any], outcome: Outcome, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a response that is over, with what it has come to."""
+    """Return a response that is over, with its outcome."""
     state = outcome.session.state
     status = status_of(state)
     execution = state.execution
@@ -106,7 +106,7 @@ def refused(response: Mapping[str, Any], found: Found) -> dict[str, Any]:
 
 
 def status_of(state: AgentState) -> str:
-    """Return how a run has come out. One that waits is complete: the client has to do something."""
+    """Return the status of a run. One that waits is complete: the client has to do something."""
     execution = state.execution
     if execution is None or execution.pending_calls:
         return "completed"

@@ -1,4 +1,4 @@
-"""Responses that nobody keeps: `store: false`. They are answered in this process, and nothing is left of them."""
+"""Responses that are not kept: `store: false`. They are answered in this process, and nothing is left of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def answered_once(call: Call, asked: Asked, given: Given) -> Answer | Resp
 
 
 class _Once:
-    """A response that nobody keeps."""
+    """A response that is not kept."""
 
     def __init__(self, call: Call, asked: Asked, given: Given) -> None:
         self._call = call
@@ -51,10 +51,11 @@ class _Once:
             {name: getattr(tool.spec, name) for name in ("name", "description", "parameters")} for tool in asked.tools
         ]
         self._terms = {**asked.options, "external_tools": tools, "metadata": {KEPT: asked.kept}}
+        # Clients expect an id, though nothing can be found by this one.
         self._id = ResponseId(SessionId(new_id()), new_id())
 
     async def told(self) -> AsyncGenerator[Told, None]:
-        """Yield the events of the response. Its run ends if nobody listens any more."""
+        """Yield the events of the response. Its run ends if the client leaves."""
         found = self._found()
         telling = Telling(found)
         telling.response["store"] = False
@@ -74,7 +75,7 @@ class _Once:
             await finish_despite_cancel(_over(work))
 
     async def _heard(self, work: asyncio.Future[AgentSession]) -> AsyncGenerator[News, None]:
-        """Yield what the run tells of itself until it is over."""
+        """Yield the events of the run until it is over."""
         ear = _Ear(self._given.messages[0].id)
         tap = self._call.sessions._connection.events.wiretap(ear.hear)
         work.add_done_callback(lambda _: ear.news.put_nowait(None))
@@ -105,7 +106,7 @@ class _Once:
 
 
 class _Ear:
-    """Hears one run of all in this process: the one that answers a message."""
+    """A listener that picks one run of all in this process: the one that answers a message."""
 
     def __init__(self, message_id: str) -> None:
         self.news: asyncio.Queue[News | None] = asyncio.Queue()
@@ -127,7 +128,7 @@ class _Ear:
             self.news.put_nowait(replace(event, cursor=self._place))
 
     def _hear_piece(self, event: MessageUpdate) -> None:
-        """Take a piece of a text that is being written. One that begins again is another attempt at it."""
+        """Take a piece of a text that is being written. A text that begins again is another attempt."""
         before = self._piece
         if event.message_id != before.message:
             before = Piece(event.loop_id, event.message_id, 0, 0, "")
@@ -142,4 +143,4 @@ class _Ear:
 async def _over(work: asyncio.Future[AgentSession]) -> None:
     await asyncio.wait({work})
     if not work.cancelled():
-        work.exception()  # which was raised, if anybody was there
+        work.exception()  # fetched, or asyncio would log it; a client that is still there has got it

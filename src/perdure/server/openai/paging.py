@@ -15,7 +15,7 @@ class ListQuery(msgspec.Struct, kw_only=True):
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
-    """The id of the item behind which the page begins."""
+    """The id of the item after which the page begins."""
 
 
 class ListForm(TypedDict):
@@ -27,14 +27,14 @@ class ListForm(TypedDict):
 
 
 def page_of(items: Sequence[Item], asked: ListQuery, most: int) -> ListForm:
-    """Return a page of items. Raise a Problem if it is too long, or begins behind an item that is not there."""
+    """Return a page of items. Raise a Problem if it is too long, or begins after an item that is not there."""
     if not 1 <= asked.limit <= most:
         raise invalid("limit", f"expected 1 to {most}, got {asked.limit}")
     ordered = list(items) if asked.order == "asc" else list(items)[::-1]
     if asked.after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == asked.after]
         if not places:
-            raise invalid("after", "there is no item of that id here")
+            raise invalid("after", "no item here has that id")
         ordered = ordered[places[-1] + 1 :]
     page = ordered[: asked.limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")

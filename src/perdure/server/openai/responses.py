@@ -33,7 +33,7 @@ _CANCELS_WITHIN = 10.0
 class RetrieveQuery(msgspec.Struct, kw_only=True):
     stream: bool = False
     starting_after: int | None = None
-    """The `sequence_number` behind which the stream begins."""
+    """The `sequence_number` after which the stream begins."""
 
 
 class DeletedForm(TypedDict):
@@ -49,7 +49,7 @@ async def create_response(call: Call) -> Answer | Response:
     given = read_input(wanted.input or "", call.service.settings.limits.messages)
     if wanted.store is False:
         return await answered_once(call, asked, given)
-    if wanted.stream:  # what cannot be told is not begun
+    if wanted.stream:  # checked first, so that a response that cannot be streamed is not begun
         call.service.require_room(call.caller)
     response = await Beginning(call, asked, given).begin()
     if wanted.stream:
@@ -60,7 +60,7 @@ async def create_response(call: Call) -> Answer | Response:
 
 
 async def get_response(call: Call) -> Answer | Response:
-    """Return a response as it stands, or as a stream of its events."""
+    """Return a response as it is now, or as a stream of its events."""
     asked: RetrieveQuery = call.query
     found = await find(call.sessions, call.path("response"))
     if asked.stream:
@@ -71,7 +71,7 @@ async def get_response(call: Call) -> Answer | Response:
 
 
 async def cancel_response(call: Call) -> Answer:
-    """End a response where it stands. One that is over stays as it is."""
+    """End a response where it is now. One that is over stays as it is."""
     given, sessions = call.path("response"), call.sessions
     found = await find(sessions, given)
     if found.state == "running":
@@ -83,26 +83,27 @@ async def cancel_response(call: Call) -> Answer:
 
 
 async def _taken_back(call: Call, found: Found) -> None:
-    """Take back a message that waits. One that another is to be answered before cannot be, for now."""
+    """Take back a message that waits. Raise a Problem if another one has to be answered before it."""
     try:
         if await call.sessions.drop_waiting(found.info.id, key=found.id.key):
             return
     except SessionBusy:
-        pass
+        pass  # its run may have begun meanwhile: look at it again
     found = await find(call.sessions, str(found.id))
     if found.state == "queued":
         detail = "This response waits behind another one of its conversation. Cancel that first, or try again later."
         raise Problem(409, "WaitsBehindAnother", detail, headers={"Retry-After": "2"})
-    if found.state == "running":  # by now, and no other run is meant
+    if found.state == "running":  # it has begun by now, and no other run must be cancelled
         await call.sessions.cancel(found.info.id, run=found.run)
 
 
 async def delete_response(call: Call) -> DeletedForm:
-    """Delete a response, and the session that was made for it. One that others are built on stays."""
+    """Delete a response, and the session that was made for it. Raise a Problem if others are built on it."""
     given, sessions = call.path("response"), call.sessions
     found = await find(sessions, given)
     if found.state != "over":
         raise Problem(409, "ResponseInProgress", "This response has not ended. Cancel it first, then delete it.")
+    # Two runs are enough to see that there are others.
     if len(await loops_on_record(journal_of(sessions), found.info.id, limit=2)) > 1 or found.kept.get("conversation"):
         detail = (
             "Other responses continue this one, or are in its conversation. Delete the conversation, or the session."
@@ -113,7 +114,7 @@ async def delete_response(call: Call) -> DeletedForm:
 
 
 async def list_input(call: Call) -> ListForm:
-    """Return what a response answers: messages, or decisions on calls that waited."""
+    """Return the input of a response: messages, or decisions on calls that waited."""
     found = await find(call.sessions, call.path("response"))
     return page_of(await _input_of(call, found), call.query, call.service.settings.limits.page)
 
@@ -142,7 +143,7 @@ def _decisions_in(start: Mapping[str, Any], digests: Mapping[str, str]) -> list[
 
 
 async def _waited_for(call: Call, response: ResponseId, seconds: float) -> None:
-    """Wait until a response is over, the time has passed, or the service stops: it continues then, and can be read."""
+    """Wait until a response is over, the time has passed, or the service stops. The response itself continues."""
     over = asyncio.ensure_future(settled(call.sessions, response))
     closing = asyncio.ensure_future(call.service.closing.wait())
     try:

@@ -23,7 +23,7 @@ _CONVERSATION = "/v1/conversations/{conversation}"
 
 
 def openai_routes() -> Iterator[Route]:
-    """Yield the routes under `/v1`. What changes nothing needs no token that may write."""
+    """Yield the routes under `/v1`. Those that change nothing need no token that may write."""
     for route in (*_responses(), *_conversations(), *_models()):
         yield replace(route, face="openai", access="read" if route.method == "GET" else "write")
 

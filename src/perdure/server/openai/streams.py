@@ -20,11 +20,12 @@ from perdure.server.problems import Problem, problem_of
 from perdure.server.sse import Events, streamed, until
 from perdure.sessions.sessions import Sessions
 
+# OpenAI's clients read until this.
 _DONE = "[DONE]"
 
 
 def stream_of(call: Call, found: Found, after: int = -1) -> EventSourceResponse:
-    """Return a response as a stream of events behind a number, and of those to come."""
+    """Return a response as a stream: the events after a number, and those to come."""
     return sent(call, _told(call, found, after), after)
 
 
@@ -57,6 +58,7 @@ class _Sending:
         except (PerdureError, Problem) as error:
             problem = problem_of(error)
             told = body_of(problem)
+            # A problem of the request itself would come again.
             yield self._broken(told["code"], told["message"], may_continue=problem.status >= 500)
             return
         yield ServerSentEvent(_DONE, sep="\n")
@@ -98,7 +100,7 @@ async def _told(call: Call, found: Found, after: int) -> AsyncGenerator[Told, No
 async def _followed(call: Call, sessions: Sessions, found: Found, telling: Telling) -> AsyncGenerator[Told, None]:
     """Yield what comes until the response is over. What was missed is on record."""
     over = asyncio.ensure_future(settled(sessions, found.id))
-    # One that waits has noted where the record ended before it.
+    # A message that waits has noted where the record ended before it.
     begin = found.begin - 1 if found.begin else int(found.asked.get("after") or 0)
     try:
         async with aclosing(until(call.service.feeds.news(found.info.id, begin), over)) as news:
@@ -108,6 +110,7 @@ async def _followed(call: Call, sessions: Sessions, found: Found, telling: Telli
         await over
     finally:
         over.cancel()
+        # Awaited, so that nothing reads the store once the response has ended.
         await finish_despite_cancel(_ended(over))
 
 
@@ -116,7 +119,7 @@ async def _ended(task: asyncio.Future[None]) -> None:
 
 
 async def _heard(sessions: Sessions, found: Found, telling: Telling, news: News) -> list[Told]:
-    """Return what news add to a response. The run of one that waited is found once anything happens."""
+    """Return the events that news adds to a response. The run of one that waited is found once anything happens."""
     told: list[Told] = []
     if telling.run is None:
         told += telling.begun(await find(sessions, str(found.id)))

@@ -1,13 +1,13 @@
 """A response told as a stream of events, from the record of its run and the pieces of an answer under way.
 
-Every event has a `sequence_number`, and the number says what has been told so far, by any process: the place of the
-entry on the record that it comes of, counted from the response's first; and within an answer that is being written,
-how many of its characters were told. So a client that has seen a number can be told the rest by any process, from the
-record alone, and no event has to be kept for it. Numbers grow, with gaps.
+Every event has a `sequence_number`, which says what has been told so far, by any process. It has the place of the entry
+on the record that the event comes from, counted from the response's first. Within an answer that is being written, it
+also has the number of characters told. So any process can tell the rest to a client that has seen a number, from the
+record alone. No event has to be kept for it. Numbers grow, with gaps.
 
-    number = place * UNIT + n                              the n-th event that an entry of the record stands for
-    number = place * UNIT + TEXT + attempt * ATTEMPT + 2 + characters    a piece of the answer behind that entry
-    number = place * UNIT + LAST + n                       what a run that pauses behind that entry waits for
+    number = place * UNIT + n                              the n-th event of an entry on the record
+    number = place * UNIT + TEXT + attempt * ATTEMPT + 2 + characters    a piece of the answer after that entry
+    number = place * UNIT + LAST + n                       what a run that pauses after that entry waits for
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ UNIT = 1 << 26
 TEXT = 1 << 16
 ATTEMPT = 1 << 21
 LAST = UNIT - TEXT
+# The last one, counted from 0, that has its numbers between TEXT and LAST.
 _MOST_ATTEMPTS = 30
 _CREATED, _QUEUED, _RUNNING = 0, 1, 2
-"""The first events, which no entry of the record stands for."""
+"""The numbers of the first events, which come from no entry of the record."""
 Told = dict[str, Any]
 
 
@@ -52,7 +53,7 @@ class _Answer:
 
 
 class Telling:
-    """Tells of one response. It begins behind a number that the client has seen, or with the first event."""
+    """The telling of one response, after a number that the client has seen, or from the first event on."""
 
     def __init__(self, found: Found, after: int = -1) -> None:
         self.response = opened(found)
@@ -66,7 +67,7 @@ class Telling:
         self._calls: dict[str, int] = {}
         self._approved: dict[str, str] = {}
         self._settled: set[str] = set()
-        """Calls that were not made here: the client has made them, or somebody has denied them."""
+        """Calls that were not made here: the client has made them, or they were denied."""
         self.heard = 0
         """The last place on the record that was told of."""
 
@@ -75,7 +76,7 @@ class Telling:
         return [item for item in self._items if item is not None]
 
     def opening(self) -> Iterator[Told]:
-        """Yield the first events: the response is there, and waits."""
+        """Yield the first events: the response exists, and waits or runs."""
         yield from self._at(_CREATED, "response.created", response=self.response)
         if self.response["status"] == "queued":
             yield from self._at(_QUEUED, "response.queued", response=self.response)
@@ -87,14 +88,14 @@ class Telling:
         yield from self._at(_RUNNING, "response.in_progress", response=self.response)
 
     def begun(self, found: Found) -> Iterator[Told]:
-        """Yield what there is to tell once the run of a response that waited has begun."""
+        """Yield the events for the beginning of a run that the response has waited for."""
         if not self._begin and found.begin and found.refusal is None:
             self._begin, self.run = found.begin, found.run
             self.response = opened(found)
             yield from self._running()
 
     def take(self, event: AnyLoopEvent) -> Iterator[Told]:
-        """Yield what an event of the run adds."""
+        """Yield the events that an event of the run adds."""
         cursor = event.cursor or 0
         if event.loop_id != self.run or cursor <= self.heard:
             return
@@ -115,7 +116,7 @@ class Telling:
                 yield from self._called(event)
 
     def hear(self, piece: Piece) -> Iterator[Told]:
-        """Yield what a piece of an answer adds. One that begins again voids what was told of it."""
+        """Yield the events that a piece of an answer adds. If an answer begins again, what was told of it is void."""
         if piece.run != self.run:
             return
         yield from self._open(piece.message, min(piece.attempt, _MOST_ATTEMPTS))
@@ -126,7 +127,7 @@ class Telling:
             yield from self._say(answer, answer.text + piece.text[known - piece.start :])
 
     def end(self, found: Found, outcome: Outcome | None) -> Iterator[Told]:
-        """Yield the last events: what the run waits for, and how it has come out."""
+        """Yield the last events: what the run waits for, and its outcome."""
         self._next = LAST
         yield from self._drop_answer()
         execution = outcome.session.state.execution if outcome is not None else None
@@ -153,7 +154,7 @@ class Telling:
         yield from self._at(number, kind, **facts)
 
     def _said(self, message: Message, cursor: int) -> Iterator[Told]:
-        """Yield what is new in an answer that is whole."""
+        """Yield the events for what is new in a whole answer."""
         text = "".join(part.text for part in message.parts if isinstance(part, Text))
         if message.is_superseded:
             yield from self._drop_seen(message.id, _MOST_ATTEMPTS + 1)
@@ -190,7 +191,7 @@ class Telling:
 
     @property
     def _seen(self) -> int | None:
-        """The attempt at the answer behind this place that the client was told of; None if it was told of none."""
+        """The attempt at the answer after this place that the client was told of, or None."""
         told = self._after - self._place * UNIT - TEXT
         return told // ATTEMPT if 0 <= told < LAST - TEXT else None
 
@@ -205,11 +206,12 @@ class Telling:
         return self._place * UNIT + TEXT + min(answer.attempt, _MOST_ATTEMPTS) * ATTEMPT
 
     def _say(self, answer: _Answer, text: str) -> Iterator[Told]:
-        """Yield what comes behind the text that was told. Of a piece that the client has in part, the rest."""
+        """Yield the text after what was told. If the client has a part of a piece, yield the rest."""
         begin = self._number_in(answer) + 2
         seen = max(len(answer.text), min(self._after - begin, len(text)))
         answer.text = text
         if text[seen:]:
+            # A very long text must not use the numbers of the next attempt.
             number = begin + min(len(text), ATTEMPT - 3)
             yield from self._at(number, "response.output_text.delta", **answer.at, delta=text[seen:], logprobs=[])
 
@@ -232,7 +234,7 @@ class Telling:
         yield from self._at(number, "response.output_item.done", output_index=answer.index, item=item)
 
     def _item(self, item: Item) -> Iterator[Told]:
-        """Yield an item that comes whole."""
+        """Yield the events of an item that comes whole."""
         index = len(self._items)
         self._items.append(item)
         at = {"output_index": index, "item_id": item["id"]}
@@ -250,7 +252,7 @@ class Telling:
         yield from self._now(f"response.{of}.done", **at, arguments=arguments)
 
     def _calling(self, call: ToolCall) -> Iterator[Told]:
-        if call.id in self._calls:  # it is made again, since nobody knows whether it was
+        if call.id in self._calls:  # it is made again after a crash, since its outcome is unknown
             return
         index = self._calls[call.id] = len(self._items)
         item = call_item(call, approval=self._approved.get(call.id))
@@ -270,14 +272,14 @@ class Telling:
         yield from self._now("response.output_item.done", output_index=index, item=item)
 
     def _close_calls(self) -> None:
-        """Mark calls that have come to nothing."""
+        """Mark calls that have no result."""
         for place, item in enumerate(self._items):
             if item is not None and item.get("status") == "in_progress":
                 self._items[place] = {**item, "status": "incomplete"}
 
 
 def _begun(item: Item) -> Item:
-    """Return an item as it is told of first."""
+    """Return an item as it is shown first."""
     if item["type"] == "function_call":
         return {**item, "arguments": "", "status": "in_progress"}
     return {**item, "content": []} if item["type"] == "reasoning" else item

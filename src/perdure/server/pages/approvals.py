@@ -30,7 +30,7 @@ from perdure.server.problems import problem_of
 from perdure.sessions.sessions import Sessions
 
 _LOOKED_AT = 50
-"""How many closed sessions a page looks at."""
+"""The number of closed sessions that a page looks at."""
 
 
 class ApprovalsQuery(msgspec.Struct, kw_only=True):
@@ -43,7 +43,7 @@ class Decision(msgspec.Struct, kw_only=True):
 
     decide: Literal["approve", "deny", "answer", "fail"]
     call: str
-    """The digest of the call: what is decided on is what was shown."""
+    """The digest of the call, which binds the decision to what was shown."""
     reason: str = ""
     answer: str = ""
 
@@ -62,7 +62,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """A session, and the calls that it waits with."""
+    """A session, and the calls that it waits for."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ async def get_approvals(call: Call) -> Response:
 
 
 async def post_decision(call: Call) -> Response:
-    """Put a decision on record, and leave the run to a worker. One that comes too late decides nothing."""
+    """Put a decision on record, and leave the run to a worker. A decision that comes too late has no effect."""
     try:
         return back_to("/approvals", await _decide(call, call.body))
     except PendingCallsChanged:
@@ -135,7 +135,7 @@ async def _page(call: Call, after: str | None, notice: Notice | None, status: in
 
 
 async def _asking(sessions: Sessions, info: AgentSessionInfo) -> list[Asking]:
-    """Return what a session waits for. Nothing if it is closed for another reason, was decided on, or is erased."""
+    """Return the calls that a session waits for. There are none if it was decided on, erased, or closed otherwise."""
     try:
         view = await sessions.view(info.id)
     except SessionNotFound:

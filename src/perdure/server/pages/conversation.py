@@ -17,7 +17,7 @@ from perdure.server.pages.windows import is_there
 from perdure.sessions.pages import SpanReader
 
 _UNKNOWN = "OutcomeUnknown"
-"""What the result of a call begins with that was cut off, so that nobody knows whether it took effect."""
+"""The beginning of the result of a call that was cut off. Its effect is unknown."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CallBox:
     id: str
     name: str
     arguments: Mapping[str, Any] | None
-    """None where the call itself is not on the page."""
+    """None if the call itself is not on the page."""
     result: str | None
     is_error: bool = False
     is_unknown: bool = False
@@ -68,7 +68,7 @@ class SaidBox:
 
 @dataclass(frozen=True)
 class BlockBox:
-    """A compaction: what is shown, in place of how much."""
+    """A compaction: what is shown, and how much it covers."""
 
     id: str
     by: str
@@ -78,7 +78,7 @@ class BlockBox:
     tokens_before: int | None
     tokens_after: int | None
     is_top: bool
-    """Whether it lies on the view itself, so that it can be taken off."""
+    """True if it is on the view itself, and can be taken off."""
     kind: str = "block"
 
 
@@ -106,7 +106,7 @@ class Conversation:
     stop: int
     total: int
     messages: list[Message] = field(default_factory=list)
-    """The messages of the window themselves, of which tokens are estimated."""
+    """The messages of the window, whose tokens are estimated."""
 
     @property
     def earlier(self) -> int | None:
@@ -115,7 +115,7 @@ class Conversation:
 
     @property
     def later(self) -> int | None:
-        """Return where the window behind this one ends."""
+        """Return where the window after this one ends."""
         return min(self.total, 2 * self.stop - self.start) if self.stop < self.total else None
 
 
@@ -128,7 +128,7 @@ async def view_entries(
     *,
     top: bool,
 ) -> tuple[list[Entry], list[Message]]:
-    """Return what pieces show between two places, and the messages of it."""
+    """Return what pieces show between two places, as entries and as messages."""
     sections = [(piece, await reader.messages(spans)) for piece, spans in _sections(pieces, start, stop)]
     messages = [message for _, some in sections for message in some]
     waiting = {call.id for call in pending}
@@ -143,7 +143,7 @@ async def view_entries(
 
 
 def plain_entries(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -> list[Entry]:
-    """Return messages that were said, without what compactions have made and what was forgotten."""
+    """Return messages that were said, without those that compactions have made and those that were forgotten."""
     said = [each for each in messages if is_there(each) and each.metadata.get(MARK) not in STRATEGIES]
     return _with_runs(said, _Boxes(said, {call.id for call in pending}))
 
@@ -154,12 +154,13 @@ def boxes_of(messages: Sequence[Message], pending: Iterable[PendingCall] = ()) -
 
 
 def _sections(pieces: Sequence[Piece], start: int, stop: int) -> Iterable[tuple[Piece, Sequence[Span]]]:
-    """Yield the pieces between two places, each with the spans that are shown of it. A block is shown whole."""
+    """Yield the pieces between two places, each with its spans that are shown. A block is shown whole."""
     at = 0
     for piece in pieces:
         length = len(piece)
         low, high = max(start - at, 0), min(stop - at, length)
         if isinstance(piece, Block):
+            # A block may show no message, but its box can still be unfolded.
             if low < high or (length == 0 and start <= at < stop):
                 yield piece, piece.shown
         elif low < high:
@@ -172,7 +173,7 @@ def _with_runs(messages: Iterable[Message], boxes: _Boxes) -> list[Entry]:
     entries: list[Entry] = []
     last: object = None
     asked_from = 0
-    """Where that begins which no run has answered yet."""
+    """The index of the first entry that no run has answered yet."""
     for message in messages:
         run = message.metadata.get("execution_id")
         if isinstance(run, str) and run != last:
@@ -190,7 +191,7 @@ def _block(block: Block, shown: Sequence[SaidBox], *, is_top: bool) -> BlockBox:
 
 
 class _Boxes:
-    """Makes boxes of messages that are shown together."""
+    """A maker of boxes for messages that are shown together."""
 
     def __init__(self, messages: Iterable[Message], pending: set[str], *, is_over: bool = False) -> None:
         self._results: dict[tuple[str, str], ToolResult] = {}

@@ -31,7 +31,7 @@ async def said_window(
     place: int | None,
     pending: Sequence[PendingCall] = (),
 ) -> Conversation:
-    """Return what was said up to a place, or around a message, which a search has found at a place of a log."""
+    """Return what was said up to a place, or around a message that a search has found at a place of the log."""
     spans = await said_spans(sessions, session)
     if spans is not None:
         around = None if place is None else place_in_log(spans, place)
@@ -40,7 +40,7 @@ async def said_window(
         found = Conversation(plain_entries(messages, pending), start, stop, length_of(spans), messages)
         if message is None or any(each.id == message for each in found.messages):
             return found
-    said = await sessions.history(session.id)  # which reads everything
+    said = await sessions.history(session.id)  # last, since it reads everything
     around = next((at for at, each in enumerate(said) if each.id == message), None)
     start, stop = _window(len(said), end, around)
     return Conversation(plain_entries(said[start:stop], pending), start, stop, len(said), list(said[start:stop]))

@@ -21,13 +21,13 @@ from perdure.sessions.sessions import Sessions
 from perdure.sessions.spending import Part, RunCost, Spending, Sum, spending_of, summed
 
 _SESSIONS = 1_000
-"""How many sessions are counted: those that were changed last."""
+"""The number of sessions that are counted: those that were changed last."""
 _KEPT_FOR = 30.0
 """Seconds after which it is counted again."""
 _TOP = 20
 _TABLE = 50
 _COLOURS = 5
-"""How many models have a colour of their own; the rest share one."""
+"""The number of models with a colour of their own. The rest share one."""
 _HEIGHT = 100.0
 
 
@@ -44,7 +44,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     cost: str
     share: float
-    """Of the greatest of its table, in hundredths."""
+    """Its share of the greatest row of its table, in hundredths."""
     link: str | None = None
 
 
@@ -100,13 +100,15 @@ async def get_cost(call: Call) -> Response:
 
 
 _Counts = dict[tuple[str | None, date], tuple[Spending, datetime]]
+# Weak, so that a service takes its counts with it when it is gone.
 _COUNTS: WeakKeyDictionary[Service, _Counts] = WeakKeyDictionary()
-"""What was counted last for each service, by whose sessions and since when."""
+"""The last counts of each service, by owner and first day."""
 
 
 async def _counted(call: Call, first: date) -> tuple[Spending, datetime]:
-    """Return what was spent since a day, and when it was counted: a moment ago will do, since every run is read."""
+    """Return what was spent since a day, and the time of the count. A recent count will do: each reads every run."""
     known, key, at = _COUNTS.setdefault(call.service, {}), (call.caller.owner, first), now()
+    # A list, since the dict changes in the loop.
     for stale in [each for each, (_, then) in known.items() if (at - then).total_seconds() > _KEPT_FOR]:
         del known[stale]
     if key not in known:
@@ -142,7 +144,7 @@ def _by_day(found: Spending) -> list[Line]:
 
 
 def _weight(usage: Usage) -> tuple[float, int]:
-    """Return what rows are sorted by: cost, and tokens where no price is known."""
+    """Return the sort key of rows: the cost, then the tokens, for models without a known price."""
     return usage.cost, usage.total_tokens
 
 
@@ -152,7 +154,7 @@ def _sorted(rows: Sequence[Sum]) -> list[Sum]:
 
 def _lines(rows: Sequence[Sum]) -> list[Line]:
     costs = any(row.usage.cost for row in rows)
-    most = max((_amount(row.usage, costs) for row in rows), default=0.0) or 1.0
+    most = max((_amount(row.usage, costs) for row in rows), default=0.0) or 1.0  # shares are divided by it
     return [_line(row, row.key or "–", _amount(row.usage, costs) / most) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""The page on which two sessions, or two versions of one, stand side by side from where they part."""
+"""The page that shows two sessions, or two versions of one, side by side from where they part."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from perdure.sessions.lineage import diff_of
 from perdure.sessions.sessions import Sessions
 
 _SHOWN = 100
-"""How many messages of each side a page has."""
+"""The number of messages of each side on a page."""
 _COMMON = 10
-"""How many of the messages that both have are shown when the fold is opened: the last of them."""
+"""The number of common messages that are shown when the fold is opened: the last ones."""
 _VERSIONS = 20
 
 
@@ -31,11 +31,11 @@ class DiffQuery(msgspec.Struct, kw_only=True):
     """A session's id, or `id@version`."""
     right: str = ""
     after: int = 0
-    """How many messages behind the parting to pass over."""
+    """The number of messages after the parting to skip."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two."""
+    """One side of the comparison."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     messages: Sequence[SaidBox]
     count: int
-    """How many messages it has behind the parting."""
+    """The number of messages that it has after the parting."""
 
 
 class Fold(msgspec.Struct, frozen=True):
@@ -95,6 +95,7 @@ async def _session(sessions: Sessions, given: str) -> AgentSession:
 def _named(given: str) -> tuple[str, int | None]:
     """Return an id and a version of `id@version`, or an id alone."""
     name, at, version = given.strip().partition("@")
+    # 18 digits always fit into 64 bits. A longer number could not be a version.
     if at and not (version.isdecimal() and len(version) < 19):
         raise InvalidData("$.left", "expected an id, or an id and a version: order-7@3")
     return name, int(version) if at else None
@@ -118,13 +119,13 @@ def _folded(common: Sequence[Message]) -> Fold:
 
 
 def _pages(sides: tuple[Side, Side], after: int) -> tuple[int | None, int | None]:
-    """Return what the pages before and behind this one begin after; None where there is none."""
+    """Return the `after` of the pages before and after this one, or None where there is none."""
     most = max(side.count for side in sides)
     return max(0, after - _SHOWN) if after else None, after + _SHOWN if after + _SHOWN < most else None
 
 
 async def _relatives(sessions: Sessions, given: str) -> list[Relative]:
-    """Return what a session may be compared with: what it was forked from, its forks, and its own older versions."""
+    """Return what a session may be compared with: its origin, its forks, and its own older versions."""
     name, version = _named(given)
     info, kin = await sessions.info(name), await sessions.ancestry(name)
     found = [Relative(each, each, "forked from") for each in reversed(kin.line)]

@@ -25,7 +25,7 @@ from perdure.server.pages.texts import arguments_in_line, shortened
 from perdure.sessions.sessions import Sessions
 
 LAST = 40
-"""How many events a page begins with."""
+"""The number of events that a page begins with."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ class Relative:
 
     session: ListedSession
     kin: str
-    """Which kind of relative it is."""
+    """The kind of relative that it is."""
     may_differ: bool
-    """Whether a comparison of the two means anything."""
+    """True if a comparison of the two makes sense."""
 
 
 @dataclass(frozen=True)

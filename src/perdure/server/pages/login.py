@@ -17,7 +17,7 @@ _WRONG = "This is not a valid code or token: it was used, has expired, or was mi
 
 class LoginQuery(msgspec.Struct, kw_only=True):
     code: str | None = None
-    """What `perdure serve` has printed. It works once."""
+    """The code that `perdure serve` has printed. It works once."""
     next: str = "/"
     """The page to show afterwards."""
 
@@ -32,11 +32,11 @@ class Nothing(msgspec.Struct):
 
 
 async def get_login(call: Call) -> Response:
-    """Sign a browser in by the code in its address; without one, show a form for a token."""
+    """Sign a browser in by the code in its address. Without one, show a form for a token."""
     asked: LoginQuery = call.query
     if asked.code is None or not _is_visit(call):
         return page(call, "login.html", next=local(asked.next), problem=None)
-    # Not by a token: a link of another site could sign somebody in as its own maker, and read what they write.
+    # Not by a token: a link on another site could sign a user in as its author, who could read what the user writes.
     return _admitted(call, await call.service.gate.admit_invited(asked.code), asked.next)
 
 
@@ -49,11 +49,12 @@ def _is_visit(call: Call) -> bool:
 async def post_login(call: Call) -> Response:
     """Sign a browser in by the token that a person has pasted."""
     asked: LoginForm = call.body
+    # A token that was copied often has a line break at its end.
     return _admitted(call, await call.service.gate.admit(asked.token.strip()), asked.next)
 
 
 async def post_logout(call: Call) -> Response:
-    """Sign a browser out. The token that was made for it works no longer."""
+    """Sign a browser out. The token that was made for it stops working."""
     secret = call.service.gate.secret_in(call.request.headers)
     if secret is not None:
         await call.service.gate.leave(secret)
@@ -67,12 +68,13 @@ def _admitted(call: Call, secret: str | None, following: str) -> Response:
 
 
 def _sent_on(call: Call, path: str, secret: str | None) -> Response:
-    # A proxy says so. If anybody else does, their own browser just keeps the cookie to itself.
+    # A proxy sets this header. A client that sets it only keeps its own browser from sending the cookie without TLS.
     is_secure = call.request.headers.get("x-forwarded-proto", "").lower() == "https"
     return Response(None, 303, {"Location": path, "Set-Cookie": cookie_header(secret, is_secure=is_secure)})
 
 
 def local(path: str) -> str:
-    """Return a path of this service as it can stand in a header; `/` for all that a browser could take elsewhere."""
+    """Return a path of this service in a form for a header. Return `/` for one that could lead a browser elsewhere."""
+    # Browsers take both `//` and `/\` for the beginning of another host.
     is_path = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return quote(path, safe=punctuation) if is_path else "/"

@@ -18,7 +18,7 @@ from perdure.sessions.sent import Sent, sent_in
 from perdure.sessions.sessions import Sessions
 
 _SHOWN = 200
-"""How many of the messages are shown: the last of them."""
+"""The number of messages that are shown: the last ones."""
 
 
 class ToolTold(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[tuple[SaidBox, int], ...] = ()
     """The messages, each with its tokens. Those of a result count for the message that has the call."""
     earlier: int = 0
-    """How many messages are not shown, since there are too many."""
+    """The number of messages that are not shown, since there are too many."""
     shares: tuple[Share, ...] = ()
     missing: str = ""
-    """Why nothing is known of it."""
+    """The reason why nothing is known about it."""
 
     @property
     def total(self) -> int:
@@ -52,7 +52,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def what_was_sent(sessions: Sessions, loop: LoopRecord, step_id: str) -> ModelCall:
-    """Return what the record tells of a step's model call, or why it tells nothing."""
+    """Return the request of a step's model call as the record has it, or the reason why the record has none."""
     try:
         found = await sent_in(sessions, loop, step_id)
     except VersionForgotten:

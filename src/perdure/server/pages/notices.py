@@ -28,11 +28,11 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def notice_of(name: str | None) -> Notice | None:
-    """Return the sentence of a name; None without one. No text of a URL ever comes on a page."""
+    """Return the sentence of a name, or None without one. No text of a URL is ever shown on a page."""
     text = NOTICES.get(name or "")
     return None if text is None else Notice(text)
 
 
 def back_to(path: str, notice: str) -> Response:
-    """Return what sends a browser back to a page, which says what was done: reloading does it not again."""
+    """Return the redirect to a page that says what was done. To reload that page does not do it again."""
     return RedirectResponse(f"{path}?{urlencode({'notice': notice})}", 303)

@@ -8,7 +8,7 @@ import msgspec
 
 
 def result_of(text: str) -> tuple[Any, Literal["value", "text"]]:
-    """Return what was typed, and what it was taken for: a value if it is JSON, else a text as it stands."""
+    """Return what was typed, and what it was taken for: a value if it is JSON, or else a text."""
     try:
         return msgspec.json.decode(text), "value"
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):

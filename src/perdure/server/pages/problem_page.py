@@ -14,7 +14,7 @@ from perdure.server.problems import problem_of
 
 
 def problem_page(error: Exception, request: Request) -> Response:
-    """Return the page that tells of an error. A change that was bound to a version has failed as such: 412."""
+    """Return the page for an error. A conflict of a change that was bound to a version has the status 412."""
     is_change = request.method not in SAFE
     problem = problem_of(error, if_match=is_change)
     back = request.path_params.get("session") if is_change else None

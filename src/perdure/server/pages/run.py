@@ -24,15 +24,15 @@ from perdure.server.pages.texts import counted, indented, money, seconds, whole
 from perdure.sessions.sessions import Sessions
 
 STEPS = 50
-"""How many steps a page has."""
+"""The number of steps on a page."""
 _STATES = {"running": "running", "killed": "killed", "waiting": "waits for a decision", "left": "left to a worker"}
 
 
 class RunQuery(msgspec.Struct, kw_only=True):
     step: int | None = None
-    """The step of which all is shown: what was sent, and the raw record."""
+    """The step that is shown in full: what was sent, and the raw record."""
     after: int = 0
-    """How many steps to pass over."""
+    """The number of steps to skip."""
 
 
 async def get_run(call: Call) -> Response:
@@ -69,13 +69,13 @@ async def get_run(call: Call) -> Response:
 
 
 def _first_of(asked: RunQuery) -> int:
-    """Return the number of the page's first step; a step that is opened is on its page."""
+    """Return the number of the page's first step. A step that is opened decides the page."""
     place = asked.after if asked.step is None or asked.step < 1 else (asked.step - 1) // STEPS * STEPS
     return max(0, place) + 1
 
 
 async def _standing(sessions: Sessions, info: AgentSessionInfo, loop: LoopRecord) -> tuple[str, Standing]:
-    """Return how a run stands, in a word, and what of it its steps need to know."""
+    """Return the state of a run in a word, and the facts about it that its steps need."""
     journal = sessions.journal
     handed_over = await _handed_over(sessions, loop)
     if loop.status.is_over or journal is None:
@@ -101,7 +101,7 @@ async def _waiting(sessions: Sessions, info: AgentSessionInfo, loop: LoopRecord)
 
 
 async def _handed_over(sessions: Sessions, loop: LoopRecord) -> frozenset[int]:
-    """Return the places of those starts before which a worker has handed the run over. The run itself tells of none."""
+    """Return the places of the starts before which a worker has handed the run over. The run's events do not tell."""
     journal, found = sessions.journal, set()
     for before, event in zip(loop.events, loop.events[1:], strict=False):
         if not isinstance(event, AgentStart) or event.cursor is None or before.cursor is None or journal is None:
@@ -145,7 +145,7 @@ def _budget(budget: ExecutionBudget, loop: LoopRecord, steps: int) -> list[tuple
 
 
 def _kin(loop: LoopRecord) -> dict[str, Any]:
-    """Return the runs that belong to one: that it continues from, that continue from it, and its sibling branches."""
+    """Return the relatives of a run: the one it continues from, those that continue from it, and sibling branches."""
     group = loop.parallel_group
     branches = [] if group is None else [(each, each == group.selected_loop_id) for each in group.all_loop_ids]
     return {
@@ -158,7 +158,7 @@ def _kin(loop: LoopRecord) -> dict[str, Any]:
 
 
 def _start_told(loop: LoopRecord) -> dict[str, Any]:
-    """Return what the run's start says of it: when, for which key, from which version, with what metadata."""
+    """Return the facts of the run's start, such as its time, its key, its version and its metadata."""
     starts = [event for event in loop.events if isinstance(event, AgentStart)]
     first = starts[0] if starts else AgentStart()
     config = None if loop.config is None else {k: v for k, v in loop.config.to_dict().items() if v is not None}

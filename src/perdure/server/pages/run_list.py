@@ -24,7 +24,7 @@ _UNDER_WAY = {
     "left": ("waits", "left to a worker"),
     "waiting": ("waits", "waits for you"),
 }
-"""How a run is marked that has not ended, though nobody runs it."""
+"""The marks of runs that have not ended, though nobody runs them."""
 _MARKS = {
     LoopStatus.COMPLETED: ("done", ""),
     LoopStatus.RUNNING: ("runs", "live"),
@@ -39,7 +39,7 @@ _NATURAL_ENDS = (None, StopReason.COMPLETED, StopReason.FINISH_REASON_RECEIVED)
 
 
 def standing_of(loop: LoopRecord) -> str:
-    """Return how a run stands, in a word. One that was stopped is completed on record, with a reason."""
+    """Return the state of a run in a word. One that was stopped is completed on record, with a reason."""
     is_stopped = loop.status is LoopStatus.COMPLETED and loop.stop_reason not in _NATURAL_ENDS
     return "stopped" if is_stopped else loop.status.value
 
@@ -53,7 +53,7 @@ class RunRow:
     icon: str
     style: str
     bar: float = 0.0
-    """How long it took, in hundredths of the longest."""
+    """Its duration, in hundredths of the longest."""
     branches: Sequence[RunRow] = ()
     notes: Sequence[str] = ()
 
@@ -72,7 +72,7 @@ class RunList:
 
     rows: list[RunRow] = field(default_factory=list)
     older: int | None = None
-    """Before which place on record the next page ends."""
+    """The place on record before which the next page ends."""
     records: dict[str, LoopRecord] = field(default_factory=dict)
 
 
@@ -88,6 +88,7 @@ async def run_list(sessions: Sessions, session_id: SessionId, before: int | None
     titles = {loop: await _title(journal, own, run) for loop, run in on_record.items()}
     longest = max((loop.duration or 0.0 for loop in record.loops), default=0.0)
     rows = {loop.loop_id: _row(loop, titles, longest) for loop in record.loops}
+    # Only the newest run can be in one of these states, and it is on the first page.
     if activity in _UNDER_WAY and record.loops and before is None:
         rows[record.loops[-1].loop_id] = _under_way(rows[record.loops[-1].loop_id], activity)
     older = first if len(on_record) >= PAGE and first > 1 else None
@@ -107,7 +108,7 @@ def _row(loop: LoopRecord, titles: dict[str, str], longest: float) -> RunRow:
 
 
 def _notes(loop: LoopRecord) -> Sequence[str]:
-    """Return what else there is to know of a run, a few words each."""
+    """Return further facts about a run, a few words each."""
     notes = []
     if loop.usage.total_tokens:
         notes.append(f"{loop.usage.total_tokens:,} tokens")
@@ -128,7 +129,7 @@ def _under_way(row: RunRow, activity: str) -> RunRow:
 
 
 def _grouped(rows: dict[str, RunRow]) -> list[RunRow]:
-    """Return rows in the order of the record; branches of one group are rows below a row of their own."""
+    """Return rows in the order of the record. Branches of one group are rows below a row of their own."""
     made: list[RunRow] = []
     done: set[str] = set()
     for row in rows.values():
@@ -146,12 +147,12 @@ def _grouped(rows: dict[str, RunRow]) -> list[RunRow]:
 
 
 def _branch(row: RunRow) -> RunRow:
-    """Return the row of a branch, which is named by what tells it from the others: its model."""
+    """Return the row of a branch. It is named by its model, which tells it from the others."""
     return row if row.record.config is None else replace(row, title=row.record.config.model)
 
 
 async def _title(journal: Journal, own: LogRef, run: RunOnRecord) -> str:
-    """Return what a run was asked: the first message of its stretch of log."""
+    """Return the beginning of what a run was asked: the first message of its stretch of log."""
     place = run.first.body.get("input_at") if run.first.kind == "agent_start" else None
     if place:
         return _words(await journal.messages(own, place[0], place[0] + 1))

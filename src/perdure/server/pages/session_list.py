@@ -28,7 +28,7 @@ _STRIP = Strip()
 
 
 class ListQuery(msgspec.Struct, kw_only=True):
-    """Which sessions are listed."""
+    """The filters of the list."""
 
     q: str = ""
     status: Literal["", "active", "suspended", "completed", "failed", "deleted"] = ""
@@ -38,7 +38,7 @@ class ListQuery(msgspec.Struct, kw_only=True):
     show: Literal["", "running", "waiting", "killed", "parked"] = ""
     after: str = ""
     mark: str = ""
-    """What the list was like that a page shows already."""
+    """The mark of the list that a page shows already."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,18 @@ class Listing:
     next: str | None = None
     mark: str = ""
     damaged: int = 0
-    """How many sessions of the page cannot be read."""
+    """The number of sessions on the page that cannot be read."""
 
 
 async def list_sessions(call: Call) -> Response:
-    """Return the list of sessions; to a script that has the same already, nothing."""
+    """Return the list of sessions, or nothing to a script that has the same already."""
     asked: ListQuery = call.query
     sessions = call.sessions
     strips = await _STRIP.look(sessions)
-    is_search = bool(asked.q.strip())  # which is not repeated by itself: it costs more than a list
+    is_search = bool(asked.q.strip())  # a page does not repeat it by itself: it costs more than a list
     mark = "" if is_search else await _mark(sessions, asked, strips)
     if is_fragment(call.request) and mark and mark == asked.mark:
+        # htmx leaves the page as it is on a 204.
         return Response(None, 204)
     listing = await _listing(sessions, asked, strips)
     listing.mark = mark
@@ -112,7 +113,7 @@ def _address(asked: ListQuery, **changed: str | None) -> str:
 
 
 async def _mark(sessions: Sessions, asked: ListQuery, strips: Strips) -> str:
-    """Return a text that is another one once the list has changed. It costs the headers, and no message."""
+    """Return a text that changes with the list. It reads headers, and no message."""
     headers = await sessions.headers(**_filters(asked))
     told = [[str(info.id), info.version] for info in headers], [list(map(str, ids)) for ids in strips.ids.values()]
     return blake2b(msgspec.json.encode(told), digest_size=8).hexdigest()
@@ -161,7 +162,7 @@ def _row(session: ListedSession, strips: Strips, hits: Sequence[Hit] = ()) -> Ro
 
 
 async def _found(sessions: Sessions, asked: ListQuery, strips: Strips) -> Listing:
-    """Return the sessions of such an id, then those in which the words were said, the best first."""
+    """Return the sessions with that id, then those in which the words were said, the best first."""
     words = asked.q.strip()
     hits: dict[str, list[Hit]] = {str(each): [] for each in await _named(sessions, words)}
     for found in await sessions.search(words, limit=_HITS):

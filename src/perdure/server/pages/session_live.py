@@ -25,15 +25,15 @@ _MAY_CHANGE = (AgentStart, AgentEnd, TurnEnd, Compaction)
 
 
 class LiveQuery(msgspec.Struct, kw_only=True):
-    """The place on the record that a page has come to."""
+    """The state of a page: the place on the record, and what it shows."""
 
     after: int = 0
     version: int = 0
     """The newest version that the page knows."""
     running: bool = False
-    """Whether the page shows that the session is being run."""
+    """True if the page shows that the session is being run."""
     follow: bool = True
-    """Whether the page shows the newest messages, so that new ones belong to it."""
+    """True if the page shows the newest messages, so that new ones belong to it."""
 
 
 async def follow_session(call: Call) -> Response:
@@ -93,7 +93,7 @@ class _Known:
         sessions = self._call.service.sessions_of(self._call.caller)
         try:
             version = (await sessions.info(self._session_id)).version
-        except SessionNotFound:
+        except SessionNotFound:  # it was erased, and the feed ends by itself
             return False
         journal = sessions.runtime.journal
         assert journal is not None  # or there would be no feed

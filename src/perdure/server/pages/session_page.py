@@ -47,14 +47,14 @@ class SessionQuery(msgspec.Struct, kw_only=True):
     version: int | None = None
     view: Literal["shown", "said"] = "shown"
     end: int | None = None
-    """Where the window of messages ends."""
+    """The place where the window of messages ends."""
     run: str | None = None
     """The run whose facts are shown."""
     runs_before: int | None = None
     message: str | None = None
     """A message to be shown, as a search has found it."""
     place: int | None = None
-    """Where in the session's log that message is."""
+    """The place of that message in the session's log."""
     notice: str | None = None
     """The verb that was done last from this page."""
 
@@ -68,7 +68,7 @@ class BlockQuery(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Standing:
-    """A session as it is now, and what of it is looked at."""
+    """A session as it is now, and the version of it that is looked at."""
 
     info: AgentSessionInfo
     """The newest header."""
@@ -85,7 +85,7 @@ async def get_session(call: Call) -> Response:
     """Return the page of a session."""
     asked: SessionQuery = call.query
     sessions = call.sessions
-    # First: what happens while the page is made is then told by the stream, which begins behind these.
+    # Read first: the stream begins after these, and tells what happens while the page is made.
     events = await last_events(sessions, (await sessions.info(call.session_id)).id)
     standing = await _standing(sessions, call.session_id, asked.version)
     said = await _conversation(sessions, standing, asked)
@@ -110,6 +110,7 @@ async def get_session(call: Call) -> Response:
         "events": events,
         "notice": notice_of(asked.notice),
         "query": _query_of(asked),
+        # The form's key, by which a post that is sent twice is known.
         "key": new_id(),
         "runs_here": call.service.runs_here,
     }
@@ -117,7 +118,7 @@ async def get_session(call: Call) -> Response:
 
 
 def _query_of(asked: SessionQuery) -> str:
-    """Return what the page is asked for with when it is drawn again, which tells nobody again what was done."""
+    """Return the query for drawing the page again, without the notice of what was done."""
     given = {**msgspec.structs.asdict(asked), "notice": None}
     return urlencode({name: value for name, value in given.items() if value is not None})
 
@@ -134,7 +135,7 @@ async def _standing(sessions: Sessions, session_id: str, version: int | None) ->
 
 
 async def standing_now(sessions: Sessions, session_id: SessionId) -> View:
-    """Return how a conversation stands, without reading more than its end."""
+    """Return a conversation as it is now, reading no more than its end."""
     journal = sessions.runtime.journal
     if journal is None:
         is_running = sessions.live.is_running(session_id)
@@ -177,7 +178,7 @@ async def _writing(sessions: Sessions, standing: Standing, said: Conversation) -
 
 
 async def get_block(call: Call) -> Response:
-    """Return what a compaction covers: a part of a page for a script, and else a page of its own."""
+    """Return what a compaction covers: a part of a page for a script, or else a page of its own."""
     asked: BlockQuery = call.query
     info = await call.sessions.info(call.session_id)
     session = await end_of_session(call.sessions, info.id, asked.version, last=0)

@@ -1,6 +1,7 @@
-"""Changes that a person makes to a session from its page: each verb is a form's post, and the page comes again.
+"""Changes that a person makes to a session from its page. Each verb is a form's post, which leads back to the page.
 
-A form that could surprise is bound to the version that its page showed: if the session has moved on, nothing happens.
+A form whose effect could surprise is bound to the version that its page showed. If the session has changed since,
+nothing happens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Bound(msgspec.Struct, kw_only=True):
 
 class ForkForm(msgspec.Struct, kw_only=True):
     at: str = ""
-    """The message behind which the fork begins; the end without."""
+    """The message after which the fork begins. Without it, it begins at the end."""
     version: int | None = None
 
 
@@ -60,7 +61,7 @@ class TagForm(msgspec.Struct, kw_only=True):
 class SendForm(msgspec.Struct, kw_only=True):
     text: str
     key: str = ""
-    """By which the same post is known if a browser sends it twice."""
+    """The key by which a post is known if a browser sends it twice."""
 
 
 class DecisionForm(msgspec.Struct, kw_only=True):
@@ -82,6 +83,7 @@ class NoForm(msgspec.Struct, kw_only=True):
 def _back(call: Call, session_id: str | None = None, **query: str) -> Response:
     """Send the browser to the session's page."""
     asked = f"?{urlencode(query)}" if query else ""
+    # After a 303 the browser asks with GET, so to reload does not post again.
     return Response(None, 303, {"Location": f"/sessions/{quote(session_id or call.session_id)}{asked}"})
 
 
@@ -91,7 +93,7 @@ def _bound(call: Call) -> Sessions:
 
 
 async def send(call: Call) -> Response:
-    """Leave a message with the session; a worker answers it."""
+    """Leave a message in the session. A worker answers it."""
     form: SendForm = call.body
     if not form.text.strip():
         raise InvalidData("$.text", "the message is blank; write something")
@@ -100,7 +102,7 @@ async def send(call: Call) -> Response:
 
 
 async def fork(call: Call) -> Response:
-    """Begin a new session where this one stands, at a message, or at a version. It opens in place of the page."""
+    """Begin a new session from this one: from its end, a message, or a version. The browser goes to its page."""
     form: ForkForm = call.body
     made = await call.sessions.fork(call.session_id, at=form.at or None, version=form.version)
     return _back(call, made.id)
@@ -203,7 +205,7 @@ async def deny(call: Call) -> Response:
 
 
 async def answer(call: Call) -> Response:
-    """Hand in what a call that is made outside has come to: JSON, or else a plain text."""
+    """Hand in the result of a call that is made outside: JSON, or else a plain text."""
     form: AnswerForm = call.body
     if form.is_error:
         await call.sessions.answer(call.session_id, errors={form.call: form.result}, wait=False)

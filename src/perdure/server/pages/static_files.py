@@ -15,13 +15,14 @@ _KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 async def get_static(call: Call) -> Response:
-    """Return a file, by its name in the table of those that are there: no path of a request reaches the disk."""
+    """Return a file by its name in a table, so that no path of a request reaches the disk."""
     name = call.path("file")
     found = _all().get(name)
     if found is None:
-        raise Problem(404, "NotFound", "There is no such file.")
+        raise Problem(404, "NotFound", "No file has that name.")
     kind = _KINDS[name.rpartition(".")[2]]
     tag = f'"{blake2b(found, digest_size=12).hexdigest()}"'
+    # Browsers ask each time, so they never show a page with the files of another release.
     headers = {"Cache-Control": "no-cache", "ETag": tag}
     if call.request.headers.get("if-none-match") == tag:
         return Response(None, 304, headers)

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
 Target = Callable[[str], str | None]
-"""Returns the file that a URL of the service is in; None if it is in none."""
+"""A function that returns the file of a URL of the service, or None if it is in no file."""
 _LEFT_OUT = frozenset({"form", "script", "button", "input", "textarea", "select", "template", "dialog", "footer"})
 _UNWRAPPED = frozenset({"noscript"})
-"""What a page shows without scripts, which is how a file is shown."""
+"""The elements with what a page shows without scripts, as a file is shown."""
 _LIVE = ("hx-", "sse-", "ws-", "on", "data-hx")
-"""How the names of attributes begin that need a script."""
-# Pages have no script, and what was said is escaped. Should that ever fail, browsers still run none.
+"""The prefixes of attributes that need a script."""
+# Files have no script, and what was said is escaped. If that should ever fail, browsers still run none.
 _POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"script-src 'none'; form-action 'none'\">"
 
 
@@ -53,27 +53,28 @@ class _Links(HTMLParser):
 
 
 class _Rewriter(HTMLParser):
-    """Writes what it reads, without what has no place in a file."""
+    """A parser that writes what it reads, except what a file cannot have."""
 
     def __init__(self, url: str, target: Target) -> None:
+        # Character references are written as they were read.
         super().__init__(convert_charrefs=False)
         self._url = url
         self._target = target
         self._skipped: list[str] = []
         """The elements that are left out and still open."""
         self._time: str | None = None
-        """The time that an open element stands for: how long ago that was is not true for long."""
+        """The time of an open element. It replaces a text such as "3 min ago", which is not true for long."""
         self.out: list[str] = []
 
     def handle_decl(self, decl: str) -> None:
         self.out.append(f"<!{decl}>")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _LEFT_OUT and tag != "input":  # which has no end
+        if tag in _LEFT_OUT and tag != "input":  # an input has no end tag
             self._skipped.append(tag)
         if self._skipped or tag == "input" or tag in _UNWRAPPED:
             return
-        marked = [*attrs, ("class", "static")] if tag == "body" else attrs  # by which the style sheet knows files
+        marked = [*attrs, ("class", "static")] if tag == "body" else attrs  # the style sheet knows files by this
         self.out.append(f"<{tag}{''.join(self._attributes(tag, marked))}>")
         if tag == "head":
             self.out.append(_POLICY)

@@ -1,4 +1,4 @@
-"""The inspector's pages about some sessions as files that need no server: each is asked of the app itself."""
+"""The inspector's pages about some sessions, as files that need no server. The app itself is asked for each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from perdure.sessions.sessions import Sessions
 
 INDEX = "index.html"
 MOST = 500
-"""How many pages of one session are written beside those of its runs: older versions, and what steps were sent."""
+"""The most pages of one session that are written besides those of its runs: older versions, and steps."""
 _STATIC = "/static/"
 _OF_SESSION = re.compile(r"/sessions/([^/]+)(?:/(run|block)s/[^/]+)?")
-"""The paths of pages about one session. What follows a session live is none."""
+"""The paths of pages about one session. The stream that follows a session is not among them."""
 _UNFIT = re.compile("[^a-z0-9]+")
 _READABLE = 24
 Tell = Callable[[int, int], None]
@@ -65,9 +65,9 @@ class SiteReport(msgspec.Struct, frozen=True):
 async def write_site(
     sessions: Sessions, session_ids: Iterable[str], folder: Path, *, tell: Tell | None = None
 ) -> SiteReport:
-    """Write the pages of sessions, and of their sub-agents' sessions, into a folder. Files of the same name go.
+    """Write the pages of sessions, and of their sub-agents' sessions, into a folder. Replace files of the same name.
 
-    The pages are those that a caller sees who may only read: without forms, and without what changes by itself.
+    The pages are those of a caller that may only read: without forms, and without what changes by itself.
     """
     named = [(await sessions.info(each)).id for each in session_ids]
     children = [info.id for each in named for info in await spawned_by(sessions.store, each)]
@@ -89,6 +89,7 @@ class _Site:
         index = Route("GET", "/", _index_of(sessions, chosen), "The sessions that were written", face="page")
         routes = [index, *(route for route in ROUTES if route.face == "page" and route.path != "/")]
         self._app = unguarded(Service(sessions), routes)
+        # A caller that may only read gets pages without forms.
         self._caller = Caller(sessions.owner, may_write=False)
         self.files: dict[str, str] = {}
         """The files of the URLs that were there."""
@@ -96,7 +97,7 @@ class _Site:
         self.is_whole = True
 
     async def gather(self, tell: Tell | None) -> None:
-        """Ask for the first page, and then for what there is of each session."""
+        """Ask for the first page, and then for the pages of each session."""
         await self._follow(["/"], within=None)
         for done, session_id in enumerate(self._chosen, 1):
             loops = (await self._sessions.record(session_id)).loops
@@ -106,7 +107,7 @@ class _Site:
                 tell(done, len(self._chosen))
 
     async def _follow(self, seeds: Sequence[str], within: SessionId | None) -> None:
-        """Ask for pages, and for those that they link to, as long as these are of one session."""
+        """Ask for pages, and for those of one session that they link to."""
         todo, left = deque(seeds), len(seeds) + MOST
         while todo:
             url = todo.popleft()
@@ -125,7 +126,7 @@ class _Site:
             await self._take_files(links)
 
     def _is_about(self, url: str, session_id: SessionId) -> bool:
-        """Tell whether a page shows this session, or it beside another that is written too."""
+        """Tell whether a page shows this session, alone or beside another one that is written too."""
         parts = urlsplit(url)
         found = _OF_SESSION.fullmatch(parts.path)
         if found is not None:
@@ -144,7 +145,7 @@ class _Site:
         return body.decode()
 
     async def _take_files(self, links: Iterable[str]) -> None:
-        """Take what pages are drawn with; scripts have nothing to do in a file."""
+        """Take the files that pages are drawn with, except scripts."""
         for link in links:
             name = link.removeprefix(_STATIC)
             if not link.startswith(_STATIC) or link in self._asked or not name.endswith((".css", ".svg")):
@@ -161,16 +162,18 @@ class _Site:
         for url, name in self.files.items():
             raw = (self._raw / name).read_bytes()
             if name.endswith(".html"):
+                # Links can be written only now that the files of all pages are known.
                 raw = as_file(raw.decode(), url, self.files.get).encode()
             (folder / name).write_bytes(raw)
 
 
 def _file_name(url: str) -> str:
-    """Return a name that is safe everywhere: a few letters for people, and a hash, since case may not count."""
+    """Return a name that is safe everywhere: a few letters for people, and a hash, as some systems ignore case."""
     path = unquote(urlsplit(url).path)
     found = _OF_SESSION.fullmatch(path)
     kind = "page" if found is None else found[2] or "session"
     readable = _UNFIT.sub("-", path.rpartition("/")[2].lower())[-_READABLE:].strip("-")
+    # A URL may have lone surrogates, and needs a name all the same.
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{kind}-{readable}-{digest}.html"
 

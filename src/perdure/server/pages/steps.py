@@ -32,7 +32,7 @@ from perdure.server.pages.texts import arguments_in_line, counted, indented, mon
 from perdure.server.pages.timeline import Bar, Timeline
 
 _CUT = 2_000
-"""How many characters of arguments and results are shown of steps that nobody has opened."""
+"""The most characters of arguments and results that are shown of a step that is not opened."""
 _DENIED, _UNKNOWN = "Denied", "OutcomeUnknown"
 
 
@@ -62,7 +62,7 @@ class Row:
     took: str = ""
     bar: Bar | None = None
     decided: str = ""
-    """What a person decided on it, or that it was answered from outside."""
+    """The decision of a person on it, or that it was answered from outside."""
     child: ChildLoopRef | None = None
     spent: str = ""
 
@@ -86,7 +86,7 @@ class Step:
     """The calls of tools, and what happened between them: a decision, a kill."""
     errors: tuple[ErrorRecord, ...]
     notes: tuple[Note, ...]
-    """What came before the step."""
+    """The notes before the step."""
     raw: str = ""
 
     @property
@@ -110,11 +110,11 @@ class _Open:
     children: dict[str, ChildLoopRef] = field(default_factory=dict)
     errors: tuple[ErrorRecord, ...] = ()
     notes: list[Note] = field(default_factory=list)
-    """What came before the step."""
+    """The notes before the step."""
     inside: list[Note] = field(default_factory=list)
 
     def began(self, call_id: str) -> datetime | None:
-        """Return when a call was made; None if it was not."""
+        """Return the time when a call was made, or None if it was not."""
         if call_id in self.started:
             return self.started[call_id].at
         return self.done[call_id].started_at if call_id in self.done else None
@@ -127,25 +127,25 @@ class Story:
     asked: tuple[Message, ...]
     steps: tuple[Step, ...]
     notes: tuple[Note, ...]
-    """What came behind the last step."""
+    """The notes after the last step."""
     total: int
-    """How many steps there are in all."""
+    """The number of steps in all."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run that its own events do not tell: what calls wait, and which interruptions were no crash."""
+    """The state of a run that its own events do not tell: calls that wait, and interruptions that were not crashes."""
 
     is_over: bool
     waiting: Collection[str] = ()
     """The ids of the calls that wait for a person, or for an answer from outside."""
     handed_over: Collection[int] = ()
-    """The places on record of those starts before which a worker that was told to stop has handed the run over."""
+    """The places on record of the starts before which a worker that was told to stop has handed the run over."""
     is_running: bool = False
 
 
 class Reader:
-    """Reads a run's events into steps."""
+    """A reader that turns a run's events into steps."""
 
     def __init__(self, loop: LoopRecord, standing: Standing, until: datetime) -> None:
         self._loop = loop
@@ -162,14 +162,14 @@ class Reader:
             before = event
 
     def story(self, first: int, count: int, opened: int | None = None) -> Story:
-        """Return a page of the steps, from number `first` on; `opened` is the number of one that is shown whole."""
+        """Return a page of the steps, from number `first` on. `opened` is the number of the one that is shown whole."""
         chosen = list(enumerate(self._steps, 1))[first - 1 : first - 1 + count]
         steps = tuple(self._step(number, step, is_whole=number == opened) for number, step in chosen)
         is_last = first - 1 + count >= len(self._steps)
         return Story(tuple(self._asked), steps, tuple(self._notes if is_last else ()), len(self._steps))
 
     def step_id(self, number: int) -> str | None:
-        """Return the id of a step by its number, which counts from 1; None if there is none."""
+        """Return the id of a step by its number, which counts from 1, or None if there is none."""
         return self._steps[number - 1].step_id if 1 <= number <= len(self._steps) else None
 
     def _take(self, event: AnyLoopEvent, before: AnyLoopEvent | None) -> None:
@@ -217,6 +217,7 @@ class Reader:
         decided = len({*event.approved, *event.denied, *event.answered})
         if decided:
             self._note("wait", f"{counted(decided, 'call')} decided on after {lay}", event.at, _reasons(event))
+        # A start right after another one: a decision was put on record, and a worker has continued the run.
         elif isinstance(before, AgentStart) or event.cursor in self._standing.handed_over:
             self._note("plain", f"handed over, and continued by another process after {lay}", event.at)
         else:
@@ -307,7 +308,7 @@ class Reader:
         )
 
     def _state_of(self, call_id: str, *, is_started: bool) -> str:
-        """Tell how a call stands that has no outcome."""
+        """Return the state of a call that has no outcome."""
         if call_id in self._standing.waiting:
             return "waits"
         if self._standing.is_running:

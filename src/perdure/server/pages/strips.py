@@ -24,7 +24,7 @@ NAMES: dict[Concern, str] = {
     "parked": "parked",
 }
 _MOST = 200
-"""How many suspended sessions are looked at for those that wait for a person."""
+"""The number of suspended sessions in which those that wait for a person are looked for."""
 _REMEMBERED = 10_000
 
 
@@ -34,11 +34,11 @@ class Strips:
 
     ids: dict[Concern, Sequence[SessionId]]
     is_cut: bool = False
-    """Whether more sessions are suspended than were looked at."""
+    """True if more sessions are suspended than were looked at."""
 
 
 class Strip:
-    """Finds out what needs a person's eye. Whether a version waits for one never changes, so that is remembered."""
+    """A search for what needs a person's eye. A version that waits for a person always will, so that is remembered."""
 
     def __init__(self) -> None:
         self._waits: OrderedDict[tuple[str, int, float], bool] = OrderedDict()
@@ -50,11 +50,12 @@ class Strip:
         parked = [info.id for info in suspended if PARKED in info.tags]
         waiting = []
         for info in suspended:
+            # With the time of creation, since the id of an erased session may be used again.
             key = (info.id, info.version, info.created_at.timestamp())
             if info.id not in parked and await self._is_waiting(sessions, info.id, key):
                 waiting.append(info.id)
         busy = set(running) | set(killed)
-        waiting = [each for each in waiting if each not in busy]  # which were decided on, and go on
+        waiting = [each for each in waiting if each not in busy]  # these were decided on, and continue
         found: dict[Concern, Sequence[SessionId]] = {
             "running": running,
             "waiting": waiting,

@@ -18,8 +18,8 @@ _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
 )
-"""Control characters, marks that turn the direction of writing, halves of pairs, which are not Unicode, and letters
-that are not drawn at all: models read those, so that a person would approve what they cannot see."""
+"""Control characters, marks that turn the direction of writing, lone surrogates, and letters that are not drawn at all.
+Models read the last ones, so a person could approve what they cannot see."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _SHOWN_ARGUMENTS = 160
 _LONGEST = 20_000
@@ -35,9 +35,10 @@ def _seen(found: re.Match[str]) -> str:
 
 
 def as_shown(value: Any) -> Any:
-    """Return a value as templates put it out: every text of ours or of others passes here."""
+    """Return a value as templates show it. Every text passes here, ours and others'."""
     if value is None:
         return "–"
+    # Markup is made by templates, of texts that have passed here.
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -47,7 +48,7 @@ def whole(number: int | None) -> str:
 
 
 def money(usage: Usage | None) -> str:
-    """Return what was spent, in dollars. What has no known price is said to have none."""
+    """Return what was spent, in dollars. With unpriced tokens it is "> $1.20", or "–" if nothing has a price."""
     if usage is None or (not usage.cost and not usage.is_cost_known):
         return "–"
     known = "$0" if not usage.cost else f"${usage.cost:.4f}" if usage.cost < 1 else f"${usage.cost:,.2f}"
@@ -58,6 +59,7 @@ def seconds(taken: float | None) -> str:
     """Return a duration in the unit that suits it."""
     if taken is None:
         return "–"
+    # From here on, rounding would give 1000 ms.
     if taken < 0.9995:
         return f"{taken * 1000:.0f} ms"
     if taken < 60:
@@ -112,17 +114,18 @@ def arguments_in_line(arguments: Mapping[str, Any]) -> str:
 
 def shortened(text: str, most: int = 80) -> str:
     """Return the beginning of a text, in one line."""
+    # Cut first, so that a huge text is not split as a whole.
     line = " ".join(text[: most * 4].split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def anchor(id: str) -> str:
-    """Return a name for the place of something on a page: its id, or where that has odd characters, a digest of it."""
+    """Return a name for the place of something on a page: its id, or a digest of an id with odd characters."""
     return id if _PLAIN.fullmatch(id) else blake2b(id.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 def bounded(text: str) -> str:
-    """Return a text, cut where nobody reads on in a page."""
+    """Return a text, cut at a length that nobody reads on a page."""
     left_out = len(text) - _LONGEST
     return text if left_out <= 0 else f"{text[:_LONGEST]}\n… and {left_out:,} more characters, which an export has."
 
@@ -141,4 +144,4 @@ FILTERS = {
     "in_line": arguments_in_line,
     "shortened": shortened,
 }
-"""What templates can write a value with."""
+"""The filters that templates can write a value with."""

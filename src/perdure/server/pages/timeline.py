@@ -1,4 +1,4 @@
-"""The time that a run has worked, as bars: what it waited for a person, or lay dead after a crash, takes no room."""
+"""The time that a run has worked, as bars. Waiting for a person, or lying dead after a crash, takes no room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, UnknownEvent
 
 _THINNEST = 0.6
-"""A bar's least width, in hundredths of the run: something that took no time at all happened, too."""
+"""A bar's least width, in hundredths of the run, since what took no time has happened too."""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -22,12 +22,13 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Places times of a run between 0, its start, and 100, its end."""
+    """A scale for the times of a run, from 0 at its start to 100 at its end."""
 
     def __init__(self, events: Sequence[AnyLoopEvent], until: datetime) -> None:
         # An event of a kind that we do not know may not tell its time.
         self._begin = next((event.at for event in events if not isinstance(event, UnknownEvent)), until)
         self._pauses = [(event.at, event.idle) for event in events if isinstance(event, AgentStart) and event.resumed]
+        # Bars are divided by it, so it must not be 0.
         self.total = max(self.after(until), 1e-6)
 
     def after(self, at: datetime) -> float:

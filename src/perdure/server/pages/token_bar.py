@@ -37,7 +37,7 @@ class TokenBar:
     shares: Sequence[Share]
     total: int
     is_estimate_of_all: bool
-    """Whether the messages beyond the window are estimated from those in it."""
+    """True if the messages beyond the window are estimated from those in it."""
     model: str | None
 
 
@@ -64,6 +64,7 @@ def token_bar(
 
 def shares_of(counted: Sequence[tuple[str, str, int]]) -> list[Share]:
     """Return parts, each a kind, a name and its tokens, as stretches of the bar. What has no tokens is left out."""
+    # Shares are divided by it, so it must not be 0.
     total = sum(tokens for _, _, tokens in counted) or 1
     shares, at = [], 0.0
     for kind, name, tokens in counted:
@@ -75,9 +76,9 @@ def shares_of(counted: Sequence[tuple[str, str, int]]) -> list[Share]:
 
 
 def tools_here(sessions: Sessions, definition: AgentDefinition) -> list[ToolSpec]:
-    """Return the agent's tools, as far as they are known in this process: a worker may have others."""
+    """Return the agent's tools, as far as this process knows them. A worker may have others."""
     try:
         known = sessions.loops.all_tools(definition, 0)
-    except ConfigurationError:
+    except ConfigurationError:  # only workers know the agent's tools
         return []
     return [ToolSpec(tool.name, tool.description, tool.parameters) for tool in known]

@@ -16,7 +16,7 @@ from perdure.sessions.pages import SpanReader, end_of_session
 from perdure.sessions.sessions import Sessions
 
 AROUND = 15
-"""How many versions a line shows."""
+"""The number of versions on a line."""
 _STATUS = {
     SessionStatus.ACTIVE: "resumed",
     SessionStatus.SUSPENDED: "suspended",
@@ -61,9 +61,10 @@ class VersionLine:
 
 
 async def version_line(sessions: Sessions, newest: AgentSessionInfo, current: AgentSession) -> VersionLine:
-    """Return the line of a session's versions, of which none is read further than its list of pieces."""
+    """Return the line of a session's versions. No version is read further than its list of pieces."""
     high = min(newest.version, max(current.version + AROUND // 2, newest.first_version + AROUND - 1))
     low = max(newest.first_version, high - AROUND + 1)
+    # One more than is shown, since a version's cause is its difference from the one before.
     numbers = range(max(low - 1, newest.first_version), high + 1)
     known = await asyncio.gather(*(_loaded(sessions, newest.id, number, current) for number in numbers))
     reader = SpanReader(sessions.runtime.journal)
@@ -83,7 +84,7 @@ async def _dot(reader: SpanReader, before: AgentSession | None, after: AgentSess
 
 
 def _cause(before: AgentSession | None, after: AgentSession) -> tuple[str, str]:
-    """Return what has made a version, as a style and in words, by how it differs from the one before."""
+    """Return the cause of a version, as a style and in words, by its differences from the one before."""
     if before is None:
         is_first = after.version == 1
         return "", ("forked" if after.info.parent_id else "created") if is_first else "the oldest that is kept"
@@ -122,7 +123,7 @@ def _blocks(session: AgentSession) -> set[str]:
 
 
 def _last_place(session: AgentSession) -> tuple[object, int] | None:
-    """Return where in a log the last message that is shown stands."""
+    """Return the place in a log of the last message that is shown."""
     spans = list(session.state.transcript.spans())
     return (spans[-1].tape.ref, spans[-1].stop) if spans else None
 
@@ -146,7 +147,7 @@ def _by_header(before: AgentSession, after: AgentSession) -> str:
 
 
 async def _first_words(reader: SpanReader, before: AgentSession, after: AgentSession) -> str:
-    """Return how what was said to a run begins: the first message that the version before did not show."""
+    """Return the beginning of what was said to a run: the first message that the version before did not show."""
     place = len(before.state.transcript)
     spans = after.state.transcript.cut(place, place + 1).spans()
     messages = await reader.messages(spans)

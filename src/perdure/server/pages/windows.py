@@ -1,4 +1,4 @@
-"""Parts of long conversations: what is read is what a page shows, however much was said."""
+"""Parts of long conversations. Only what a page shows is read, however much was said."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perdure.sessions.pages import end_of_session
 from perdure.sessions.sessions import Sessions
 
 WINDOW = 60
-"""How many messages a page shows."""
+"""The number of messages on a page."""
 END = 2 * WINDOW
 """The number of messages that are read with a session."""
 
 
 async def said_spans(sessions: Sessions, session: AgentSession) -> list[Span] | None:
-    """Return where all that was said stands, if that is plain: what the session began with, then its own log.
+    """Return the spans of all that was said, if that is simple: what the session began with, then its own log.
 
-    None if something was selected, adopted or forgotten: then `history` has to put it together from everything.
+    Return None if something was selected, adopted or forgotten. Then `history` has to put it together.
     """
     journal = sessions.runtime.journal
     if not isinstance(journal, Chronicle) or session.state.adopted is not None or session.info.first_version > 1:
@@ -47,7 +47,7 @@ def _holds(outer: Span, inner: Span) -> bool:
 
 
 def cut(pieces: Sequence[Span], start: int, stop: int) -> list[Span]:
-    """Return those parts of spans that lie between two places, counted over all of them."""
+    """Return the parts of spans between two places, which are counted over all of them."""
     kept = []
     for span in pieces:
         low, high = max(start, 0), min(stop, len(span))

@@ -18,7 +18,7 @@ from perdure.sessions.operating import Backlog, ParkedSession
 from perdure.sessions.timing import UNTIL
 
 _SHOWN = 100
-"""How many sessions each list has."""
+"""The number of sessions in each list."""
 
 
 class WorkersQuery(msgspec.Struct, kw_only=True):
@@ -32,7 +32,7 @@ class TimerName(msgspec.Struct, kw_only=True):
 
 
 class Nothing(msgspec.Struct):
-    """A form that says no more than its path."""
+    """A form without fields: its path says everything."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Somebody who runs sessions, as it calls itself."""
+    """A process that runs sessions, by the name that it gives itself."""
 
     holder: str
     work: tuple[Work, ...]
@@ -68,7 +68,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is to be sent at a time."""
+    """A message to be sent at a time."""
 
     session_id: str
     name: str
@@ -92,7 +92,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def get_workers(call: Call) -> Response:
-    """Show who runs what, and what there is to do."""
+    """Show the processes with their runs, and the work that is left."""
     found, at = await call.sessions.queue(limit=_SHOWN), now()
     return page(
         call,
@@ -109,7 +109,7 @@ async def get_workers(call: Call) -> Response:
 
 
 async def post_retry(call: Call) -> Response:
-    """Open a session that was parked; a worker sends what waits there."""
+    """Open a session that was parked. A worker sends what waits there."""
     await call.sessions.unpark(call.session_id)
     return back_to("/workers", "opened")
 
@@ -121,7 +121,7 @@ async def post_drop(call: Call) -> Response:
 
 
 async def post_drop_timer(call: Call) -> Response:
-    """Take back what is to be sent later."""
+    """Take back a message that would be sent later."""
     is_gone = await call.sessions.drop_timer(call.session_id, call.body.name)
     return back_to("/workers", "timer-dropped" if is_gone else "nothing")
 
@@ -203,5 +203,5 @@ def _since(then: datetime, at: datetime) -> str:
 
 
 def _lasting(span: float) -> str:
-    """Return a duration; what waits may wait for days."""
+    """Return a duration. Messages may wait for days."""
     return f"{span / 86_400:.0f} d" if span >= 2 * 86_400 else seconds(span)
