@@ -73,7 +73,7 @@ class DiskFaultContract(Contract):
         self.hold("fsync fails", tmp_path)
 
     def test_no_file_handles(self, tmp_path: Path) -> None:
-        """The process may open no more files."""
+        """The process cannot open any more files."""
         self.hold("no file handles", tmp_path)
 
     def test_a_read_only_disk(self, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_what_was_left_before_is_found(self, where: Path) -> None:
-        """A worker that begins later answers it."""
+        """A worker that begins later answers the message."""
         async with self._sessions(where) as sessions:
             await sessions.open("a")
             asked = await sessions.enqueue("a", "Is anybody there?")

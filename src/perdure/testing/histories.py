@@ -1,7 +1,7 @@
 """Clients that use one store at the same time, and the history of what they did.
 
 Each client loads, saves, forks, erases, claims, appends and takes over, at random but by a seed. It notes when each
-operation began and ended, and its answer. `SessionModel` defines the operations that are done one at a time.
+operation began and ended, and its answer. `SessionModel` defines what operations do when they are done one at a time.
 
 Run as `python -m perdure.testing.histories`, the module is one client of a race between processes: see `play_apart`.
 """

@@ -1,7 +1,7 @@
 """A checker for histories of concurrent operations: could they have been done one at a time?
 
-A history is linearizable if each operation can be given one moment between its start and its end, so that all of them,
-done in the order of these moments, give the answers that were given. The search is that of Wing and Gong with the
+A history is linearizable if each operation can be given one moment between its start and its end. Done in the order of
+these moments, all operations must give the answers that were given. The search is that of Wing and Gong with the
 memory of Lowe: a state that was reached before, with the same operations done, is not tried again.
 """
 

@@ -5,7 +5,7 @@
             return MyStore(where / "sessions")
 
 A process works with the store, and everything that it writes and syncs is recorded. Then the power is cut, on paper,
-at many moments of that recording, and the store is opened on the files that a disk may hold then. Everything
+at many moments of that recording. Each time the store is opened on files that a disk may hold then. Everything
 acknowledged must be there. Anything else is there whole or not at all. fsck finds nothing, and the sessions can be
 used.
 """

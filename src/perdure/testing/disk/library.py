@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError
 _SOURCE = Path(__file__).with_name("recorder.c")
 _FLAGS = ("-shared", "-fPIC", "-O2", "-std=gnu11")
 SHORT = -1
-"""Given in place of an error number, it makes a write take half of its bytes and return that."""
+"""In place of an error number: the write takes half of its bytes, and returns how many these are."""
 
 
 def is_available() -> bool:

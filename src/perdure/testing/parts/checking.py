@@ -18,7 +18,7 @@ class CheckedStore(JournaledStore, Checkable, Protocol):
 
 
 class Checking(Contract):
-    """Nothing that a store does is ever reported as a problem."""
+    """Nothing that a store does by itself is ever reported as a problem."""
 
     @in_store
     async def test_a_sound_store_has_no_problems(self, store: CheckedStore) -> None:

@@ -25,7 +25,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_deleted_session_is_gone(self, store: SessionStore) -> None:
-        """No version of it loads, no list shows it, and it can be neither saved nor deleted again."""
+        """No version of a deleted session loads, no list shows it, and it can neither be saved nor deleted again."""
         session = await store.create(new_session("Hello", tags=("vip",)))
         session = await store.save(say(session, "more"))
         other = await store.create(new_session("stays", tags=("vip",)))

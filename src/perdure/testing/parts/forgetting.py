@@ -475,7 +475,7 @@ class Forgetting(Contract):
 
 
 async def _told(store: ForgettingStore, session_id: str) -> list[AgentSession]:
-    """Create a session, and return its five versions, each of which shows one message more."""
+    """Create a session, and return its five versions, each of which shows one more message."""
     kept = [await store.create(new_session("1", id=session_id))]
     for number in range(2, 6):
         kept.append(await store.save(note(say(kept[-1], str(number)), "state", f"{number}" * 400)))

@@ -58,7 +58,7 @@ class Searching(Contract):
     @in_store
     async def test_better_matches_come_first_then_newer_ones(self, store: Any) -> None:
         """A word that is repeated, or in a shorter text, ranks higher. Equal hits come newest first."""
-        # A text much longer than the others, which must not decide the rank by itself.
+        # A word weighs less in a longer text.
         padding = "and so on " * 20
         first = await store.create(new_session(f"kettle {padding}", "kettle kettle", f"no {padding}"))
         second = await store.create(new_session("a pot", "a kettle"))

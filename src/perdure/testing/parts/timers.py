@@ -341,7 +341,7 @@ class Timers(Contract):
 
     @in_store
     async def test_bad_input_is_refused(self, store: TimingStore) -> None:
-        """Before anything is written."""
+        """Bad input is refused before anything is written."""
         await two_sessions(store)
         assert is_queue(store)
         odd: tuple[dict[str, Any], ...] = (

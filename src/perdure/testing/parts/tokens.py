@@ -98,7 +98,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_an_owners_tokens_are_nobody_elses(self, store: KeepingStore) -> None:
-        """An owner's list has that owner's tokens only, and none of those that belong to no owner."""
+        """An owner's list has that owner's tokens only: none without an owner, and none of similar names."""
         others = [token(1, "bob"), token(3, None), token(4, "ad"), token(5, "adam")]
         hers = [token(0), token(2, expires_at=NOON + timedelta(days=1))]
         for each in (hers[0], *others, hers[1]):

@@ -26,7 +26,7 @@ class Trees(Contract):
 
     @in_store
     async def test_a_session_is_erased_with_its_children(self, store: ErasingStore) -> None:
-        """Sub-agents' sessions go with it, also hidden ones and those of their own sub-agents. Forks stay."""
+        """Sub-agents' sessions go with a session, also hidden ones and those of their sub-agents. Forks stay."""
         assert isinstance(store, BulkErasure)
         root = await _family(store)
         branch = await store.create(fork(root, id="fork"))

@@ -255,7 +255,7 @@ class Waits(Contract):
 
     @in_store
     async def test_bad_input_is_refused(self, store: QueueingStore) -> None:
-        """Before anything is written."""
+        """Bad input is refused before anything is written."""
         await store.create(new_session("Hello", id="it"))
         odd: tuple[dict[str, Any], ...] = (
             *({"priority": 1.5}, {"priority": True}, {"priority": 2**31}, {"most": -1}, {"most": "1"}),
