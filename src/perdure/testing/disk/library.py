@@ -39,7 +39,7 @@ def library() -> Path:
     """Return the compiled library. It is built once for each text of its source, in the temporary directory."""
     compiler = _compiler()
     if compiler is None:
-        raise ConfigurationError("There is no C compiler here to build the recorder with. Install gcc.")
+        raise ConfigurationError("No C compiler was found to build the recorder with. Install gcc.")
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     made = Path(tempfile.gettempdir()) / f"perdure-disk-{os.getuid()}-{digest}.so"
     if not made.exists():
