@@ -264,7 +264,7 @@ def loops_for(run: str, told: Any) -> LoopFactory:
 
     @tool
     async def charge(which: str) -> str:
-        """Take money, never twice."""
+        """Take money: never twice."""
         told.mark("call", which)
         return f"charged {which}"
 
