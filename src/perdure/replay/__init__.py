@@ -1,4 +1,4 @@
-"""Run stored conversations again with another model, prompt or tools, and compare what comes of it step by step."""
+"""Replays: stored conversations run again with another model, prompt or tools, and compared step by step."""
 
 from perdure.replay.allowance import Allowance
 from perdure.replay.comparison import CallChange, ReplayResult, StepComparison, TurnComparison

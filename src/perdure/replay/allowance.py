@@ -1,4 +1,4 @@
-"""What a replay, or several of them together, may spend."""
+"""The budget of a replay, or of several replays together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.replay.story import PlayedTurn
 
 
 class Allowance:
-    """A budget that turns spend one after the other. Time counts from the first of them."""
+    """A budget that turns spend one after the other. Its time counts from the first turn."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
@@ -21,13 +21,14 @@ class Allowance:
         self._deadline = budget.deadline
 
     def left(self) -> ExecutionBudget | None:
-        """Return what the next turn may spend; None if there is nothing left."""
+        """Return the budget of the next turn, or None if nothing is left."""
         budget, at = self._budget, now()
         if budget.is_empty:
             return budget
         if budget.max_seconds is not None and (self._deadline is None or self._deadline == budget.deadline):
             until = at + timedelta(seconds=budget.max_seconds)
             self._deadline = until if budget.deadline is None else min(until, budget.deadline)
+        # Seconds become a deadline: each turn by itself would count them from its own beginning.
         timed = ExecutionBudget(budget.max_steps, budget.max_tokens, None, budget.max_cost, self._deadline)
         if timed.is_exhausted(Spent(self._steps, self._usage, 0.0, at)):
             return None
@@ -40,6 +41,6 @@ class Allowance:
         )
 
     def spend(self, turn: PlayedTurn) -> None:
-        """Take in what a turn has used."""
+        """Subtract what a turn has used."""
         self._steps += len(turn.steps)
         self._usage = self._usage + turn.usage

@@ -1,4 +1,4 @@
-"""Answers to tool calls that are taken from the record."""
+"""Answers to tool calls, taken from the record."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from perdure.replay.story import Call, PlayedTurn, key_of
 
 OnUnmatched = Literal["error", "live", "stop"]
 Source = Literal["recorded", "again", "elsewhere", "unmatched", "live"]
-"""Where the answer to a call came from: its turn on record, for the first time or again, another turn, nowhere, or the
-tool itself."""
+"""The source of the answer to a call: its turn on record ("recorded", or "again" if the answer was given before),
+another turn ("elsewhere"), none ("unmatched"), or the tool itself ("live")."""
 _ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 class Answers:
-    """The outcomes on record for the calls of one turn. Equal calls are answered in their order, then by the last one.
+    """The outcomes on record for the calls of one turn.
 
-    A call that the turn did not make is looked for in the others, the nearest before it first.
+    Equal calls are answered in their order. Further calls of the kind get the last answer again. A call that the turn
+    did not make is looked for in the other turns: first in those before it, the nearest first, then in later ones.
     """
 
     def __init__(self, turn: PlayedTurn, turns: Sequence[PlayedTurn], on_unmatched: OnUnmatched) -> None:
@@ -43,14 +44,16 @@ class Answers:
         self._nearest = [*reversed(turns[:place]), *turns[place + 1 :]]
         self.on_unmatched = on_unmatched
         self.sources: dict[str, Source] = {}
-        """Where the answer to each call of the replay came from, by the call's id."""
+        """The source of the answer to each call of the replay, by the call's id."""
         self.stopped_at: str | None = None
-        """The call that is not on record and ended the turn, if one did."""
+        """The tool whose call is not on record and ended the turn, if one did."""
 
     def take(self, name: str, arguments: Mapping[str, Any], call_id: str) -> Call | None:
-        """Return the call on record that answers one; None if there is none."""
+        """Return the call on record that answers a call, or None if none does."""
         key = key_of(name, arguments)
+        # First as the model asked for it: an interceptor may have changed the call before it was made.
         own = self._left.get(key) or self._as_made(key)
+        # The first that is left: equal calls may have had different results, in this order.
         if own:
             self.sources[call_id] = "recorded"
             self._given[key] = own.pop(0)
@@ -67,11 +70,11 @@ class Answers:
         return None
 
     def _as_made(self, key: tuple[str, bytes]) -> list[Call] | None:
-        """Return calls that were made in this form, after an interceptor had changed what the model asked for."""
+        """Return the calls that were made in this form, after an interceptor had changed the model's arguments."""
         return next((calls for calls in self._left.values() if calls and _made_as(calls[0]) == key), None)
 
     def outcome(self, name: str, arguments: Mapping[str, Any], call_id: str) -> Outcome | None:
-        """Return what a call came to on record; None if it is not there and is to be made."""
+        """Return the outcome of a call on record, or None if it has none there and must be made."""
         found = self.take(name, arguments, call_id)
         if found is not None:
             if found.outcome is None:
@@ -87,7 +90,7 @@ class Answers:
 
 
 def not_on_record(name: str) -> Outcome:
-    """Return what the model is told of a call that nobody answers."""
+    """Return the error that the model gets for a call that is not on record."""
     told = "No such call is on record, and none is made in a replay. Continue without its result."
     return Outcome(error=ErrorRecord("NotOnRecord", f"{name} was not called. {told}"))
 
@@ -101,7 +104,7 @@ def _made_as(call: Call) -> tuple[str, bytes]:
 
 
 class RecordedTool:
-    """A tool as the model is shown it, whose calls are answered from the record."""
+    """A tool that is shown to the model as it is, and whose calls are answered from the record."""
 
     timeout: float | None = None
     idempotent = True
@@ -116,11 +119,11 @@ class RecordedTool:
         self._may_be_called = may_be_called
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Return False: what people decided is part of the outcomes on record."""
+        """Return False, since the outcomes on record include the decisions of people."""
         return False
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments as they are: what was wrong with some of them is on record, too."""
+        """Return the arguments unchanged, since errors in them are on record, too."""
         return arguments
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
@@ -130,13 +133,14 @@ class RecordedTool:
         if not self._may_be_called:
             raise ConfigurationError(f"{self.name} cannot be called here: only its name is known. Give the tools.")
         fitted = self._shown.check(arguments)
+        # Nobody is there to approve a call during a replay.
         if self._shown.needs_approval(fitted):
             return Outcome(error=ErrorRecord("NotOnRecord", f"{self.name} needs an approval, and none is on record."))
         return await self._shown.call(arguments, context)
 
 
 class NamedTool:
-    """A tool of which only the name is known: its code is not here. What the model is shown of it is its name."""
+    """A tool whose code is not here. Only its name is known, and that is all that the model is shown."""
 
     timeout: float | None = None
     idempotent = True
@@ -158,7 +162,7 @@ class NamedTool:
 
 
 class AnswerUnknown(Interceptor):
-    """Gives the outcome on record where a call names a tool that does not exist, as it did then."""
+    """An interceptor for calls that name a tool that does not exist. It gives the outcome on record."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -176,7 +180,7 @@ class AnswerUnknown(Interceptor):
 def recorded_tools(
     tools: ToolRegistry, external: Sequence[ExternalToolSpec], answers: Answers, is_recorded: Callable[[Tool], bool]
 ) -> ToolRegistry:
-    """Return tools of which some answer from the record, with those that one run brought along."""
+    """Return the tools with those that came with the message. Some answer from the record, as `is_recorded` tells."""
     shown: list[Tool] = [*tools, *(ExternalTool(spec) for spec in external if spec.name not in tools)]
     return ToolRegistry(
         RecordedTool(each, answers, may_be_called=not isinstance(each, NamedTool | ExternalTool))

@@ -1,4 +1,4 @@
-"""A replay beside what was stored, step by step."""
+"""A replay compared with the stored run, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal["same", "changed", "added", "missing"]
 CallKind = Literal["same", "changed", "added", "missing", "reordered"]
 Difference = Literal["answer", "calls", "results", "finish"]
 SameAnswer = Callable[[str, str], bool]
-"""Tells whether two answers count as the same."""
+"""A function that tells whether two answers count as the same."""
 
 
 class CallChange(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class CallChange(msgspec.Struct, frozen=True):
     recorded: Call | None = None
     replayed: Call | None = None
     source: Source | None = None
-    """Where the answer to the replayed call came from; None if it was made, as all are with live tools."""
+    """The source of the answer to the replayed call, or None if the call was made, as all are with live tools."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class CallChange(msgspec.Struct, frozen=True):
 
     @property
     def has_other_result(self) -> bool:
-        """Tell whether two equal calls have an outcome each, and the model was told something else."""
+        """Tell whether the model was told different results for two equal calls. Both must have an outcome."""
         before, after = self.recorded, self.replayed
         if self.kind == "changed" or before is None or after is None or before.outcome is None or after.outcome is None:
             return False
@@ -48,7 +48,7 @@ class StepComparison(msgspec.Struct, frozen=True):
     """One step on record beside its counterpart in the replay."""
 
     index: int
-    """The step's place in its turn: on record, or in the replay if it was added there."""
+    """The step's place in the turn on record, or in the replay if the step was added there."""
     recorded: Step | None = None
     replayed: Step | None = None
     calls: tuple[CallChange, ...] = ()
@@ -70,6 +70,7 @@ class StepComparison(msgspec.Struct, frozen=True):
         """Return how the answer's text has changed, as lines of a unified diff."""
         before = self.recorded.text.splitlines() if self.recorded else []
         after = self.replayed.text.splitlines() if self.replayed else []
+        # Without the two lines that would name files.
         return list(unified_diff(before, after, n=1, lineterm=""))[2:]
 
 
@@ -82,11 +83,11 @@ class TurnComparison(msgspec.Struct, frozen=True):
     session_id: str
     """The session that the turn was replayed in."""
     note: str | None = None
-    """What else is to be known, such as that the turn was replayed only as far as the record goes."""
+    """A remark, such as that the turn was replayed only as far as the record goes."""
 
     @property
     def ends_otherwise(self) -> bool:
-        """Tell whether the replay ended in another way. A turn that was cut on record is not compared in this."""
+        """Tell whether the replay ended in another way. The ends are not compared if the turn on record was cut."""
         return not self.recorded.is_cut and self.recorded.end != self.replayed.end
 
     @property
@@ -95,16 +96,16 @@ class TurnComparison(msgspec.Struct, frozen=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """What a replay came to."""
+    """The result of a replay."""
 
     session_id: str
     turns: tuple[TurnComparison, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    """Runs that were not replayed, with the reasons."""
+    """The runs that were not replayed, with the reasons."""
     notes: tuple[str, ...] = ()
     children: tuple[ReplayResult, ...] = ()
     kept: tuple[str, ...] = ()
-    """The sessions that the replay was kept as, if that was asked for."""
+    """The ids of the sessions in which the replay was kept, if it was."""
 
     @property
     def steps(self) -> tuple[StepComparison, ...]:
@@ -114,7 +115,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
-        """Tell whether every answer, call, result, finish reason and end is as it was. What it cost does not count."""
+        """Tell whether every answer, call, result, finish reason and end is the same. Costs do not count."""
         return all(turn.is_same for turn in self.turns) and all(child.is_same for child in self.children)
 
     @property
@@ -127,17 +128,17 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def recorded_usage(self) -> Usage:
-        """Return what the model has used for the answers on record that were replayed."""
+        """Return the model's usage on record for the steps that were replayed."""
         return sum((step.recorded.usage for step in self.steps if step.recorded), start=Usage())
 
     @property
     def usage(self) -> Usage:
-        """Return what the model has used for the replay."""
+        """Return the model's usage in the replay."""
         return sum((step.replayed.usage for step in self.steps if step.replayed), start=Usage())
 
     @property
     def cost_ratio(self) -> float | None:
-        """Return the replay's cost as a multiple of that on record; None if that is not known, or was nothing."""
+        """Return the replay's cost as a multiple of that on record, or None if one is unknown or the latter is 0."""
         before, after = self.recorded_usage, self.usage
         if not (before.is_cost_known and after.is_cost_known and before.cost):
             return None
@@ -145,17 +146,19 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def token_ratio(self) -> float | None:
-        """Return the replay's tokens as a multiple of those on record; None if none are on record."""
+        """Return the replay's tokens as a multiple of those on record, or None if none are on record."""
         before = self.recorded_usage.total_tokens
         return self.usage.total_tokens / before if before else None
 
     def __str__(self) -> str:
+        # Imported here, since that module imports this one.
         from perdure.replay.report import lines_of
 
         return "\n".join(lines_of(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON."""
+        # Imported here, since that module imports this one.
         from perdure.replay.report import plain
 
         return plain(self)
@@ -164,7 +167,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 def compared(
     recorded: PlayedTurn, replayed: PlayedTurn, sources: Mapping[str, Source], same_answer: SameAnswer
 ) -> list[StepComparison]:
-    """Return the steps of two turns side by side. A step that was added or is missing moves no other."""
+    """Return the steps of two turns side by side. A step that was added or is missing does not shift the others."""
     before, after = recorded.complete, replayed.complete if recorded.is_cut else replayed.steps
     pairs = _pairs([_signature(step) for step in before], [_signature(step) for step in after])
     return [
@@ -184,10 +187,12 @@ def _signature(step: Step) -> tuple[object, ...]:
 
 
 def _pairs(before: Sequence[Any], after: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """Yield the places of items that belong together, None where there is no counterpart."""
+    """Yield pairs of places of items that belong together, with None in place of a missing counterpart."""
+    # Place by place: a step with another answer is one changed step, not one that is missing and one that was added.
     if len(before) == len(after):
         yield from ((place, place) for place in range(len(before)))
         return
+    # By default it would ignore items that are frequent in a long sequence.
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     for _, start, stop, other_start, other_stop in matcher.get_opcodes():
         most = max(stop - start, other_stop - other_start)
@@ -214,7 +219,7 @@ def _compared(
 
 
 def _calls(before: Sequence[Call], after: Sequence[Call], sources: Mapping[str, Source]) -> tuple[CallChange, ...]:
-    """Return calls side by side: equal ones first, by tool and arguments, then those of the same tool in order."""
+    """Return calls side by side. Pair calls of equal tool and arguments first, then calls of the same tool in order."""
     left, right = list(enumerate(before)), list(enumerate(after))
     found: list[tuple[tuple[int, int], CallChange]] = []
 
@@ -232,4 +237,5 @@ def _calls(before: Sequence[Call], after: Sequence[Call], sources: Mapping[str, 
     pair(lambda old, new: old.name == new.name, lambda at, place: "changed")
     found += [((at, 1), CallChange("missing", old)) for at, old in left]
     found += [((place, 2), CallChange("added", None, new, sources.get(new.id))) for place, new in right]
+    # In the order of the replay. A missing call comes behind the replayed one at the same place.
     return tuple(change for _, change in sorted(found, key=lambda each: each[0]))

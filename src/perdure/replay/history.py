@@ -1,4 +1,4 @@
-"""The history of a turn in which new answers stand in for those on record."""
+"""The history of a turn in which new answers replace those on record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.replay.story import PlayedTurn
 
 
 class Retold:
-    """A turn on record, and what its replay has said."""
+    """A turn on record, and the messages of its replay."""
 
     def __init__(self, turn: PlayedTurn, replayed: Sequence[AnyLoopEvent]) -> None:
         self._loop_id = turn.loop_id
@@ -20,7 +20,7 @@ class Retold:
         self.new = [message for message in _said(replayed) if message.id not in asked]
 
     def places_in(self, view: Sequence[Message]) -> tuple[int, int] | None:
-        """Return where a view shows all that the run on record has said; None if it shows a part of it, or none."""
+        """Return the start and end of the run on record within a view, or None if the view does not show all of it."""
         places = [place for place, message in enumerate(view) if message.id in self._said]
         return (places[0], places[-1] + 1) if places and len(places) == len(self._said) else None
 
@@ -28,7 +28,7 @@ class Retold:
 def retold(view: Transcript, turns: Sequence[Retold]) -> tuple[Transcript, list[Message]] | None:
     """Return the beginning of a view that stays, and the messages behind it with the new answers among them.
 
-    None if nothing changes. A run stays as it is if the view shows only a part of it, trimmed or summarised.
+    Return None if nothing changes. A run of which the view shows only a part, or a summary, stays as it is.
     """
     messages = list(view)
     first = len(messages)

@@ -1,4 +1,4 @@
-"""A stored session as a replay reads it: a copy in memory, apart from the store that it came from."""
+"""A stored session as a replay reads it: a copy in memory, separate from the store that it came from."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from perdure.stores.urls import store_of
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A run that is not replayed, and why."""
+    """A run that is not replayed, and the reason."""
 
     loop_id: str
     reason: str
 
 
 class Recording:
-    """One stored session with its runs. Nothing that is done with it reaches the store that it was read from."""
+    """One stored session with its runs. Nothing done with it reaches the store that it was read from."""
 
     def __init__(self, store: Store, info: AgentSessionInfo, sessions: Sessions | None = None) -> None:
         self.store = store
         self.info = info
         self.sessions = sessions
-        """The sessions that it was taken from; None if it was read from a file."""
+        """The sessions that it was taken from, or None if it was read from a file."""
         self.turns: Sequence[PlayedTurn] = ()
         """The runs that can be replayed, in the order in which they began."""
         self.left_out: Sequence[LeftOut] = ()
@@ -56,7 +56,7 @@ class Recording:
 
     @classmethod
     async def of(cls, source: Chat | Recording | str | os.PathLike[str]) -> Recording:
-        """Return the recording of a session: of a handle on one, or of the one in an exported file."""
+        """Return the recording of the session that a handle or an exported file has."""
         if isinstance(source, Recording):
             return source
         if isinstance(source, Chat):
@@ -72,14 +72,14 @@ class Recording:
 
     @classmethod
     async def taken(cls, sessions: Sessions, session_id: str) -> Self:
-        """Return the recording of a session in a store. SessionBusy while a run of it is under way."""
+        """Return the recording of a session in a store. Raise SessionBusy while a run of it is under way."""
         store, found = _memory(), (await sessions.info(session_id)).id
         await store.restore(await _archive(sessions).dump(found, alone=True))
         return await cls._read(store, found, sessions)
 
     @classmethod
     async def in_file(cls, path: str | os.PathLike[str]) -> list[Self]:
-        """Return the recordings of the sessions in an exported file, without those of sub-agents."""
+        """Return the recordings of the sessions in an exported file, except for those of sub-agents."""
         store = _memory()
         await import_sessions(store, path)
         infos = sorted(await all_infos(store.list), key=lambda info: (info.created_at, info.id))
@@ -89,6 +89,7 @@ class Recording:
         """Return the recordings of its sub-agents' sessions, in the order in which these were created."""
         listing = self.store.list if self.sessions is None else self.sessions.headers
         infos = await all_infos(listing, parent=self.session_id)
+        # Lists begin with the newest session.
         spawned = [info.id for info in reversed(infos) if info.spawn_ref is not None]
         if self.sessions is None:
             return [await self._read(self.store, each) for each in spawned]
@@ -118,9 +119,9 @@ class Recording:
         self.turns, self.left_out = tuple(turns), tuple(left_out)
 
     async def before(self, turn: PlayedTurn) -> AgentSession:
-        """Return the session as a turn found it: the agent, its model, and the history before what was asked.
+        """Return the session as a turn found it: the agent, its model, and the history before the question.
 
-        VersionForgotten if that version is gone.
+        Raise VersionForgotten if that version is gone.
         """
         version = turn.start.base_version
         found = await self.store.load(self.session_id, version)
@@ -132,12 +133,12 @@ class Recording:
         return found if config is None else _configured(found, config)
 
     def called(self) -> list[str]:
-        """Return the names of the tools that were called, without those that a message brought, or that nobody had."""
+        """Return the names of the tools that were called, except for unknown tools and those that a message brought."""
         calls = [(turn, call) for turn in self.turns for step in turn.steps for call in step.calls]
         return [call.name for turn, call in calls if call.name not in turn.brought and not call.is_unknown]
 
     async def with_files(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the images and files that they name."""
+        """Return messages with the bytes of the images and files that they name."""
         wanted = {key for message in messages for key in message.file_hashes}
         if not wanted:
             return list(messages)
@@ -152,7 +153,7 @@ def _memory() -> Store:
 
 
 class _Kept(NamedTuple):
-    """Where the copy can be read, as actions want it."""
+    """The copy, in the form of an action's context."""
 
     store: Store
     journal: Store
@@ -171,7 +172,7 @@ def _configured(session: AgentSession, config: Config) -> AgentSession:
 
 
 def _why_not(turn: PlayedTurn | None, told: Sequence[AnyLoopEvent], is_taken_back: bool) -> str | None:
-    """Return why a run is not replayed; None if it can be."""
+    """Return the reason why a run is not replayed, or None if it can be."""
     if turn is None:
         return "its beginning is not on record"
     if turn.start.continuation.kind == "compaction":
@@ -189,7 +190,7 @@ def _why_not(turn: PlayedTurn | None, told: Sequence[AnyLoopEvent], is_taken_bac
 
 
 class _Groups:
-    """Parallel evaluations on record: the branch that was selected is the turn."""
+    """The parallel evaluations on record. Of each, the selected branch is the turn."""
 
     def __init__(self, events: Sequence[AnyLoopEvent]) -> None:
         self.configs: dict[str, Config] = {}
@@ -198,6 +199,7 @@ class _Groups:
         for event in events:
             if isinstance(event, ParallelLoopStart):
                 self._branches.update(event.loop_ids)
+                # Not strict: the event may have no configs.
                 self.configs |= dict(zip(event.loop_ids, map(config_of, event.configs), strict=False))
             elif isinstance(event, ParallelLoopEnd):
                 self._selected.add(event.selected_loop_id)

@@ -1,4 +1,4 @@
-"""Runs the turns of a stored session again, by the real loop, and compares what comes of each."""
+"""Replays of a stored session: its turns are run again by the real loop, and each is compared with the record."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ Progress = Callable[[int, int], None]
 RECORDED = "recorded"
 """The name of the model that gives the answers on record."""
 TAG = "replay"
-"""The tag of sessions that replays are kept as."""
+"""The tag of the sessions that a replay keeps."""
 
 
 class Replay:
-    """Runs the turns of a stored session again, with another model, agent, prompt or tools, and compares the two.
+    """A replay of a stored session with another model, agent, prompt or tools, compared with the record.
 
-    The source is a handle on a session, a `Recording`, or the path of an exported file with one session. The store
-    that the session is in is only read. Without another model or driver, the model on record is asked; the model
-    "recorded" gives the answers on record again.
+    The source is a handle on a session, a `Recording`, or the path of an exported file with one session. The store of
+    the session is only read. Without another model or driver, the model on record is asked. The model "recorded"
+    gives the answers on record again.
 
-    `tools="recorded"` answers calls from the record, so that the code of the tools is not needed; `on_unmatched` says
-    what becomes of a call that is not there: the model is told so ("error"), it is made ("live"), or the turn ends
-    ("stop"). With `tools="live"` all calls are made, and what people decided on record is decided again.
+    `tools="recorded"` answers calls from the record, so that the code of the tools is not needed. `on_unmatched`
+    decides about a call that is not on record. The model is told so ("error"), the call is made ("live"), or the turn
+    ends ("stop"). With `tools="live"` all calls are made, and decisions of people are repeated from the record.
 
-    `history="recorded"` begins every turn with the history on record; with "replayed" the new answers are the history
-    of the turns behind them. `loops` has the tools and sub-agents; by default it is that of the handle's connection.
-    `budget` is for the whole replay. `same_answer` tells whether two texts count as the same. `children` replays the
-    sessions of sub-agents too. `into` keeps what was replayed in other sessions, with the tag `replay`.
+    `history="recorded"` begins every turn with the history on record. With "replayed", later turns begin with the new
+    answers. `loops` has the tools and sub-agents. By default it is that of the handle's connection. `budget` is for
+    the whole replay. `same_answer` tells whether two texts count as the same. `children` also replays the sessions
+    of sub-agents. `into` keeps the replayed sessions there, with the tag `replay`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Replay:
         self._into = _checked_target(into)
 
     async def run(self, *, progress: Progress | None = None) -> ReplayResult:
-        """Replay every turn, in order, and return the comparison. `progress` is told how many turns are done."""
+        """Replay every turn in order, and return the comparison. `progress` is given the number of turns done."""
         recording = await Recording.of(self._source)
         own = await self._replayed(recording, progress)
         if not self._children:
@@ -111,11 +111,12 @@ class Replay:
 
     @property
     def gives_recorded_answers(self) -> bool:
-        """Whether no model is asked: the answers on record are given."""
+        """Tell whether the answers on record are given, so that no model is asked."""
         return isinstance(self._driver, RecordedDriver)
 
     def _child(self, recording: Recording) -> Replay:
-        """Return the replay of a sub-agent's session. An agent is given to the sessions of that name."""
+        """Return the replay of a sub-agent's session. The given agent replaces only agents of the same name."""
+        # A copy of the settings, which were checked. The allowance is shared: all sessions spend one budget.
         child = object.__new__(Replay)
         child.__dict__.update(self.__dict__, _source=recording)
         if self._agent is not None and self._agent.name != recording.info.agent_name:
@@ -157,7 +158,7 @@ class Replay:
 
 
 class _TurnReplay:
-    """One turn on its way."""
+    """The replay of one turn."""
 
     def __init__(
         self, replay: Replay, recording: Recording, turn: PlayedTurn, loops: LoopFactory, left: ExecutionBudget
@@ -170,15 +171,16 @@ class _TurnReplay:
         self._runtime = SessionRuntime(recording.store)
         self._is_live = replay._tools == "live"
         self._answers = Answers(turn, recording.turns, replay._on_unmatched)
-        """The outcomes on record; with live tools, those of calls that are made outside, and decisions."""
+        """The outcomes on record. With live tools, only those of external calls and of decisions are used."""
         self.events: Sequence[AnyLoopEvent] = ()
         self.notes: list[str] = []
 
     async def run(self, before: AgentSession, said: Sequence[Retold]) -> TurnComparison:
-        """Replay the turn in a session of its own, which begins as the stored one did."""
+        """Replay the turn in a session of its own, which begins as the stored session did."""
         session = await self._prepared(before, said)
         loops, steer = await self._equipped(session, before)
         await self._recording.store.create(session)
+        # In the task's context, where a driver finds it: one driver answers for every turn.
         token = playing.set(Playing(self._turn))
         try:
             await self._play(session.id, loops, steer)
@@ -188,12 +190,14 @@ class _TurnReplay:
         if self._replay._into is not None:
             archive = self._replay._into.store
             assert isinstance(archive, ArchivingStore)
+            # Alone: with all that it shows of the session that it was forked from, which is not in that store.
             await archive.restore(await self._recording.store.dump(session.id, alone=True))
         steps = compared(self._turn, turns, self._answers.sources, self._replay._same_answer)
         return TurnComparison(self._turn, turns, tuple(steps), session.id, self._note())
 
     async def _prepared(self, before: AgentSession, said: Sequence[Retold]) -> AgentSession:
         replay = self._replay
+        # A fork shows all that the version shows: compactions, files, and what parents have said.
         session = await ForkSession().execute_on(before)
         if replay._history == "replayed":
             view = retold(session.state.transcript, said)
@@ -214,7 +218,7 @@ class _TurnReplay:
         return session.with_tags((*session.info.tags, TAG)) if replay._into is not None else session
 
     async def _equipped(self, session: AgentSession, before: AgentSession) -> tuple[LoopFactory, Steer]:
-        """Return the loops for this turn, and what brings in the messages that steered it."""
+        """Return the loops for this turn, and the `Steer` that brings in the messages that steered it."""
         steer = Steer(await self._steering())
         lengths = self._lengths(before) if self._turn.compactions else ()
         capability = ReplayTurn(self._turn, self._answers, self._is_recorded, steer, self._left, lengths)
@@ -229,7 +233,10 @@ class _TurnReplay:
         return self._loops.varied(capability, tools=named, driver=self._replay._driver), steer
 
     def _is_recorded(self, tool: Tool) -> bool:
-        """Tell whether calls of a tool are answered from the record: a sub-agent has no answers of its own there."""
+        """Tell whether calls of a tool are answered from the record.
+
+        A sub-agent is not run with a `RecordedDriver`: its answers are not among those of this turn.
+        """
         return not self._is_live or (isinstance(tool, SubagentTool) and self._replay.gives_recorded_answers)
 
     async def _steering(self) -> list[Steering]:
@@ -237,14 +244,14 @@ class _TurnReplay:
         return [Steering(each.after, tuple(await files(each.messages))) for each in self._turn.steering]
 
     def _missing(self, definition: AgentDefinition) -> list[str]:
-        """Return the tools that the agent names or has called, and that are not here."""
+        """Return the names of the tools that the agent names or has called, and that are not here."""
         called = self._recording.called() if definition.tools is None else ()
         wanted = dict.fromkeys([*(definition.tools or ()), *definition.tools_deny, *called])
         known = self._loops.known_tools | self._turn.brought
         return [name for name in wanted if name not in known]
 
     def _lengths(self, before: AgentSession) -> list[int]:
-        """Return how long the view on record was before each compaction."""
+        """Return the length of the view on record before each compaction."""
         fold, lengths = Fold(before.state), list[int]()
         for event in self._turn.events:
             if isinstance(event, Compaction):
@@ -260,6 +267,7 @@ class _TurnReplay:
             metadata=thawed(start.metadata) or None,
             context_data=thawed(start.context_data) if is_live and start.context_data is not None else None,
             output=None if start.response_format is None else thawed(start.response_format),
+            # Answers from the record need none here: `ReplayTurn` adds these tools itself.
             external_tools=list(map(ExternalTool, start.external_tools)) if is_live else None,
             instructions=start.instructions,
             model_options=start.model_options,
@@ -271,7 +279,7 @@ class _TurnReplay:
         await self._runtime.idle()
 
     async def _settled(self, session: AgentSession, loops: LoopFactory) -> AgentSession:
-        """Decide about calls that wait as people did on record, until none waits. Others are denied."""
+        """Repeat the decisions on record about calls that wait, until none waits. Deny calls without a decision."""
         while session.state.execution is not None and session.state.execution.pending_calls:
             decided = _Decided(self._answers, self._turn)
             for call in session.state.execution.pending_calls:
@@ -297,7 +305,7 @@ class _TurnReplay:
 
 
 class _Decided:
-    """What is decided about calls that wait, as it is on record."""
+    """The decisions about calls that wait, taken from the record."""
 
     def __init__(self, answers: Answers, turn: PlayedTurn) -> None:
         self._answers = answers
@@ -308,7 +316,7 @@ class _Decided:
         self._results: dict[str, object] = {}
         self._errors: dict[str, str] = {}
         self.is_open = False
-        """Whether a call waits for a decision that nobody made on record either."""
+        """True if a call waits for a decision that nobody has made on record either."""
 
     def take(self, call: Any) -> None:
         found = self._answers.take(call.name, call.arguments, call.id)
@@ -328,6 +336,7 @@ class _Decided:
         else:
             self._approve.append(call)
         if found is not None and not call.external:
+            # Only the decision came from the record, not the result.
             self._answers.sources[call.id] = "live"
 
     def all(self) -> dict[str, Any]:

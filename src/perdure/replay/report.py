@@ -1,4 +1,4 @@
-"""A replay's result as people and programs read it."""
+"""The result of a replay, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNS = {"same": " ", "changed": "~", "added": "+", "missing": "-", "reordered"
 
 
 def lines_of(result: ReplayResult) -> Iterator[str]:
-    """Yield a readable comparison: each turn, its steps, and below a step what is different in it."""
+    """Yield a readable comparison: each turn, its steps, and below each step its differences."""
     yield f"session {result.session_id}: {summary(result)}"
     for note in result.notes:
         yield f"  note: {note}"
@@ -29,7 +29,7 @@ def lines_of(result: ReplayResult) -> Iterator[str]:
 
 
 def summary(result: ReplayResult) -> str:
-    """Return how many steps are the same, and what is different, in one line."""
+    """Return in one line how many steps are the same, and the differences."""
     steps, same = result.steps, sum(step.is_same for step in result.steps)
     told = f"{same} of {len(steps)} steps are the same"
     if result.is_same:
@@ -80,7 +80,7 @@ def _lines_of_call(change: CallChange) -> Iterator[str]:
 
 
 def _spent(step: StepComparison) -> str:
-    """Tell how the tokens have changed, where both are known."""
+    """Return how the number of tokens has changed, or "" if it has not, or if one side is missing."""
     if step.recorded is None or step.replayed is None:
         return ""
     before, after = step.recorded.usage.total_tokens, step.replayed.usage.total_tokens

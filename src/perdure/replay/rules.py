@@ -1,4 +1,4 @@
-"""Rules by which a replay counts as different."""
+"""Rules that decide whether a replay counts as different."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _NAMES = ("any", "answers", "calls", "results", "ends", *_RATIOS)
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What makes a replay count as different: `answers`, `calls`, `results`, `ends`, any of these, or what it cost.
+    """A difference that makes a replay count as different.
 
-    `cost=1.2` is broken by a replay that cost more than 1.2 times what is on record, `tokens=1.2` likewise.
+    Rules are `answers`, `calls`, `results`, `ends`, `any` difference between turns, and ratios. A replay that cost more
+    than 1.2 times the run on record breaks `cost=1.2`, and `tokens=1.2` likewise.
     """
 
     name: Name
@@ -25,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Rule:
-        """Return the rule that a text such as `calls` or `cost=1.2` names. InvalidData if it names none."""
+        """Return the rule that a text such as `calls` or `cost=1.2` names. Raise InvalidData if it names none."""
         name, sign, number = text.partition("=")
         is_ratio = name in _RATIOS
         try:
@@ -33,6 +34,7 @@ class Rule(msgspec.Struct, frozen=True):
         except ValueError:
             most = None
         if (
+            # A ratio that is NaN or infinite fails the comparison, and is refused as well.
             name not in _NAMES
             or is_ratio is not (most is not None and 0 <= most < float("inf"))
             or (sign and not is_ratio)
@@ -45,7 +47,7 @@ class Rule(msgspec.Struct, frozen=True):
         return self.name if self.most is None else f"{self.name}={self.most:g}"
 
     def is_broken(self, result: ReplayResult) -> bool:
-        """Tell whether a replay breaks the rule. One about the cost is broken, too, if a price is not known."""
+        """Tell whether a replay breaks the rule. A rule about the cost is also broken if a price is not known."""
         before, after, most = result.recorded_usage, result.usage, self.most or 0.0
         match self.name:
             case "any":

@@ -1,4 +1,4 @@
-"""The model's answers on record, given again."""
+"""A driver that gives the model's answers on record again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perdure.replay.story import PlayedTurn, Step
 
 
 class Playing:
-    """A turn that is being replayed, and how often its model was asked for each step."""
+    """A turn that is being replayed, with the number of requests for each step."""
 
     def __init__(self, turn: PlayedTurn) -> None:
         self.turn = turn
         self._asked: Counter[int] = Counter()
 
     def is_refused(self, step: int) -> bool:
-        """Count a request; tell whether the model on record found this one too long."""
+        """Count a request, and tell whether the model on record refused it as too long."""
         self._asked[step] += 1
         found = [made for at, made in self.turn.compactions if at == step and made.trigger == "context_too_long"]
         return self._asked[step] <= len(found)
@@ -34,9 +34,10 @@ playing: ContextVar[Playing | None] = ContextVar("perdure_replayed_turn", defaul
 
 
 class RecordedDriver:
-    """Says again what the model on record has said, step by step, and fails where it failed.
+    """A driver that repeats the answers of the model on record step by step, and fails where that model failed.
 
-    A replay with it has no differences: it shows that nothing but the model was changed. It works inside a replay only.
+    A replay with it has no differences. This shows that a replay changes nothing but the model. The driver works
+    only inside a replay.
     """
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
@@ -63,16 +64,18 @@ async def _said(step: Step, on_delta: OnDelta) -> ModelReply:
 
 
 def said(message: Message) -> Message:
-    """Return an answer as its model gave it, without what the run on record has noted on it."""
+    """Return an answer as its model gave it, without the metadata that the run on record has added."""
     return replace(message, metadata=EMPTY)
 
 
 _KINDS: dict[str, type[Exception]] = {"ContextTooLong": ContextTooLong, "RetriesExhausted": RetriesExhausted}
-"""Errors that a run treats in a way of their own."""
+"""Errors that a run handles differently from any other DriverError."""
 
 
 def _fail(error: ErrorRecord) -> NoReturn:
-    """Raise an error that has the name and the words of one on record."""
+    """Raise an error with the name and the message of one on record."""
     base = _KINDS.get(error.type, DriverError)
+    # A class of that name, since the end of a run shows the error's name. Exception's constructor takes the message as
+    # it is: those of the errors take facts and write a sentence of their own.
     kind = type(error.type, (base,), {"__init__": Exception.__init__, "status": error.code})
     raise kind(error.message)

@@ -1,6 +1,6 @@
-"""Turns read from a run's events: what was asked, what the model said step by step, what its calls came to.
+"""Turns read from the events of a run: the question, the model's answers step by step, and the outcomes of its calls.
 
-A stored run and its replay are read by the same code, so that they differ only where the runs do.
+The same code reads a stored run and its replay, so that the two differ only where the runs do.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord, thawed
 
 _MODELS_OWN = {StopReason.STEPS_LIMIT_REACHED, StopReason.TOKEN_LIMIT_REACHED, StopReason.ERROR_FORBADE}
-"""Reasons to stop that a replay comes to by itself, besides those of an answer that was cut off."""
+"""Stop reasons that a replay reaches by itself, besides those of an answer that was cut off."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool call, and what it came to."""
+    """A tool call and its outcome."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """Return what equal calls have in common: the tool, and the arguments in one form."""
+        """Return the tool and the arguments in one form, which are the same for equal calls."""
         return key_of(self.name, self.arguments)
 
     @property
@@ -55,7 +55,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> object:
-        """Return what the model was told; None if the call has no outcome."""
+        """Return the result that the model was told, or None if the call has no outcome."""
         if self.outcome is None:
             return None
         error = self.outcome.error
@@ -76,12 +76,12 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """Return what the model has used. What sub-agents have used counts for their own sessions."""
+        """Return the usage of the model. The usage of sub-agents counts for their own sessions."""
         return self.response.usage
 
     @property
     def is_incomplete(self) -> bool:
-        """Tell whether the answer was cut off by a cancel or an error: its tokens are an estimate."""
+        """Tell whether a cancel or an error cut the answer off. Its tokens are an estimate then."""
         return self.response.finish_reason == INCOMPLETE
 
 
@@ -93,7 +93,7 @@ class Steering(msgspec.Struct, frozen=True):
 
 
 class PlayedTurn(msgspec.Struct, frozen=True):
-    """One run of an agent: what it was asked, its steps, and how it ended. A run that was recovered is one turn."""
+    """One run of an agent: the question, the steps and the end. A recovered run is one turn, too."""
 
     loop_id: str
     start: AgentStart
@@ -109,19 +109,19 @@ class PlayedTurn(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return what was asked."""
+        """Return the text of the question."""
         return "\n".join(message.text for message in self.asked)
 
     @property
     def brought(self) -> frozenset[str]:
-        """Return the names of the tools that came with the message, for this run alone."""
+        """Return the names of the tools that came with the message for this run only."""
         return frozenset(spec.name for spec in self.start.external_tools)
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether the run ended for a reason that a replay does not come to by itself.
+        """Tell whether the run ended for a reason that a replay does not reach by itself.
 
-        Somebody cancelled it, it waits for a person, its time was up, a tool stopped it, or it was killed.
+        For example, somebody cancelled it, it waits for a person, its time was up, a tool stopped it, or it was killed.
         """
         if self.status is ExecutionStatus.IN_PROGRESS:
             return True
@@ -135,12 +135,12 @@ class PlayedTurn(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> tuple[Step, ...]:
-        """Return the steps that are compared. Of a run that was cut, an answer that was cut off is not."""
+        """Return the steps that are compared: all of them, except for the unfinished answer of a run that was cut."""
         return tuple(step for step in self.steps if not step.is_incomplete) if self.is_cut else self.steps
 
     @property
     def end(self) -> str:
-        """Tell how the run ended, in a few words."""
+        """Describe how the run ended, in a few words."""
         if self.status is ExecutionStatus.IN_PROGRESS:
             return "unfinished"
         error = self.errors[-1] if self.errors else None
@@ -159,17 +159,17 @@ class PlayedTurn(msgspec.Struct, frozen=True):
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
-    """Return a call in one form: models write the same arguments in another order, or 1 as 1.0."""
+    """Return a call in one form, since models write the same arguments in different orders, or 1 as 1.0."""
     return name, msgspec.json.encode(_plain(thawed(arguments)), order="deterministic")
 
 
 def turn_of(events: Sequence[AnyLoopEvent]) -> PlayedTurn | None:
-    """Return the turn that the events of one run tell of; None if they do not tell how it began."""
+    """Return the turn that the events of one run describe, or None if they do not say how it began."""
     return _Reading().read(events)
 
 
 def joined(turns: Sequence[PlayedTurn]) -> PlayedTurn:
-    """Return several runs as one turn: a message that came too late to steer a run is answered by another one."""
+    """Return several runs as one turn. A message that came too late to steer a run was answered by the next run."""
     first, last = turns[0], turns[-1]
     if first is last:
         return first
@@ -180,7 +180,7 @@ def joined(turns: Sequence[PlayedTurn]) -> PlayedTurn:
 
 
 class _Reading:
-    """A turn while events are read."""
+    """A turn while its events are read."""
 
     def __init__(self) -> None:
         self._start: AgentStart | None = None
@@ -219,6 +219,8 @@ class _Reading:
     def _take(self, event: AnyLoopEvent) -> None:
         match event:
             case AgentStart():
+                # A recovered run starts again on record: the first start has the question, and only the last end
+                # counts.
                 self._start, self._end = self._start or event, None
                 if self._open is not None:
                     self._open.started_at = event.at  # nobody worked on it meanwhile
@@ -240,7 +242,7 @@ class _Reading:
 
     @property
     def _done(self) -> int:
-        """How many steps the model has answered so far."""
+        """Return the number of steps that the model has answered so far."""
         return len(self._answered())
 
     def _say(self, event: MessageEnd) -> None:
@@ -260,7 +262,7 @@ class _Reading:
 
 
 class _Step:
-    """A step while events are read."""
+    """A step while its events are read."""
 
     def __init__(self, started_at: datetime) -> None:
         self.started_at = started_at
@@ -280,7 +282,7 @@ class _Step:
 
 
 def by_loop(events: Iterable[AnyLoopEvent]) -> dict[str, list[AnyLoopEvent]]:
-    """Return the events of each run, runs in the order in which they began."""
+    """Return the events of each run, in the order in which the runs began."""
     found: dict[str, list[AnyLoopEvent]] = {}
     for event in events:
         if event.loop_id:

@@ -1,4 +1,4 @@
-"""What a loop is given so that it replays one turn: the capability that is installed on top of the agent's own."""
+"""The capability that makes a loop replay one turn. It is installed on top of the agent's own capabilities."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS_HERE = "replay"
 
 
 class ReplayTurn:
-    """The capability of replaying a turn. `is_recorded` tells which tools are answered from the record."""
+    """The capability that replays a turn. `is_recorded` tells which tools are answered from the record."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class ReplayTurn:
 
     @property
     def _brought(self) -> Sequence[ExternalToolSpec]:
-        """The tools that came with the message. If calls are made, they come with it again, and wait."""
+        """Return the external tools that are answered from the record. With live tools, the message brings them."""
         return [spec for spec in self._turn.start.external_tools if self._is_recorded(ExternalTool(spec))]
 
 
 class EndOfRecord:
-    """Ends a turn where the run on record was ended from outside."""
+    """A guard that ends a turn where the run on record was ended from outside."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -82,11 +82,11 @@ class EndOfRecord:
 
 
 class Steer:
-    """Brings in the messages that steered the run on record, each behind the same step."""
+    """The messages that steered the run on record, brought in behind the same steps."""
 
     def __init__(self, steering: Sequence[Steering]) -> None:
         self.left = list(steering)
-        """What has not been brought in yet."""
+        """The messages that were not brought in yet."""
 
     async def __call__(self, run: Run) -> None:
         while self.left and self.left[0].after < run.state.step_count:
@@ -94,9 +94,9 @@ class Steer:
 
 
 class RepeatedCompaction(AutoCompactor):
-    """Makes the compactions on record at the same steps, as long as the view is as long as it was then.
+    """A compactor that repeats the compactions on record at the same steps, if the view has the same length as then.
 
-    Where it is not, the loop compacts by its own rules.
+    Otherwise the loop compacts by its own rules.
     """
 
     def __init__(self, own: AutoCompactor | None, made: Sequence[tuple[int, Compaction, int]]) -> None:
@@ -119,6 +119,7 @@ class RepeatedCompaction(AutoCompactor):
         for found in self._made:
             step, event, length = found
             if step == request.step and event.trigger == trigger and len(view) == length:
+                # Each compaction on record is repeated once.
                 self._made.remove(found)
                 charge(event.usage)
                 return Compacted(event.block, event.shown, event.usage)

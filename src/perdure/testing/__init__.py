@@ -1,7 +1,7 @@
-"""What perdure's own tests stand on, for yours: contracts for a store, a clock that stands still, a store that fails.
+"""The tools of perdure's own tests, for use in yours: contracts for a store, a frozen clock, a store that fails.
 
-Each name is imported when it is first used: a script that wants a `ScriptedDriver` reads no contract.
-Needs nothing but perdure; the contracts are test classes that pytest runs, and import none of it.
+Each name is imported when it is first used, so a script that needs a `ScriptedDriver` imports no contract.
+Nothing but perdure is needed. The contracts are test classes that pytest runs, and do not import pytest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:  # so that a failing contract shows values, as an assert in a test file does
     sys.modules["pytest"].register_assert_rewrite("perdure.testing.parts", "perdure.testing.scene")
 
+# For type checkers. At run time `__getattr__` imports the name that is asked for.
 if TYPE_CHECKING:
     from perdure.testing.clock import FrozenClock
     from perdure.testing.contract import (
@@ -101,6 +102,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
+    # Once the name is in the module, Python no longer calls this function for it.
     value = globals()[name] = getattr(import_module(f"perdure.testing.{home}"), name)
     return value
 

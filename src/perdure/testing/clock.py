@@ -6,7 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 
 class FrozenClock:
-    """Stands still until `advance`; each reading may move it by `tick` seconds. Use it with `ids.use(clock=…)`."""
+    """A clock that stands still until `advance` is called. Each reading may move it by `tick` seconds.
+
+    Use it with `ids.use(clock=…)`.
+    """
 
     def __init__(self, start: datetime | None = None, *, tick: float = 0.0) -> None:
         self._time = start or datetime(2025, 1, 1, tzinfo=UTC)
@@ -17,6 +20,6 @@ class FrozenClock:
         return self._time
 
     def advance(self, seconds: float) -> datetime:
-        """Move on, and return the new time."""
+        """Move the clock forward, and return the new time."""
         self._time += timedelta(seconds=seconds)
         return self._time

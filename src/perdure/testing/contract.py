@@ -1,19 +1,21 @@
-"""What every store has to do, as test classes. Apply them to yours in three lines:
+"""The promises of a store, as test classes. Apply them to yours in three lines:
 
     class TestMyStore(StoreContract):
         def open_store(self, where):
             return MyStore(where / "sessions")
 
-`where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
-`shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
-takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
-has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`VersionsContract`, `ForgetContract`, `RetentionContract`, `SaveAllContract`, `BulkErasureContract`, `QueueContract` and
-`TokenContract`.
-`HistoryContract` plays many clients against each other and checks that what they were told fits together.
+`where` is an empty directory (pytest's `tmp_path`), and `open_store` returns an async context manager. Set
+`shared = True` if several processes may open the store there at once. The tests will do so.
 
-The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
+If your store is also a `Journal`, add `JournalContract`: `class TestMyStore(StoreContract, JournalContract)`. Each
+further port has a contract of its own: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`,
+`AttachmentsContract`, `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`,
+`FindContract`, `VersionsContract`, `ForgetContract`, `RetentionContract`, `SaveAllContract`, `BulkErasureContract`,
+`QueueContract` and `TokenContract`.
+
+`HistoryContract` lets many clients use the store at once, and checks that their answers fit together.
+
+The tests are plain functions and need no plugin. Each test checks that no thread outlives the store.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
 
 
 class JournalContract(Claims, Records, Notes, Logs):
-    """The contract of `perdure.protocols.Journal`, and of the logs that it writes ahead."""
+    """The contract of `perdure.protocols.Journal`, and of the logs to which a run writes ahead."""
 
 
 class SearchContract(Searching):
@@ -107,11 +109,11 @@ class SaveAllContract(Grouping):
 
 
 class ForgetContract(Forgetting):
-    """The contract of `perdure.protocols.Forgets`, for a store with all the others' ports."""
+    """The contract of `perdure.protocols.Forgets`, for a store that also has the other ports."""
 
 
 class RetentionContract(Retaining):
-    """The contract of `perdure.protocols.Retains`: rules and holds, for a store with all the others' ports."""
+    """The contract of `perdure.protocols.Retains`: rules and holds, for a store that also has the other ports."""
 
 
 class FindContract(Finding):
@@ -131,4 +133,4 @@ class TokenContract(Tokens):
 
 
 class HistoryContract(Concurrency):
-    """A store with a journal behaves, under many clients, as if they came one after the other."""
+    """The contract of linearizability: many clients get the answers that they would get one after the other."""

@@ -1,4 +1,4 @@
-"""Things to do to a store while something fails, each with what it shows once it is done."""
+"""Operations on a store while something fails, each with what the store shows once it is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = ("a", "b", "new", "gone")
 
 
 class Deed(NamedTuple):
-    """One thing to do, and what a session's picture is like once it is done."""
+    """One operation, and the picture of each session once it is done."""
 
     name: str
     work: Callable[[], Coroutine[Any, Any, Any]]
@@ -23,7 +23,7 @@ class Deed(NamedTuple):
 
 
 async def prepared(store: Any) -> dict[str, Picture | None]:
-    """Create the sessions that the deeds are done to, and return what the store shows of them."""
+    """Create the sessions that the deeds change, and return what the store shows of them."""
     for name in ("a", "b"):
         await store.create(new_session("Hello.", "secretword", id=name))
     await store.create(say(fork(await store.load("a"), id="gone"), "of the fork"))
@@ -31,7 +31,7 @@ async def prepared(store: Any) -> dict[str, Picture | None]:
 
 
 def deeds_for(store: Any, known: Mapping[str, AgentSession], before: Mapping[str, Picture | None]) -> list[Deed]:
-    """Return what can be done to the sessions of `prepared`, as they were loaded."""
+    """Return the operations that can be done to the sessions of `prepared`. `known` has them as they were loaded."""
     a, b = known["a"], known["b"]
 
     def changed(name: str, **changes: Any) -> dict[str, Picture | None]:
@@ -42,6 +42,7 @@ def deeds_for(store: Any, known: Mapping[str, AgentSession], before: Mapping[str
         assert was is not None
         return {**into, name: {**was, "version": was["version"] + 1, "shown": [*was["shown"], text]}}
 
+    # More than two pages of a SQLite file: the write touches several, and can fail between them.
     long = "w" * 9000
     new: Picture = {"version": 1, "shown": ["New."], "record": [], "inbox": []}
     return [
@@ -65,7 +66,7 @@ def deeds_for(store: Any, known: Mapping[str, AgentSession], before: Mapping[str
 
 
 async def reduced(store: Any) -> dict[str, Picture | None]:
-    """Return as much of pictures as a deed changes."""
+    """Return those parts of the pictures that a deed changes."""
     wanted = ("version", "shown", "record", "inbox")
     found = await pictures(store, IDS)
     return {name: each and {key: each[key] for key in wanted} for name, each in found.items()}

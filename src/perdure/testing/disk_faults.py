@@ -4,8 +4,9 @@
         def open_store(self, where):
             return MyStore(where / "sessions")
 
-In each round one call of the system fails while the store does one thing. It has to be done, or refused by an error of
-perdure's, and then not half done. Once the disk is well again the store works, or says that it must be opened again.
+In each round a system call fails while the store does one operation. The operation is done, or one of perdure's
+errors is raised and it is not half done. When the disk works again, so does the store, or it says that it must be
+opened again.
 
 `python -m perdure.testing.disk_faults FILE MODULE CLASS WHERE FAULT ROUNDS` plays the rounds in a watched process.
 """
@@ -43,16 +44,16 @@ _PATIENCE = 600.0
 
 
 class DiskFaultContract(Contract):
-    """A store on a disk that fails keeps what it has acknowledged, and says what it could not do."""
+    """The contract that a store on a failing disk keeps what it has acknowledged, and says what it could not do."""
 
     name: ClassVar[str] = ""
-    """What the table of outcomes calls the store; empty to leave it out."""
+    """The store's name in the table of outcomes. Leave it empty to write no outcome."""
     synced: ClassVar[str] = "*"
-    """A pattern of the files whose syncs must not fail unnoticed, as paths below the directory of all rounds."""
+    """A pattern for the files whose failed syncs must be noticed, as paths below the directory of all rounds."""
     rounds: ClassVar[int] = 200 if os.environ.get("PERDURE_TORTURE") else 6
 
     def test_a_full_disk(self, tmp_path: Path) -> None:
-        """The room runs out in the middle of a write, and comes back."""
+        """Space runs out in the middle of a write, and comes back."""
         self.hold("disk full", tmp_path)
 
     def test_no_space_at_a_call(self, tmp_path: Path) -> None:
@@ -64,23 +65,23 @@ class DiskFaultContract(Contract):
         self.hold("EIO at write", tmp_path)
 
     def test_reads_that_fail(self, tmp_path: Path) -> None:
-        """A read ends with EIO. What could not be read is not called damaged for ever."""
+        """A read ends with EIO. A file that could not be read once is not called damaged for ever."""
         self.hold("EIO at read", tmp_path)
 
     def test_a_sync_that_fails(self, tmp_path: Path) -> None:
-        """The store refuses to write more. A sync that succeeds later is not believed."""
+        """A store refuses further writes after a failed sync. A sync that succeeds later is not trusted."""
         self.hold("fsync fails", tmp_path)
 
     def test_no_file_handles(self, tmp_path: Path) -> None:
-        """The process may open no more files."""
+        """The process cannot open any more files."""
         self.hold("no file handles", tmp_path)
 
     def test_a_read_only_disk(self, tmp_path: Path) -> None:
-        """Nothing may be created or changed; what is there can be read."""
+        """Nothing can be created or changed, and everything that is there can be read."""
         self.hold("read-only", tmp_path)
 
     def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
-        """Return for some faults what a careless store does, in words, and the class that opens it: it has to fail."""
+        """Return a careless store for some faults, as a description and the class that opens it. It has to fail."""
         return {}
 
     def hold(self, fault: str, where: Path) -> None:
@@ -101,6 +102,7 @@ class DiskFaultContract(Contract):
                 )
             )
         assert found.wrong == [], "\n".join(found.wrong[:5])
+        # A round whose fault met no call proves nothing. At least a quarter has to meet one.
         assert found.struck * 4 >= self.rounds, f"only {found.struck} of {self.rounds} rounds met a fault"
         assert lost or not control, f"{control}, and nothing went wrong: the attack proves nothing"
 
@@ -116,18 +118,19 @@ class DiskFaultContract(Contract):
 
 
 class Played(msgspec.Struct):
-    """What came of rounds: what went wrong, and in how many something failed."""
+    """The result of several rounds: what went wrong, and in how many rounds a call failed."""
 
     wrong: list[str]
     struck: int
 
 
 class Player:
-    """Plays rounds in this process, which is watched."""
+    """A player of rounds in this process, which is watched."""
 
     def __init__(self, contract: DiskFaultContract, where: Path, fault: str) -> None:
         self._contract, self._where, self._fault = contract, where, fault
         self._switch = Switch()
+        # Seeded by the fault's name: the same rounds are played each time.
         self._chance = random.Random(fault)
         self.struck = 0
 
@@ -157,6 +160,7 @@ class Player:
             deed = self._chance.choice(deeds_for(store, sessions, before))
             with self._failing() as how:
                 outcome = await _error_of(deed)
+            # The kernel refuses the handles, so the library has counted no failed call.
             struck = self._switch.heal() or (self._fault == "no file handles" and outcome is not None)
             self.struck += bool(struck)
             told = f"{deed.name} with {how}"
@@ -170,11 +174,12 @@ class Player:
                 wrong = await self._compare(where, [before, deed.after], f"{told} raised {outcome}")
             return wrong or await self._go_on(store, where, outcome, told)
         finally:
+            # A store may fail to close after a fault. The round has its verdict by then.
             with suppress(PerdureError):
                 await store.__aexit__(None, None, None)
 
     async def _compare(self, where: Path, wanted: Sequence[Mapping[str, Picture | None]], told: str) -> str:
-        """Look with another opening of the store, as another process would."""
+        """Compare what another opening of the store shows, as another process would see it."""
         async with self._contract.open_store(where) as other:
             found = await reduced(other)
             if found not in wanted:
@@ -183,7 +188,10 @@ class Player:
             return f"{told}; fsck: {[*map(str, problems)]}" if problems else ""
 
     async def _go_on(self, store: Any, where: Path, outcome: BaseException | None, told: str) -> str:
-        """Write once more with the store that met the fault, unless it said to open it again; and with another one."""
+        """Write once more with the store that met the fault, then with a second opening of it.
+
+        The first write may be refused if the store says that it must be opened again.
+        """
         is_over = isinstance(outcome, StoreError) and "open" in str(outcome)
         try:
             await store.save(say(await store.load("b"), "again"))
@@ -223,8 +231,10 @@ class Player:
             }[self._fault]
             count = -1 if self._fault == "read-only" else chance.choice((1, 1, 2, -1))
             after = chance.choice((0, 1, chance.randrange(most)))
+            # Only a write can be short.
             if error == SHORT:
                 calls = "write"
+            # SQLite syncs the directory too, and does not look at the result: the class names the syncs that count.
             pattern = self._contract.synced if calls == "sync" else "*"
             switch.fail(calls, error, pattern=pattern, after=after, count=count)
             yield f"{calls} {error} after {after}, {count} times"
@@ -242,16 +252,18 @@ async def _error_of(deed: Deed) -> BaseException | None:
 
 @contextmanager
 def _without_handles(left: int) -> Iterator[None]:
-    """Let this process open a few more files at most."""
+    """Let this process open `left` more files at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(left)]
     taken = [*map(int, os.listdir("/proc/self/fd"))]
     low = next(number for number in range(len(taken) + 1) if number not in taken)
     fill = []
+    # A low limit is soon filled. Handles that are open above it stay open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(low, 64), hard))
     with suppress(OSError):
         while True:
             fill.append(os.open("/dev/null", os.O_RDONLY))
+    # Closed after the limit was filled, so that exactly these are free.
     for handle in spare:
         os.close(handle)
     try:

@@ -1,4 +1,4 @@
-"""What every dispatcher has to do, as a test class. Apply it to yours in a few lines:
+"""The promises of a dispatcher, as a test class. Apply it to yours in a few lines:
 
     class TestMyDispatcher(DispatcherContract):
         def open_store(self, where):
@@ -7,7 +7,7 @@
         def dispatcher(self, store):
             return MyDispatcher(store)
 
-`where` is an empty directory (pytest's `tmp_path`). The tests are plain functions: no plugin is needed to run them.
+`where` is an empty directory (pytest's `tmp_path`). The tests are plain functions, and need no plugin.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from perdure.testing.scripted import ScriptedDriver
 from perdure.workers.worker import Worker
 
 PATIENCE = 20.0
+# Well below PATIENCE: a run that a worker has left is taken over within one test.
 _LEASE = 6.0
 
 
 class Model:
-    """A model that repeats what it is asked, and notes how many of its answers are under way at once."""
+    """A model that repeats what it is asked, and counts how many of its answers are under way at once."""
 
     def __init__(self, thinks: float = 0.0) -> None:
         self._thinks = thinks
@@ -41,7 +42,7 @@ class Model:
         self.heard: list[str] = []
         self.has_heard = asyncio.Event()
         self.most: Counter[str] = Counter()
-        """The most at once, by the first word of what is asked; of all, under `""`."""
+        """The most answers at once, by the first word of the question. The key `""` counts all of them."""
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         said = request.messages[-1].text
@@ -63,7 +64,7 @@ class DispatcherContract(Contract):
     """The contract of `perdure.protocols.Dispatcher`."""
 
     def dispatcher(self, store: Any) -> Dispatcher:
-        """Return a dispatcher for a store that is open."""
+        """Return a dispatcher for an open store."""
         raise NotImplementedError("a contract needs to know your dispatcher: define dispatcher(self, store)")
 
     @asynccontextmanager
@@ -84,7 +85,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_what_is_left_is_answered(self, where: Path) -> None:
-        """Each message once, in the order in which they came, and nothing is left over."""
+        """Each message is answered once, in the order in which they came, and nothing is left over."""
         model = Model()
         async with self._sessions(where, model) as sessions, self._working(sessions):
             await sessions.open("a")
@@ -95,7 +96,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_what_was_left_before_is_found(self, where: Path) -> None:
-        """A worker that begins later answers it."""
+        """A worker that begins later answers the message."""
         async with self._sessions(where) as sessions:
             await sessions.open("a")
             asked = await sessions.enqueue("a", "Is anybody there?")
@@ -105,7 +106,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_what_is_posted_without_a_word_is_found(self, where: Path) -> None:
-        """By one who knows of no dispatcher, as another process."""
+        """A message from somebody who uses no dispatcher, such as another process, is answered."""
         async with self._sessions(where) as sessions, self._working(sessions):
             await sessions.open("a")
             await asyncio.sleep(0.5)  # when the worker has nothing to do
@@ -115,7 +116,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_two_workers_share_the_work(self, where: Path) -> None:
-        """Of each session one message at a time, in order, and none twice."""
+        """Each session has one message answered at a time, in order, and none twice."""
         model = Model(thinks=0.01)
         async with self._sessions(where, model) as sessions:
             names = [f"s{number}" for number in range(6)]
@@ -132,7 +133,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_no_more_run_at_once_than_may(self, where: Path) -> None:
-        """Though many more wait."""
+        """`concurrency` limits the sessions that run at once, even if many more wait."""
         model = Model(thinks=0.05)
         async with self._sessions(where, model) as sessions:
             asked = []
@@ -142,11 +143,12 @@ class DispatcherContract(Contract):
             async with self._working(sessions, concurrency=3):
                 for each in asked:
                     await text_of(each)
+        # Below two, nothing would have run side by side, and the limit would not have been tried.
         assert 2 <= model.most[""] <= 3
 
     @in_directory
     async def test_the_most_urgent_come_first(self, where: Path) -> None:
-        """Whatever came before them."""
+        """Sessions are answered by priority, whichever was left first."""
         model = Model()
         async with self._sessions(where, model) as sessions:
             for name, priority in (("low", -1), ("plain", 0), ("urgent", 5), ("high", 2)):
@@ -190,7 +192,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_an_owner_has_no_more_than_its_share(self, where: Path) -> None:
-        """However many workers there are; others are not held up by that."""
+        """`per_owner` holds across all workers, and does not delay other owners."""
         model = Model(thinks=0.05)
         async with self._sessions(where, model) as sessions:
             asked = []
@@ -207,7 +209,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_one_that_stops_lets_go_of_what_it_runs(self, where: Path) -> None:
-        """It takes nothing new, and another continues at once what it has not ended: nothing is lost, or twice."""
+        """A worker that stops takes nothing new. Another continues its runs at once: nothing is lost, or done twice."""
         slow = Model(thinks=PATIENCE)
         async with self._sessions(where, slow) as sessions:
             await sessions.open("a")
@@ -250,7 +252,7 @@ class DispatcherContract(Contract):
 
     @in_directory
     async def test_a_session_that_is_gone_does_no_harm(self, where: Path) -> None:
-        """Somebody may have erased it since it was woken."""
+        """A session that is not there any longer is passed over, and the others are answered."""
         async with self._sessions(where) as sessions, self._working(sessions) as worker:
             await worker.dispatcher.wake("nobody")
             await sessions.open("a")
@@ -258,7 +260,7 @@ class DispatcherContract(Contract):
 
 
 async def _left(sessions: Sessions, owners: Mapping[str, int], priority: int = 0) -> list[Queued]:
-    """Leave a message with each of so many sessions of some owners."""
+    """Leave a message with each session of some owners. `owners` says how many sessions each has."""
     asked = []
     for owner, many in owners.items():
         for number in range(many):
@@ -269,7 +271,7 @@ async def _left(sessions: Sessions, owners: Mapping[str, int], priority: int = 0
 
 
 async def text_of(asked: Queued) -> str:
-    """Return the answer to what was left with a session. It has to come."""
+    """Return the answer to a message that was left with a session. Fail if none comes."""
     reply = await asked.reply(PATIENCE)
     assert reply is not None, f"{asked!r} was not answered within {PATIENCE:g} seconds"
     return reply.text

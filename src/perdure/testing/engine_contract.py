@@ -1,11 +1,11 @@
-"""What an engine has to do, as a test class. Apply it to yours in three lines:
+"""The promises of an engine, as a test class. Apply it to yours in three lines:
 
     class TestMyEngine(EngineContract):
         def open_engine(self, where):
             return MyEngine(where / "sessions")
 
-It tries every statement of `perdure.stores.engine`, then everything that a store promises over them. As for a store,
-set `shared = True` if several processes may open the tables there at once.
+It tries every statement of `perdure.stores.engine`, then everything that a store over the engine promises. As for a
+store, set `shared = True` if several processes may open the tables there at once.
 """
 
 from __future__ import annotations

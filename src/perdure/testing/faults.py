@@ -1,4 +1,4 @@
-"""A store that fails on demand, so that a test can ask what happens when the disk, or the answer, is lost."""
+"""A store that fails on demand, for tests of what happens when the disk, or an answer, is lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _JOURNAL = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What goes wrong at the `call`-th call of `verb`; at every call if `call` is None."""
+    """A fault at the `call`-th call of `verb`, or at every call if `call` is None."""
 
     verb: str
     call: int | None
@@ -59,17 +59,18 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class FailingStore:
-    """Passes every call on to another store, but for the faults it has been given.
+    """A store that passes every call on to another store, except for the faults that it was given.
 
         store = FailingStore(MemoryStore())
         store.fail("save", call=2)                  # the second save raises StoreError, and nothing is saved
         store.fail("append", after=True)            # the next append is carried out, and its answer is lost
         store.delay("load", 0.5, call=None)         # every load takes half a second longer
-        store.crash(call=3)                         # the third call, of whatever, and all that follow, are lost
+        store.crash(call=3)                         # the third call of any verb, and all that follow, are lost
 
-    `calls` counts what was asked for. It is a Journal exactly if the store it stands before is one.
+    `calls` counts the calls of each verb. The failing store is a Journal exactly if the other store is one.
     """
 
+    # Declared for type checkers. `__init__` sets these verbs on each object, as it does all others.
     create: Callable[..., Coroutine[Any, Any, AgentSession]]
     save: Callable[..., Coroutine[Any, Any, AgentSession]]
     load: Callable[..., Coroutine[Any, Any, AgentSession | None]]
@@ -83,6 +84,8 @@ class FailingStore:
         self._crash: tuple[int, bool] | None = None
         self.calls: Counter[str] = Counter()
         for verb in (*_STORE, *_JOURNAL):
+            # A verb that the other store lacks must be missing here too: `isinstance` tells a Journal by its
+            # attributes.
             if hasattr(store, verb):
                 setattr(self, verb, partial(self._call, verb))
         if isinstance(store, KnowsWaiting):
@@ -96,15 +99,18 @@ class FailingStore:
         await self._store.__aexit__(*error)
 
     def fail(self, verb: str, *, call: int | None = 1, error: BaseException | None = None, after: bool = False) -> None:
-        """Raise at the `call`-th call from now on (None: at each), before it is carried out, or `after`."""
+        """Raise an error at the `call`-th call from now on (None: at each), before or `after` the call takes effect."""
         self._add(verb, call, error or StoreError(f"This {verb} was told to fail."), 0.0, after)
 
     def delay(self, verb: str, seconds: float, *, call: int | None = 1, after: bool = False) -> None:
-        """Take `seconds` longer at the `call`-th call from now on (None: at each)."""
+        """Delay the `call`-th call from now on (None: each call) by `seconds`."""
         self._add(verb, call, None, seconds, after)
 
     def crash(self, *, call: int, after: bool = False) -> None:
-        """Be as good as dead from the `call`-th call of any verb on: it is not carried out, unless `after`."""
+        """Fail from the `call`-th call on, of whatever verb, as after a crash.
+
+        The call itself has no effect. With `after` it takes effect, and its answer is lost.
+        """
         self._crash = (self.calls.total() + call, after)
 
     @property
@@ -112,11 +118,12 @@ class FailingStore:
         return self._crash is not None and self.calls.total() >= self._crash[0]
 
     def heal(self) -> None:
-        """Forget every fault."""
+        """Remove every fault."""
         self._faults.clear()
         self._crash = None
 
     def _add(self, verb: str, call: int | None, error: BaseException | None, delay: float, after: bool) -> None:
+        # A fault for a misspelt verb would never strike, and the test would prove nothing.
         if not hasattr(self._store, verb):
             raise InvalidData("$.verb", f"{type(self._store).__name__} has no {verb!r}")
         self._faults.append(Fault(verb, None if call is None else self.calls[verb] + call, error, delay, after))
@@ -124,6 +131,7 @@ class FailingStore:
     async def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         self.calls[verb] += 1
         call, total = self.calls[verb], self.calls.total()
+        # With `after`, the call of the crash itself is still carried out: only its answer is lost, below.
         if self.has_crashed and (total, True) != self._crash:
             raise StoreError(f"This {verb} came after the crash.")
         await self._strike(verb, call, after=False)
@@ -134,5 +142,6 @@ class FailingStore:
         return answer
 
     async def _strike(self, verb: str, call: int, *, after: bool) -> None:
+        # A list of its own: `heal` may empty the other one while a fault waits out its delay.
         for fault in [fault for fault in self._faults if fault.strikes(verb, call, after=after)]:
             await fault.strike()

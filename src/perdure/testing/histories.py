@@ -1,9 +1,9 @@
 """Clients that use one store at the same time, and the history of what they did.
 
-Each client loads, saves, forks, erases, claims, appends and takes over, at random but by a seed, and notes when each
-operation began and ended and what came of it. `SessionModel` says what these do when they are done one at a time.
+Each client loads, saves, forks, erases, claims, appends and takes over, at random but by a seed. It notes when each
+operation began and ended, and its answer. `SessionModel` defines what operations do when they are done one at a time.
 
-As a program, `python -m perdure.testing.histories`, it is one client of a race between processes; see `play_apart`.
+Run as `python -m perdure.testing.histories`, the module is one client of a race between processes: see `play_apart`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from perdure.testing.linearizability import Operation, Verdict, check
 from perdure.testing.race import load_class
 
 _LEASE = 600.0
-"""Claims do not lapse by themselves in a history: how long a client waits must not matter."""
+"""Long enough that no claim lapses by itself in a history: the time that a client takes must not matter."""
 History = Sequence[tuple[str, Operation]]
-"""Operations, each with the id of the session that it was about."""
+"""Operations, each with the id of its session."""
 
 
 class Held(NamedTuple):
-    """A session as the model has it."""
+    """The state of a session in the model."""
 
     versions: tuple[tuple[str, ...], ...] = ()
-    """What each version shows. No version: there is no such session."""
+    """The texts that each version shows. Without a version, the session does not exist."""
     record: tuple[str, ...] = ()
     epoch: int | None = None
-    """The claim that lies on the session, by its number."""
+    """The number of the claim that is held on the session."""
     holder: str = ""
     """The client whose claim it is."""
     lapsed: bool = False
@@ -63,7 +63,7 @@ _ABSENT = Held()
 
 
 class SessionModel:
-    """What the operations of a history do to one session."""
+    """The effect of a history's operations on one session."""
 
     def first(self) -> Held:
         return _ABSENT
@@ -135,7 +135,7 @@ class SessionModel:
             yield ("ok", epoch), claimed._replace(record=(*state.record, said))
 
     def _end(self, state: Held, known: Any, client: str) -> Iterable[tuple[tuple[Any, ...], Held]]:
-        """A process is gone: the claims that it held lapse."""
+        """Yield the state after a process has ended: the claims that it held lapse."""
         if state.epoch is not None and state.holder == client:
             yield ("ok",), state._replace(lapsed=True)
 
@@ -168,12 +168,15 @@ class SessionModel:
 
 
 def _follows(state: Held, base: int, shown: Sequence[str]) -> bool:
-    """Tell whether a save is of the session that is there: one that was erased and created again begins otherwise."""
+    """Tell whether a save is based on the session that is there.
+
+    A session that was erased and created again begins with another text.
+    """
     return state.version == base and state.shown[0] == shown[0]
 
 
 def verdicts(history: History) -> Mapping[str, Verdict[Held]]:
-    """Check the history of each session by itself."""
+    """Check the history of each session separately."""
     apart: dict[str, list[Operation]] = defaultdict(list)
     for session_id, operation in history:
         apart[session_id].append(operation)
@@ -181,12 +184,12 @@ def verdicts(history: History) -> Mapping[str, Verdict[Held]]:
 
 
 def broken(history: History) -> Sequence[str]:
-    """Return what is wrong with a history, a text for each session that cannot be explained."""
+    """Return a text for each session of a history whose answers no order explains."""
     return [f"{key}: {verdict}" for key, verdict in verdicts(history).items() if not verdict.is_linearizable]
 
 
 class Client:
-    """Does one thing after another to a few sessions, by a seed, and notes each in `history`."""
+    """A client that does one operation after the other to a few sessions, by a seed, and notes each of them."""
 
     def __init__(
         self, store: Any, name: str, seed: str, session_ids: Sequence[str], note: Callable[[str, Operation], None]
@@ -199,6 +202,7 @@ class Client:
         self._count = 0
         self._loaded: dict[str, AgentSession] = {}
         self._claims: dict[str, Claim] = {}
+        # Weights. Erasing is rare: after it, most of what the clients know is refused.
         self._verbs = {
             self._load: 20,
             self._load_version: 6,
@@ -247,7 +251,7 @@ class Client:
         return ("ok", self._loaded[new.id].version)
 
     async def _fork(self, key: str) -> None:
-        """Fork a session into one with an id of its own, then look at that: it shows what was loaded, for ever."""
+        """Fork a session under an id of its own, then load the fork: it must show what was loaded of the parent."""
         parent = self._loaded.get(key)
         if parent is None:
             return
@@ -332,8 +336,9 @@ class Client:
         return f"{self._name}-{self._count}"
 
     async def _do(self, key: str, verb: str, given: tuple[Any, ...], doing: Awaitable[tuple[Any, ...]]) -> None:
-        """Do something, and note what came of it. Now and then it is cancelled: then nobody knows."""
+        """Carry out an operation, and note its answer. Now and then it is cancelled, and the outcome is unknown."""
         began = time.monotonic_ns()
+        # Noted before it begins: if the process is killed meanwhile, the operation is an open one.
         self._note(key, Operation(self._name, verb, given, began))
         task = asyncio.ensure_future(doing)
         if self._random.random() < 0.03:
@@ -353,18 +358,20 @@ class Client:
 
 
 class Notes:
-    """A history while it is made: an operation is noted when it begins, and again when it has an answer."""
+    """A history under way. Each operation is noted when it begins, and again when it has an answer."""
 
     def __init__(self) -> None:
         self._operations: dict[tuple[str, int], tuple[str, Operation]] = {}
 
     def note(self, session_id: str, operation: Operation) -> None:
+        # The answer replaces the open operation: a client begins one at a time, by a clock that never goes back.
         self._operations[operation.client, operation.began] = (session_id, operation)
 
     def note_end(self, client: str) -> None:
-        """Note that a client's process ended, at some time after it began its last operation."""
+        """Note that a client's process has ended, some time after it began its last operation."""
         mine = [each for each in self._operations.values() if each[1].client == client]
         last = max((operation.began for _, operation in mine), default=0)
+        # One for each session, since each has a history of its own. The times differ because they are keys.
         for place, key in enumerate({session_id for session_id, _ in mine}, 1):
             self.note(key, Operation(client, "end", (client,), last + place))
 
@@ -373,7 +380,7 @@ class Notes:
 
 
 async def play(stores: Sequence[Any], *, clients: int, operations: int, sessions: int, seed: str) -> History:
-    """Have clients use handles of one store at the same time in this process, and return what they did."""
+    """Let clients use handles of one store at the same time in this process, and return the history."""
     notes, ids = Notes(), [f"s{number}" for number in range(sessions)]
     started = [
         Client(stores[place % len(stores)], f"c{place}", f"{seed}/{place}", ids, notes.note) for place in range(clients)
@@ -385,7 +392,7 @@ async def play(stores: Sequence[Any], *, clients: int, operations: int, sessions
 async def play_apart(
     contract: object, where: Path, *, clients: int, operations: int, sessions: int, seed: str, kills: int = 0
 ) -> History:
-    """Have clients in processes of their own use one store, kill some of them, and return what they did."""
+    """Let clients in processes of their own use one store, kill some of them, and return the history."""
     kind = type(contract)
     task = (inspect.getfile(kind), kind.__module__, kind.__qualname__, str(where))
     numbers = (str(operations), str(sessions))
@@ -398,11 +405,13 @@ async def play_apart(
             *("-m", "perdure.testing.histories", *task, f"c{place}", f"{seed}/{place}", *numbers),
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # A line has all texts that a session shows, which may take more than the 64 KiB that asyncio allows.
             limit=1 << 24,
         )
         try:
             await listen(place, process)
         finally:
+            # It may have ended by itself.
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -433,6 +442,7 @@ async def _main(
     contract = load_class(file, module, qualname)()
 
     def note(session_id: str, operation: Operation) -> None:
+        # Not through a buffer: what is noted before a kill has to arrive.
         os.write(1, msgspec.json.encode((session_id, operation)) + b"\n")
 
     async with contract.open_store(Path(where)) as store:

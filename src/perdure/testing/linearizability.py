@@ -1,8 +1,8 @@
 """A checker for histories of concurrent operations: could they have been done one at a time?
 
-A history is linearizable if each operation can be given one moment between its start and its end, so that all of them,
-done in the order of these moments, give the answers that were given. The search is that of Wing and Gong with the
-memory of Lowe: states that were reached before with the same operations done are not tried again.
+A history is linearizable if each operation can be given one moment between its start and its end. Done in the order of
+these moments, all operations must give the answers that were given. The search is that of Wing and Gong with the
+memory of Lowe: a state that was reached before, with the same operations done, is not tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one client did: when it began, what it was given, and what came of it."""
+    """One operation of a client: when it began, what it was given, and its answer."""
 
     client: str
     verb: str
@@ -28,21 +28,21 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether nobody knows what came of it."""
+        """Tell whether the outcome is unknown."""
         return self.ended is None
 
 
 class Model(Protocol[S]):
-    """What operations do when they are done one at a time."""
+    """The effect of operations that are done one at a time."""
 
     def first(self) -> S:
         """Return the state before any operation."""
         ...
 
     def after(self, state: S, operation: Operation) -> Iterable[S]:
-        """Return the states that an operation may lead to if it gave its answer; none if it cannot have given it.
+        """Return the states that an operation may lead to with the answer that it gave, or none if it cannot give it.
 
-        Of an operation that is open, those of every answer that it could have had.
+        For an open operation, return the states for every answer that it could have had.
         """
         ...
 
@@ -55,7 +55,7 @@ class Verdict(msgspec.Struct, Generic[S], frozen=True):
     state: S
     """The state after these."""
     stuck: Sequence[Operation]
-    """The operations of which one had to come next, and none could; empty if the history is linearizable."""
+    """The operations one of which had to come next, although none could. Empty if the history is linearizable."""
 
     @property
     def is_linearizable(self) -> bool:
@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, Generic[S], frozen=True):
 
 
 def check(history: Iterable[Operation], model: Model[S]) -> Verdict[S]:
-    """Put a history in an order that explains it, or say where that fails."""
+    """Put a history in an order that explains its answers, or say where that fails."""
     operations = sorted(history, key=lambda each: each.began)
     return _Search(operations, model).run()
 
@@ -80,6 +80,8 @@ class _Search(Generic[S]):
     def __init__(self, operations: Sequence[Operation], model: Model[S]) -> None:
         self._operations = operations
         self._model = model
+        # A set of operations is one number with a bit for each: it is hashed with the state, for every step of the
+        # search.
         self._required = sum(1 << place for place, each in enumerate(operations) if not each.is_open)
         self._seen: set[tuple[int, S]] = set()
 
@@ -89,6 +91,7 @@ class _Search(Generic[S]):
         stack = [self._ways(0, first)]
         best, stuck_at, deepest = 0, first, list[int]()
         done, states = 0, [first]
+        # Nobody was given an answer, so there is nothing to explain.
         if not self._required:
             return Verdict([], first, [])
         while stack:
@@ -127,11 +130,13 @@ class _Search(Generic[S]):
         for place, operation in enumerate(self._operations):
             if done >> place & 1:
                 continue
+            # They are sorted by their beginnings: no later one can come next.
             if earliest is not None and operation.began > earliest:
                 break
             found.append(place)
             if operation.ended is not None and (earliest is None or operation.ended < earliest):
                 earliest = operation.ended
+        # An open operation may have done nothing at all: tried first, it would widen the search for nothing.
         return sorted(found, key=lambda place: self._operations[place].is_open)
 
 

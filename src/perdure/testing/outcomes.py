@@ -1,4 +1,4 @@
-"""Results of attacks on a store: each attack notes its own, and the table in docs/reliability.md is written from them.
+"""Results of attacks on a store. Each attack notes its own result, and the table in docs/reliability.md shows them all.
 
 PERDURE_OUTCOMES=outcomes.jsonl make torture
 python -m perdure.testing.outcomes outcomes.jsonl docs/reliability.md
@@ -25,18 +25,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: int
     failures: int
     control: str = ""
-    """What the control took away, for example "fsync does nothing"; empty if there is none."""
+    """The protection that the control took away, for example "fsync does nothing". Empty without a control."""
     control_rounds: int = 0
     control_failures: int = 0
 
     @property
     def holds(self) -> bool:
-        """Tell whether the store withstood the attack, and the control, if there is one, did not."""
+        """Tell whether the store withstood the attack, and the control (if there is one) did not."""
         return not self.failures and (not self.control or self.control_failures > 0)
 
 
 def note(outcome: Outcome) -> None:
-    """Append an outcome to the file that PERDURE_OUTCOMES names, if it does.
+    """Append an outcome to the file that PERDURE_OUTCOMES names, if it names one.
 
     Several processes may append to one file: each line is one write.
     """
@@ -50,12 +50,13 @@ def note(outcome: Outcome) -> None:
 
 
 def read(path: Path) -> Sequence[Outcome]:
-    """Return the outcomes in a file, those of one attack on one store added up."""
+    """Return the outcomes in a file. Those of the same attack on the same store are added up."""
     found: dict[tuple[str, str, str], Outcome] = {}
     for line in path.read_bytes().splitlines():
         outcome = msgspec.json.decode(line, type=Outcome)
         key = (outcome.attack, outcome.store, outcome.control)
         found[key] = _together(found[key], outcome) if key in found else outcome
+    # Sorted: tests run in any order, and the page must not change with it.
     return [found[key] for key in sorted(found)]
 
 
@@ -65,7 +66,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def write_table(outcomes: Iterable[Outcome], page: Path) -> None:
-    """Replace the table between a page's marks."""
+    """Replace the table between the two marks of a page."""
     before, start, rest = page.read_text(encoding="utf-8").partition(_START)
     _, end, after = rest.partition(_END)
     if not (start and end):
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the table of a page. Return 1 if an attack succeeded, or a control did not fail."""
     outcomes = read(Path(arguments[0]))
     write_table(outcomes, Path(arguments[1]))
+    # A control that does not fail counts as broken, too: an attack that cannot fail proves nothing.
     broken = [outcome for outcome in outcomes if not outcome.holds]
     for outcome in broken:
         print(f"{outcome.attack} on {outcome.store}: {', '.join(_reasons(outcome))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a store shows of a session, as plain data: two pictures that are equal show the same to every reader."""
+"""Pictures: everything that a store shows of a session, as plain data. Equal pictures show every reader the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = tuple(f"key-{number}" for number in range(8))
 
 
 async def pictures(store: Any, session_ids: Iterable[str]) -> dict[str, Picture | None]:
-    """Return what a store shows of some sessions; None of one that is not there."""
+    """Return a picture of each session, or None for a session that is not there."""
     return {session_id: await picture(store, session_id) for session_id in session_ids}
 
 
@@ -53,7 +53,7 @@ def _timeless(session: AgentSession) -> AgentSession:
 
 
 async def _said(store: Any, log: LogRef, end: int) -> list[str]:
-    """Return the texts of a log. If some were forgotten, each is read by itself."""
+    """Return the texts of a log. If some of them were forgotten, read each one separately."""
     try:
         return [message.text for message in await store.messages(log, 0, end)]
     except PerdureError:
@@ -64,9 +64,11 @@ async def _said_at(store: Any, log: LogRef, place: int) -> str:
     try:
         (message,) = await store.messages(log, place, place + 1)
     except PerdureError as error:
+        # The error is part of the picture: what was forgotten before a power cut must stay forgotten after it.
         return type(error).__name__
     return str(message.text)
 
 
 def _digest(raw: bytes) -> str:
+    # 64 bits tell two pictures apart, and keep the marks short that carry them.
     return hashlib.sha256(raw).hexdigest()[:16]

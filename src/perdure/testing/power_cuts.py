@@ -4,9 +4,10 @@
         def open_store(self, where):
             return MyStore(where / "sessions")
 
-A process works with the store, and all that it writes and syncs is recorded. Then the power is cut, on paper, at many
-moments of that recording, and the store is opened on what a disk may hold then. Whatever was acknowledged has to be
-there, what was not is there whole or not at all, fsck finds nothing, and the sessions can be used.
+A process works with the store, and everything that it writes and syncs is recorded. Then the power is cut, on paper,
+at many moments of that recording. Each time the store is opened on files that a disk may hold then. Everything
+acknowledged must be there. Anything else is there whole or not at all. fsck finds nothing, and the sessions can be
+used.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ from perdure.testing.pictures import Picture, pictures
 from perdure.testing.scene import Contract
 from perdure.testing.shapes import Mark, loops_for
 
+# The disk is simulated, and each cut writes a store and removes it: in memory that is quicker.
 _MEMORY = Path("/dev/shm")
 
 
 class PowerCutContract(Contract):
-    """A store loses nothing that it has acknowledged, whenever the power fails."""
+    """The contract that a store loses nothing that it has acknowledged, whenever the power fails."""
 
     name: ClassVar[str] = ""
-    """What the table of outcomes calls the store; empty to leave it out."""
+    """The store's name in the table of outcomes. Leave it empty to write no outcome."""
     cuts: ClassVar[int] = 1_000 if os.environ.get("PERDURE_TORTURE") else 50
 
     def put_older(self, where: Path) -> bool:
-        """Put what an older release has written where `open_store` will open it. Return False if there is nothing."""
+        """Put the files of an older release where `open_store` will open them. Return False if you have none."""
         return False
 
     def test_plain_saves(self) -> None:
-        """Saves, claims, appends, posts, notes and timers."""
+        """Saves, claims, appends, posts, notes and timers outlast a power cut."""
         self.hold("plain")
 
     def test_runs_with_tools(self) -> None:
@@ -62,28 +64,28 @@ class PowerCutContract(Contract):
         self.hold("tools")
 
     def test_forks_and_compaction(self) -> None:
-        """Forks, compactions, rewinds, and saves of several sessions together."""
+        """Forks, compactions, rewinds, and saves of several sessions together outlast a power cut."""
         self.hold("forks")
 
     def test_erasure(self) -> None:
-        """What was deleted, redacted or forgotten does not come back, in no file."""
+        """Words that were deleted, redacted or forgotten do not come back in any file."""
         self.hold("erasure")
 
     def test_several_processes(self) -> None:
-        """Three processes that write at once."""
+        """Three processes that write at once lose nothing that was acknowledged to one of them."""
         if self.shared:
             self.hold("several")
 
     def test_creation_of_a_store(self) -> None:
-        """A store in a directory that was not there."""
+        """A store that was created in a new directory is still there after a power cut."""
         self.hold("creation")
 
     def test_search(self) -> None:
-        """A search index beside the sessions."""
+        """A store with a search index keeps its promises, and no file has an erased word."""
         self.hold("search")
 
     def test_migration(self) -> None:
-        """A store that an older release has written."""
+        """A store that an older release has written keeps its promises while it is migrated."""
         with tempfile.TemporaryDirectory() as empty:
             has_older = self.put_older(Path(empty))
         if has_older:
@@ -92,10 +94,12 @@ class PowerCutContract(Contract):
     def hold(self, shape: str) -> None:
         """Cut the power at many moments, and require that every promise is kept.
 
-        Then do the same on a disk where fsync does nothing, and require that one is broken: so the attack is one.
+        Then do the same on a disk where fsync does nothing, and require that a promise is broken. An attack that
+        cannot fail proves nothing.
         """
         with self.recorded(shape) as recording:
             found = recording.attack(self, self.cuts, seed=1)
+            # The control has to fail once only, so a tenth of the cuts is enough.
             lost = recording.attack(self, max(20, self.cuts // 10), seed=2, ignored=lambda path, is_directory: True)
         self._note(f"power cut: {shape}", self.cuts, found, "fsync does nothing", max(20, self.cuts // 10), lost)
         assert found == [], "\n".join(found[:5])
@@ -126,7 +130,8 @@ class PowerCutContract(Contract):
 
     @contextmanager
     def recorded(self, shape: str) -> Iterator[Recording]:
-        """Have a process work in a shape, and yield what it has written."""
+        """Let a process do the work of a shape, and yield the recording of what it has written."""
+        # Resolved, since the recorder compares it with the real paths of open files.
         home = Path(tempfile.mkdtemp(prefix="perdure-cuts-", dir=_MEMORY if _MEMORY.is_dir() else None)).resolve()
         try:
             yield Recording(self, home, shape)
@@ -135,7 +140,7 @@ class PowerCutContract(Contract):
 
 
 class Recording:
-    """What one process has written in one shape, and what it has promised when."""
+    """A recording of what one process has written in one shape, and of what it has acknowledged at which moment."""
 
     def __init__(self, contract: PowerCutContract, home: Path, shape: str) -> None:
         self._home, self._shape = home, shape
@@ -145,8 +150,10 @@ class Recording:
             (where / "store").mkdir()
             contract.put_older(where / "store")
         self._before = {str(path.relative_to(where)): path.read_bytes() for path in _files(where)}
+        # The recording has no creation of these files, and names each by its inode.
         self._numbers = {str(path.relative_to(where)): path.stat().st_ino for path in _files(where)}
         task = (inspect.getfile(kind), kind.__module__, kind.__qualname__, str(where / "store"), shape)
+        # The process imports the contract's class, from wherever this one has it.
         environment = {**preloaded(where, home / "log"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         subprocess.run([sys.executable, "-m", "perdure.testing.shapes", *task], env=environment, check=True)
         self.operations = read_recording(home / "log")
@@ -159,7 +166,7 @@ class Recording:
     def attack(
         self, contract: PowerCutContract, cuts: int, *, seed: int, ignored: Ignored | None = None
     ) -> Sequence[str]:
-        """Cut the power at many moments. Return what was wrong after each cut that broke a promise."""
+        """Cut the power at many moments. Return a text for each cut that broke a promise."""
         chance = random.Random(seed)
         disk = Disk(self._before, ignored=ignored)
         for path, number in self._numbers.items():
@@ -185,6 +192,7 @@ class Recording:
         write_files(files, where)
         try:
             promised = Promised.at(moment, self.marks)
+            # In the files, before the store is opened: the first opening may clear away what was left.
             for word in promised.gone:
                 if any(word.encode() in content for content in files.values()):
                     holding = [path for path, content in files.items() if word.encode() in content]
@@ -198,10 +206,10 @@ class Recording:
 
 
 class Promised(msgspec.Struct):
-    """What has to be so after a cut at one moment."""
+    """The promises that must be kept after a cut at one moment."""
 
     states: list[tuple[Mapping[str, Picture | None], ...]]
-    """For each writer, what may be shown: what was acknowledged last, or what was under way."""
+    """For each writer, the pictures that may be shown: those acknowledged last, and those of what was under way."""
     is_repeated: bool
     said: dict[str, list[str]]
     gone: list[str]
@@ -218,6 +226,7 @@ class Promised(msgspec.Struct):
         writers = dict.fromkeys(mark.writer for _, mark in marks if mark.what == "end")
         return cls(
             [_states(writer, past, future) for writer in writers],
+            # The next mark is the end of what was under way.
             any(mark.is_repeated for mark in future[:1]),
             said,
             [word for mark in past if mark.what == "end" for word in mark.gone],
@@ -229,6 +238,7 @@ def _states(writer: str, past: Sequence[Mark], future: Sequence[Mark]) -> tuple[
     own = [mark for mark in past if mark.writer == writer and mark.what in ("begin", "end")]
     ended = [mark.shows for mark in own if mark.what == "end"][-1:]
     if not ended:
+        # Nothing was acknowledged yet: no session has to be there.
         ended = [{}]
     if own and own[-1].what == "begin":
         ended += [mark.shows for mark in future if mark.writer == writer and mark.what == "end"][:1]
@@ -236,7 +246,7 @@ def _states(writer: str, past: Sequence[Mark], future: Sequence[Mark]) -> tuple[
 
 
 async def _verdict(contract: PowerCutContract, where: Path, promised: Promised, *, is_used: bool) -> str:
-    """Return what is wrong with a store that was cut off; "" if nothing is."""
+    """Return what is wrong with a store that was cut off, or "" if nothing is."""
     async with contract.open_store(where) as store:
         for states in promised.states:
             known = dict.fromkeys(session_id for state in states for session_id in state)
@@ -260,7 +270,7 @@ async def _verdict(contract: PowerCutContract, where: Path, promised: Promised, 
 
 
 def _texts(shown: Mapping[str, Picture | None]) -> dict[str, Picture | None]:
-    """Return as much of pictures as does not change if something is done again."""
+    """Return those parts of the pictures that do not change if something is done twice."""
     return {name: each and {key: each[key] for key in ("shown", "said", "inbox")} for name, each in shown.items()}
 
 
@@ -292,7 +302,7 @@ async def _use(store: Any, promised: Promised) -> str:
 
 
 class _Calls:
-    """The calls of tools, before the cut and after it."""
+    """The tool calls that were made before the cut and after it."""
 
     def __init__(self, made: Sequence[str]) -> None:
         self.made = [*made]

@@ -1,4 +1,4 @@
-"""Real processes for the contracts to race with; see `race.py` for what each of them runs."""
+"""Real processes that race against each other in the contracts. Each of them runs `race.py`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 
 class Process:
-    """A process with the store open in it, which does what it is told."""
+    """A process that has the store open, and carries out commands."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
         self._process = process
         self.name = name
 
     async def ask(self, command: str) -> dict[str, Any]:
-        """What came of a command: `{"did": …}` or `{"error": …}`."""
+        """Give a command, and return its outcome: `{"did": …}` or `{"error": …}`."""
         await self.tell(command)
         return await self.answer()
 
     async def tell(self, command: str) -> None:
-        """Give a command, and do not wait for what comes of it."""
+        """Give a command, and do not wait for its outcome."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         await self._process.stdin.drain()
@@ -39,7 +39,7 @@ class Process:
         return found
 
     async def kill(self) -> None:
-        """End it at once, as a power cut would."""
+        """End the process at once, as a power cut would."""
         self._process.kill()
         await self._process.wait()
 
@@ -52,14 +52,16 @@ class Process:
 
 @asynccontextmanager
 async def processes(contract: object, where: Path, session_id: str, *names: str) -> AsyncIterator[list[Process]]:
-    """Processes, one a name, that have opened the contract's store in the same directory."""
+    """Start one process for each name, all of which open the contract's store in the same directory."""
     kind = type(contract)
     task = (inspect.getfile(kind), kind.__module__, kind.__qualname__, str(where))
     started = [Process(await _start(*task, name, session_id), name) for name in names]
     try:
+        # All of them have opened the store before any is told to do something: the race is about the command.
         for process in started:
             assert await process.answer() == {"did": "open"}
         yield started
+    # Also after a cancel: a process that waits for commands would outlive the test.
     except BaseException:
         for process in started:
             await process.kill()
@@ -69,7 +71,7 @@ async def processes(contract: object, where: Path, session_id: str, *names: str)
 
 
 async def ask_all(told: list[Process], command: str) -> list[dict[str, Any]]:
-    """What came of a command that several were told at once."""
+    """Give several processes the same command at once, and return the outcomes."""
     return [*await asyncio.gather(*(process.ask(command) for process in told))]
 
 
@@ -79,5 +81,6 @@ async def _start(*arguments: str) -> asyncio.subprocess.Process:
         *("-m", "perdure.testing.race", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        # The process imports perdure and the contract's class, from wherever this one has them.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )

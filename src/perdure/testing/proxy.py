@@ -1,11 +1,11 @@
-"""A line to a PostgreSQL server that breaks on demand: before the server hears of something, or before its answer does.
+"""A line to a PostgreSQL server that breaks on demand: before a question arrives, or before its answer does.
 
     async with CuttingProxy(server) as proxy:
         async with PostgresStore(f"postgresql://postgres@127.0.0.1:{proxy.port}/db?sslmode=disable") as store:
             proxy.cut("after", in_rounds=2)       # the second answer from now on is lost, and what was asked is done
             await store.save(session)
 
-It knows as much of the protocol as it takes to tell where a question ends, and nothing of what is asked.
+It knows enough of the protocol to tell where a question ends, and does not look at what is asked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Literal, Self
 When = Literal["before", "after", "during"]
 _QUESTIONS = b"QS"
 """The types of messages after which a client waits for an answer: a simple query, and the end of an extended one."""
+# ReadyForQuery: the server sends it behind everything else that answers a question.
 _READY = b"Z"
 
 
 class CuttingProxy:
-    """A TCP server on this machine that passes everything on to another server, until it is told to cut a line.
+    """A TCP server on this machine that passes everything on to another server, and cuts a line when it is told to.
 
     `server` is the path of a socket, or a host and a port. TLS is not understood: connect with `sslmode=disable`.
     """
@@ -35,7 +36,7 @@ class CuttingProxy:
         self._when: When | None = None
         self._rounds = 0
         self.cuts = 0
-        """How many lines it has cut."""
+        """The number of lines that were cut."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -54,19 +55,19 @@ class CuttingProxy:
         return int(self._server.sockets[0].getsockname()[1])
 
     def cut(self, when: When, *, in_rounds: int = 1) -> None:
-        """Cut a line at one of the next questions, of whichever client.
+        """Cut the line at the `in_rounds`-th question from now on, whichever client asks it.
 
-        `before`: the server does not hear of it. `after`: it has answered, and the answer is lost. `during`: it has
-        heard of it, and the line is cut at once.
+        `before`: the question does not reach the server. `after`: the server has answered, and the answer is lost.
+        `during`: the question is sent, and the line is cut at once.
         """
         self._when, self._rounds = when, in_rounds
 
     def mend(self) -> None:
-        """Cut no line any more."""
+        """Stop cutting lines."""
         self._when = None
 
     def is_to_be_cut(self) -> When | None:
-        """Count a question, and tell whether its line is to be cut."""
+        """Count a question, and tell when to cut its line. Return None if it must not be cut."""
         if self._when is None:
             return None
         self._rounds -= 1
@@ -93,6 +94,7 @@ class CuttingProxy:
             self._lines.discard(task)
             for writer in (to_client, to_server):
                 if writer is not None:
+                    # Not `close`, which would first send what is still in the buffer.
                     writer.transport.abort()
 
 
@@ -122,6 +124,7 @@ class _Line:
             with suppress(asyncio.CancelledError, OSError, asyncio.IncompleteReadError):
                 await task
         for task in (answering, asking):
+            # Ask for the exception, or asyncio logs that it was never retrieved.
             if task.done() and not task.cancelled():
                 task.exception()
 
@@ -134,6 +137,7 @@ class _Line:
             when = self._proxy.is_to_be_cut() if kind in _QUESTIONS else None
             if when == "before":
                 return
+            # Set before the question is sent: the answer may come while `drain` waits.
             self._is_deaf = when == "after"
             self._answered.clear()
             self._to_server.write(message)
@@ -159,4 +163,5 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
     """Read the length of a message, and the rest of it."""
     raw = await reader.readexactly(4)
     (length,) = struct.unpack(">I", raw)
+    # The length counts its own four bytes.
     return raw + await reader.readexactly(length - 4)

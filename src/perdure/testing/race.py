@@ -1,6 +1,6 @@
-"""One runner of a race between processes: `python -m perdure.testing.race`, told by its parent when to move.
+"""One runner of a race between processes: `python -m perdure.testing.race`. Its parent tells it when to move.
 
-Each line on standard input is a command, each line on standard output its answer, as JSON.
+Each line on standard input is a command, and each line on standard output the answer to one, as JSON.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from perdure.testing.samples import new_session, note
 
 
 def load_class(file: str, module: str, qualname: str) -> Any:
-    """The class that applies the contract, from the file that it was written in."""
+    """Return the class that applies the contract, from the file that it was written in."""
     spec = importlib.util.spec_from_file_location(module, file)
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
+    # Before it runs, as an import does: what resolves annotations looks for the module there.
     sys.modules[module] = loaded
     spec.loader.exec_module(loaded)
     return reduce(getattr, qualname.split("."), loaded)
 
 
 class Runner:
-    """Does one thing at a time to one session, and says what came of it."""
+    """A client that does one thing at a time to one session, and tells the outcome."""
 
     def __init__(self, store: Any, name: str, session_id: str) -> None:
         self._store = store
@@ -44,7 +45,7 @@ class Runner:
         self._claim: Any = None
 
     async def load(self) -> int | None:
-        """The version it will race with."""
+        """Load the session, and return the version that the runner will race with."""
         self._session = await self._store.load(self._session_id)
         return None if self._session is None else self._session.version
 
@@ -68,7 +69,7 @@ class Runner:
             self._claim = None
 
     async def reserve(self) -> float:
-        """Take a place in a rate of fifty a second, two at once."""
+        """Take a place in a rate of fifty a second, with a burst of two."""
         return float(await self._store.reserve("race", cost=0.02, burst=0.04))
 
     async def add_token(self) -> str:
@@ -81,11 +82,11 @@ class Runner:
         return len(await self._store.tokens())
 
     async def ring(self) -> int:
-        """Ring all timers of the session; how many of them it was that rang."""
+        """Ring all timers of the session. Return how many of them this runner rang."""
         return sum([await self._store.ring(timer) for timer in await self._store.timers(self._session_id)])
 
     async def ring_on(self) -> None:
-        """Ring a timer once for each second that it is set to, until the process is killed."""
+        """Ring a timer again and again, and set it one second further each time, until the process is killed."""
         while timers := await self._store.timers(self._session_id):
             await self._store.ring(timers[0], again=timers[0].due + 1)
 
@@ -103,7 +104,9 @@ async def main(file: str, module: str, qualname: str, where: str, name: str, ses
     contract = load_class(file, module, qualname)()
     async with contract.open_store(Path(where)) as store:
         runner = Runner(store, name, session_id)
+        # The parent waits for this line before it starts the race.
         print(json.dumps({"did": "open"}), flush=True)
+        # In a thread: the store's own tasks run while the parent says nothing.
         while command := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await runner.answer(command.strip())), flush=True)
 

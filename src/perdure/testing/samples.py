@@ -21,14 +21,15 @@ SUPPORT = AgentDefinition("support", system_prompt="Be brief.", metadata={"team"
 
 
 def new_session(*texts: str, id: str | None = None, definition: AgentDefinition = SUPPORT, **info: Any) -> AgentSession:
-    """A session of version 0 in which these texts were said, by turns."""
+    """Return a session of version 0 in which user and assistant have said these texts in turn."""
     named = AgentSessionInfo(SessionId.generate() if id is None else SessionId(id), definition.name, **info)
     return say(AgentSession(named, definition, AgentState.of(definition)), *texts)
 
 
 def say(session: AgentSession, *texts: str) -> AgentSession:
-    """The session with more texts said, by turns."""
+    """Return the session with more texts, said by user and assistant in turn."""
     turns = (Message.user, Message.assistant)
+    # Counted from the transcript, so that the roles alternate across several calls, too.
     count = len(session.state.transcript)
     return tell(session, *(turns[(count + place) % 2](text) for place, text in enumerate(texts)))
 
@@ -38,17 +39,17 @@ def tell(session: AgentSession, *messages: Message) -> AgentSession:
 
 
 def note(session: AgentSession, key: str, value: Any) -> AgentSession:
-    """The session with one more thing in its metadata."""
+    """Return the session with one more value in its metadata."""
     return session.with_state(session.state.with_metadata(key, value))
 
 
 def show(session: AgentSession, transcript: Transcript) -> AgentSession:
-    """The session with another view."""
+    """Return the session with another view."""
     return session.with_state(session.state.with_transcript(transcript))
 
 
 def fork(session: AgentSession, *, id: str | None = None) -> AgentSession:
-    """A session of version 0 that begins where this one stands."""
+    """Return a session of version 0 that begins with what this one shows."""
     at = now()
     key = SessionId.generate() if id is None else SessionId(id)
     info = AgentSessionInfo(key, session.info.agent_name, created_at=at, updated_at=at, parent_id=session.id)
@@ -56,13 +57,16 @@ def fork(session: AgentSession, *, id: str | None = None) -> AgentSession:
 
 
 def texts(session: AgentSession | None) -> list[str]:
-    """What a session shows."""
+    """Return the texts that a session shows."""
     assert session is not None, "the session is not there"
     return [message.text for message in session.state.messages]
 
 
 def seen(session: AgentSession | None) -> AgentSession:
-    """All of a session but what its view covers and its steps were given: a load may leave those in the store."""
+    """Return a session without the messages that its view covers or that its steps were given.
+
+    A load may leave those in the store, so two sessions can only be compared without them.
+    """
     assert session is not None, "the session is not there"
     state, run = session.state, session.state.execution
     if run is not None:
@@ -77,7 +81,7 @@ def _seen_step(step: AgentStep) -> AgentStep:
 
 
 def run_of(session: AgentSession) -> AgentSession:
-    """The session after a run of two steps: a tool was called, and the model answered."""
+    """Return the session after a run of two steps: the model has called a tool, then answered."""
     call = ToolCall("look_up", {"order": 7}, id="call-1")
     found = ToolExecution(call, now(), now(), result={"state": "sent"}, usage=Usage(output_tokens=3))
     asked = AgentStep.of(

@@ -1,4 +1,4 @@
-"""How the contracts' tests are run: each in an event loop of its own, with a store opened in a new directory."""
+"""The frame of every contract test: an event loop of its own, and a store opened in a new directory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PATIENCE = 60.0
 
 
 class Contract:
-    """What a contract asks of the class that applies it: how to open the store, and whether it can be shared."""
+    """The part of a contract that you fill in: how to open the store, and whether processes can share it."""
 
     shared: ClassVar[bool] = False
-    """Whether several processes may open the store in the same directory."""
+    """True if several processes may open the store in the same directory."""
     patience: ClassVar[float] = PATIENCE
-    """Seconds after which a test that has not ended has failed."""
+    """The number of seconds after which a test that has not ended fails."""
 
     def open_store(self, where: Path) -> AbstractAsyncContextManager[Any]:
-        """The store, not yet entered, that keeps its sessions in the directory `where`."""
+        """Return the store that keeps its sessions in the directory `where`, not yet entered."""
         raise NotImplementedError("a contract needs to know how your store is opened: define open_store(self, where)")
 
 
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=SessionStore)
 
 
 def in_store(test: Callable[[C, S], Awaitable[None]]) -> Callable[[C, Path], None]:
-    """A test of one open store."""
+    """Make a test of one open store."""
 
     async def scene(self: C, where: Path) -> None:
         async with self.open_store(where) as store:
@@ -43,7 +43,7 @@ def in_store(test: Callable[[C, S], Awaitable[None]]) -> Callable[[C, Path], Non
 
 
 def in_directory(test: Callable[[C, Path], Awaitable[None]]) -> Callable[[C, Path], None]:
-    """A test that opens stores itself."""
+    """Make a test that opens stores itself."""
     return _as_method(test, test)
 
 
@@ -68,7 +68,7 @@ def _as_method(test: Callable[..., Any], scene: Callable[[C, Path], Awaitable[No
 
 @contextmanager
 def refused(*errors: type[BaseException], of: str = "this") -> Iterator[Any]:
-    """The block has to raise one of these; it is then the `error` of what this yields."""
+    """Require that the block raises one of these errors. What this yields has it as `error` afterwards."""
     caught = SimpleNamespace(error=None)
     names = " or ".join(error.__name__ for error in errors)
     try:
@@ -76,13 +76,15 @@ def refused(*errors: type[BaseException], of: str = "this") -> Iterator[Any]:
     except errors as error:
         caught.error = error
     except Exception as error:
+        # Exceptions only: a cancel or a KeyboardInterrupt says nothing about the store, and passes through.
         raise AssertionError(f"expected {names} of {of}, and {type(error).__name__} was raised: {error}") from error
     else:
         raise AssertionError(f"expected {names} of {of}, and nothing was raised")
 
 
 async def for_a_while(delay: int) -> None:
-    """Turns of the event loop at first, then fractions of a millisecond."""
+    """Wait for `delay` turns of the event loop. Above four turns, wait for tenths of a millisecond as well."""
+    # A few turns let a cancel meet the first steps of a verb. Later steps take place in the store's own thread.
     for _ in range(min(delay, 4)):
         await asyncio.sleep(0)
     if delay > 4:

@@ -1,4 +1,4 @@
-"""A driver that says what a test has written down for it."""
+"""A driver that gives the replies that a test has written down."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """A reply that takes its time."""
+    """A reply that comes after a delay."""
 
     seconds: float
     reply: Reply
 
 
 class Chunks(msgspec.Struct, frozen=True):
-    """A text that is streamed in these pieces; among them an exception is raised, and a Delay waited for."""
+    """A text that is streamed in these pieces. An exception among them is raised there, and a Delay waited for."""
 
     pieces: Sequence[str | Exception | Delay]
 
@@ -34,10 +34,10 @@ _USAGE = Usage(input_tokens=10, output_tokens=5)
 
 
 class ScriptedDriver:
-    """Answers by the step's index within the run, so that a run that was recovered goes on where it was.
+    """A driver that replies by the step's index within the run, so that a recovered run continues where it was.
 
-    Instead of a list, a function from the request to a reply may be given: to script several runs, or several
-    attempts at one step. `requests` keeps all that was asked.
+    Give a function from the request to a reply instead of a list to script several runs, or several attempts
+    at one step. `requests` has every request.
     """
 
     def __init__(self, script: Sequence[Reply] | Callable[[ModelRequest], Reply], *, usage: Usage = _USAGE) -> None:
@@ -56,7 +56,7 @@ class ScriptedDriver:
         return answer
 
     def _whole(self, reply: Said) -> ModelReply:
-        """The reply as a driver gives it. A reply that is given again has ids of its own, as a model's would."""
+        """Return the reply as a driver gives it. A reply that is given again gets new ids, as a model's would."""
         if isinstance(reply, ModelReply):
             return ModelReply(self._renewed(reply.message), reply.response)
         message = self._renewed(_message(reply))
@@ -71,6 +71,7 @@ class ScriptedDriver:
         return msgspec.structs.replace(message, parts=parts, id=self._unused(message.id))
 
     def _unused(self, name: str) -> str:
+        # The first use keeps the id, since tests name it. Only repetitions are numbered.
         self._given[name] += 1
         return name if self._given[name] == 1 else f"{name}-{self._given[name]}"
 
@@ -86,7 +87,7 @@ def _at(script: Sequence[Reply], request: ModelRequest) -> Reply:
 
 
 async def _due(reply: Reply) -> Said | Chunks:
-    """The reply, once its delays are over; an exception is raised."""
+    """Return the reply once its delays are over, or raise it if it is an exception."""
     while isinstance(reply, Delay):
         await asyncio.sleep(reply.seconds)
         reply = reply.reply

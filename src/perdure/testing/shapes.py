@@ -1,8 +1,8 @@
 """Work for a store while it is attacked, in several shapes, each in a process of its own.
 
-`python -m perdure.testing.shapes FILE MODULE CLASS WHERE SHAPE [WRITER]` opens the store that a contract's class opens
-and does the work. Around each verb that writes it puts two marks between what `recorder.c` notes: that it begins, and
-what the store shows once it is acknowledged.
+`python -m perdure.testing.shapes FILE MODULE CLASS WHERE SHAPE [WRITER]` opens the store of a contract's class and
+does the work. It puts two marks into the recording for each verb that writes. The first says that the verb begins, the
+second what the store shows once the verb is acknowledged.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from perdure.testing.samples import fork, new_session, note, say, show
 from perdure.testing.scripted import Reply, ScriptedDriver
 
 WORKER = AgentDefinition("worker", tools=("charge", "jot"))
+# These verbs need no marks. `sketch` and `heartbeat` write, but nothing that a picture shows.
 _READING = frozenset(
     (
         *("load", "exists", "list", "previews", "heads", "versions", "find_message", "read", "runs", "log_of"),
@@ -46,22 +47,22 @@ _READING = frozenset(
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """What a process says of itself between its writes."""
+    """A note that a process puts between its writes."""
 
     writer: str
     what: str
-    """`begin` and `end` of a verb; `call` of a tool; `said`: a text that must be in a session for ever."""
+    """`begin` or `end` of a verb, `call` of a tool, or `said` for texts that must stay in a session from then on."""
     name: str = ""
     shows: dict[str, Picture | None] = {}
-    """With `end`: what the store shows of the writer's sessions."""
+    """With `end`: the pictures of the writer's sessions."""
     gone: list[str] = []
-    """With `end`: words that must not be on the disk any more. With `said`: the texts."""
+    """With `end`: words that must not be on the disk any longer. With `said`: the texts."""
     is_repeated: bool = False
-    """Whether the next to open the store may do again what was cut off: it may make one version more."""
+    """True if the next opening of the store may do the interrupted work again, and so make one version more."""
 
 
 class Stage:
-    """A store at work, and what it is known to promise at each moment."""
+    """A store at work, and its promises at each moment."""
 
     def __init__(self, open_store: Callable[[], Any], writer: str = "main") -> None:
         self.open_store = open_store
@@ -83,9 +84,10 @@ class Stage:
         *,
         is_repeated: bool = False,
     ) -> Any:
-        """Do something that is kept whole or not at all, and mark what it has come to. `gone` is what it erases."""
+        """Do something that is kept whole or not at all, and mark its result. `gone` has the words that it erases."""
         self.mark("begin", name)
         result = await work()
+        # Only now: the words may be on the disk until the erasure is acknowledged.
         self._gone += gone
         shows = await pictures(store, self.known)
         self.mark("end", name, shows=shows, gone=self._gone, is_repeated=is_repeated)
@@ -107,15 +109,17 @@ class NotedStore(FailingStore):
             return await getattr(self._store, verb)(*args, **kwargs)
 
         made = args[:1] if verb == "create" else [each.session for each in args[0]] if verb == "save_all" else ()
+        # Known before it is created, so that the pictures of the same verb's end have it.
         self._stage.known += [session.id for session in made if session.version == 0]
         return await self._stage.doing(self._store, verb, work)
 
 
 async def plain(stage: Stage) -> None:
-    """Save, claim, append, post, note and set timers, with texts of all sizes."""
+    """Save, claim, append, post, note and set timers, with texts of several sizes."""
     async with stage.open_store() as opened:
         store: Any = NotedStore(opened, stage)
         one, two = [await store.create(new_session("Hello.", id=name)) for name in ("one", "two")]
+        # From a part of a sector to more than two pages: a cut tears each size in another way.
         for size in (10, 700, 4096, 9000):
             one = await store.save(note(say(one, "x" * size, f"{size}"), "size", size))
         claim, _ = await store.claim(two.id, version=1, owner="ann", entries=[Entry("start", run="r")])
@@ -145,7 +149,7 @@ async def tools(stage: Stage) -> None:
 
 
 async def forks(stage: Stage) -> None:
-    """Fork, go on in both, compact, rewind and undo."""
+    """Fork, continue both sessions, compact, rewind and save several sessions together."""
     async with stage.open_store() as opened:
         store: Any = NotedStore(opened, stage)
         runtime = SessionRuntime(store)
@@ -162,7 +166,7 @@ async def forks(stage: Stage) -> None:
 
 
 async def erasure(stage: Stage) -> None:
-    """Delete, redact and forget: what was erased is on the disk no more."""
+    """Delete, redact and forget. Words that were erased are no longer on the disk."""
     async with stage.open_store() as store:
         stage.known += ["keep", "old", "fork", "first", "second", "third"]
         keep = await store.create(new_session("stays", "zebrasecret", "stays too", id="keep"))
@@ -186,11 +190,12 @@ async def erasure(stage: Stage) -> None:
 
 
 async def several(stage: Stage) -> None:
-    """Three processes write at once: each to sessions of its own, and all to one."""
+    """Write from three processes at once: each to a session of its own, and all to one."""
     if stage.writer == "main":
         async with stage.open_store() as shared:
             await shared.create(new_session("Shared.", id="shared"))
         stage.mark("said", "shared", gone=["Shared."])
+        # The children inherit the environment of the recorder, so their writes are in the same recording.
         command = [sys.executable, "-m", "perdure.testing.shapes", *sys.argv[1:]]
         started = [await asyncio.create_subprocess_exec(*command, name) for name in ("a", "b", "c")]
         assert [await process.wait() for process in started] == [0, 0, 0]
@@ -212,14 +217,14 @@ async def _say_in_shared(store: Any, stage: Stage, text: str) -> None:
 
 
 async def creation(stage: Stage) -> None:
-    """Make a store where there is not even a directory, close it, and open it again."""
+    """Create a store where there is not even a directory, close it, and open it again."""
     for name in ("first", "second"):
         async with stage.open_store() as opened:
             await NotedStore(opened, stage).create(new_session("Hello.", id=name))
 
 
 async def search(stage: Stage) -> None:
-    """Search while there is more and more to be found, and less."""
+    """Search while messages are added, and after one was erased."""
     async with stage.open_store() as opened:
         store: Any = NotedStore(opened, stage)
         session = await store.create(new_session("apples and pears", id="fruit"))
@@ -234,7 +239,7 @@ async def search(stage: Stage) -> None:
 
 
 async def migration(stage: Stage) -> None:
-    """Open what an older release has left, and write to it."""
+    """Open a store that an older release has written, and write to it."""
     async with stage.open_store() as opened:
         stage.known += [info.id for info in (await opened.list(limit=50)).all()]
         await stage.doing(opened, "open", _nothing)
@@ -255,7 +260,7 @@ SHAPES: dict[str, Callable[[Stage], Coroutine[Any, Any, None]]] = {
 
 
 def loops_for(run: str, told: Any) -> LoopFactory:
-    """A loop whose tools say that they are called, to an object with a method `mark`."""
+    """Return a loop whose tools report each call to an object with a method `mark`."""
 
     @tool
     async def charge(which: str) -> str:

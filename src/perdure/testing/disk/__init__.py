@@ -1,4 +1,4 @@
-"""A disk that can be watched, made to fail, and cut off from its power. Linux, with a C compiler.
+"""A disk that can be watched, made to fail, and cut off from its power. It needs Linux and a C compiler.
 
 environment = preloaded(directory, log)       # for a process that writes below the directory
 operations = read_recording(log)              # what it has written and synced, in order

@@ -1,4 +1,4 @@
-"""What a watched process has done to its disk, in order: the log that `recorder.c` writes, read back."""
+"""Recordings of what a watched process does to its disk, in order. `recorder.c` writes them, this module reads them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+# `struct record` of recorder.c. Its order leaves no gaps, so `=` (no padding) fits it.
 _HEAD = struct.Struct("=IBBHHHIQqQ")
 
 
@@ -28,22 +29,22 @@ class Kind(IntEnum):
 
 
 class Operation(NamedTuple):
-    """One thing that was done. Paths are relative to the directory that is watched."""
+    """One recorded operation. Paths are relative to the directory that is watched."""
 
     kind: Kind
     flags: int
     path: str
     other: str
-    """The new name of what was renamed or linked."""
+    """The new name after a rename or a link."""
     process: int
     inode: int
     place: int
-    """Where it was written, the size after a truncation, or which sync it is."""
+    """The place of a write, the size after a truncation, or the number of a sync."""
     data: bytes
 
 
 def read_recording(log: Path) -> list[Operation]:
-    """Return the operations in a log."""
+    """Return the operations of a recording."""
     raw, at = log.read_bytes(), 0
     found = []
     while at + _HEAD.size <= len(raw):

@@ -1,8 +1,8 @@
-"""A disk that has lost its power: which files it may hold then, of all that POSIX allows.
+"""A disk that has lost its power: the files that it may hold then, of all that POSIX allows.
 
-What was synced is there. Of all else each piece is there, is not, or is torn, one piece independently of the other:
-writes by sectors, sizes of files, names in directories. A directory's names last when the directory was synced, the
-content of a file when the file was.
+Everything that was synced is there. Every other piece is there, is missing, or is torn, independently of the others:
+sectors of writes, sizes of files, names in directories. Syncing a directory makes its names last, syncing a file its
+content.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from pathlib import Path, PurePosixPath
 
 from perdure.testing.disk.recording import Kind, Operation
 
+# Disks write one or the other of these whole.
 SECTORS = (512, 4096)
 Ignored = Callable[[str, bool], bool]
-"""Tells of a sync, by a path and whether it is a directory's, that it does nothing. The control of an experiment."""
+"""A function that tells whether a sync does nothing, by its path and whether it is a directory's: for controls."""
 
 
 class Inode:
-    """A file: what is on the disk for certain, and what was written since."""
+    """A file: the content that is certainly on the disk, and the changes since."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.synced = bytearray(content)
         self.now = bytearray(content)
         self.pending: list[tuple[int, bytes | None]] = []
-        """What was written and not synced: places with bytes, or with None where the file was cut to that size."""
+        """Changes that were not synced: places with the bytes written there, or sizes with None for a truncation."""
         self.settled = 0
-        """How many changes came to the disk before those that are pending."""
+        """The number of changes that reached the disk before the pending ones."""
         self.is_mapped = False
         self.path = ""
-        """A name that it had, for those who ignore syncs by name."""
+        """A name of the file, for an `Ignored` that goes by names."""
 
     def write(self, place: int, data: bytes) -> None:
         if len(self.now) < place:
@@ -47,7 +48,7 @@ class Inode:
         self.pending.append((size, None))
 
     def sync(self, count: int) -> None:
-        """Put the first `count` changes of all on the disk for good."""
+        """Put the first `count` changes, counted from the beginning, on the disk for good."""
         count = max(0, count - self.settled)
         for change in self.pending[:count]:
             _apply(self.synced, *change)
@@ -55,8 +56,9 @@ class Inode:
         self.settled += count
 
     def after_cut(self, chance: random.Random) -> bytes:
-        """Return what may be left of it."""
+        """Return content that the file may be left with."""
         content, sizes = bytearray(self.synced), [len(self.synced)]
+        # One luck for the whole file: if each write had its own, all or none of them would hardly ever be lost.
         luck = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         for place, data in self.pending:
             if data is not None:
@@ -66,20 +68,24 @@ class Inode:
                 sizes = [place]
                 _apply(content, place, None)
         if self.is_mapped:
+            # What is written through memory is in no recording, and reaches the disk at any time: its content is
+            # unknown.
             return chance.randbytes(len(self.now))
+        # A size is kept apart from the content, and may reach the disk before it. Bytes that were never written are
+        # zeros.
         size = chance.choice((sizes[0], sizes[-1], chance.choice(sizes)))
         del content[size:]
         return bytes(content) + bytes(size - len(content))
 
 
 class Folder:
-    """A directory: the names that are in it for certain, and what has become of names since."""
+    """A directory: the names that are certainly in it, and the changes of names since."""
 
     def __init__(self) -> None:
         self.synced: dict[str, Inode | Folder] = {}
         self.now: dict[str, Inode | Folder] = {}
         self.pending: list[tuple[str, Inode | Folder | None, str]] = []
-        """Names with what they stand for since; for a name that was moved away, where to."""
+        """Changes of names: the name, what it names now (or None), and the new name if it was renamed within here."""
         self.settled = 0
 
     def put(self, name: str, what: Inode | Folder | None, moved_to: str = "") -> None:
@@ -90,7 +96,7 @@ class Folder:
         self.pending.append((name, what, moved_to))
 
     def sync(self, count: int) -> None:
-        """Make the first `count` changes of all last."""
+        """Make the first `count` changes, counted from the beginning, last."""
         count = max(0, count - self.settled)
         for name, what, _ in self.pending[:count]:
             if what is None:
@@ -101,7 +107,7 @@ class Folder:
         self.settled += count
 
     def after_cut(self, chance: random.Random) -> dict[str, Inode | Folder]:
-        """Return the names that may be left: of each that has changed, any state that it has had since the sync."""
+        """Return names that may be left. A name that has changed has any state that it had since the sync."""
         left = dict(self.synced)
         luck = chance.choice((0.0, 0.5, 0.9, 1.0))
         times = Counter(name for name, _, _ in self.pending)
@@ -118,7 +124,8 @@ class Folder:
         return left
 
     def _keep_moved(self, reached: dict[str, int]) -> None:
-        """See to it that a file that was renamed has at least one of its names: a rename loses none anywhere."""
+        """Keep at least one name of each file that was renamed: no file system loses both."""
+        # Repeated, since the new name may have been renamed in its turn.
         again = True
         while again:
             again, seen = False, Counter[str]()
@@ -137,7 +144,7 @@ class Disk:
             disk.apply(operation)
         files = disk.after_cut(random.Random(7))  # one of the states in which a power cut may leave them
 
-    With `ignored`, syncs of some files or directories do nothing.
+    With `ignored`, the syncs of some files or directories do nothing.
     """
 
     def __init__(self, before: Mapping[str, bytes] = {}, *, ignored: Ignored | None = None) -> None:
@@ -152,16 +159,17 @@ class Disk:
             self._folder_of(path).now[PurePosixPath(path).name] = inode
 
     def know(self, path: str, number: int) -> None:
-        """Say which number a file that was there at the beginning has in the recording."""
+        """Set the number that the recording uses for a file that was there at the beginning."""
         found = self._folder_of(path).now[PurePosixPath(path).name]
         assert isinstance(found, Inode)
         self._inodes[number] = found
 
     def apply(self, operation: Operation) -> None:
-        """Do what was recorded."""
+        """Do a recorded operation."""
         path, name = operation.path, PurePosixPath(operation.path).name
         match operation.kind:
             case Kind.CREATE:
+                # Two processes may both record that they created the file: each looks for it before it opens it.
                 if name not in (folder := self._folder_of(path)).now:
                     inode = self._inodes[operation.inode] = Inode()
                     inode.path = path
@@ -169,11 +177,14 @@ class Disk:
             case Kind.WRITE:
                 inode = self._inodes[operation.inode]
                 inode.write(operation.place, operation.data)
+                # DURABLE in recorder.c: the file was opened with O_DSYNC, so a write is its own sync.
                 if operation.flags & 1:
                     inode.sync(inode.settled + len(inode.pending))
             case Kind.TRUNCATE:
                 self._inodes[operation.inode].truncate(operation.place)
             case Kind.SYNC_BEGIN:
+                # A sync covers what was written before it began. What is written while it runs may or may not be
+                # covered.
                 what = self._folder(path) if operation.flags & 1 else self._inodes[operation.inode]
                 self._syncs[operation.place] = (what, what.settled + len(what.pending))
             case Kind.SYNC_END:
@@ -193,13 +204,13 @@ class Disk:
                 pass
 
     def after_cut(self, chance: random.Random) -> dict[str, bytes]:
-        """Return the files that may be left, by path. A directory that is left empty is a path that ends in a slash."""
+        """Return files that may be left, by path. A directory is a path that ends in a slash."""
         left: dict[str, bytes] = {}
         self._gather(self._root, "", chance, {}, left)
         return left
 
     def files(self) -> dict[str, bytes]:
-        """Return the files as a process sees them that goes on."""
+        """Return the files as a process sees them if the power stays on."""
         left: dict[str, bytes] = {}
         self._gather(self._root, "", None, {}, left)
         return left

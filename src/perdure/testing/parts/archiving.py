@@ -1,4 +1,4 @@
-"""Sessions that move between stores whole: `dump` gives one out, `restore` takes it in."""
+"""Sessions that move between stores as a whole: `dump` exports one, `restore` imports it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FILLED = ("talk", "child", "views", "orphan", "killed", "album")
 
 
 class ArchivingStore(JournaledStore, Archive, Protocol):
-    """A store whose runs are on record, and that gives sessions out and takes them in."""
+    """A store whose runs are on record, and that can export and import sessions."""
 
 
 class Archiving(Contract):
-    """What is taken in is what was given out."""
+    """A restored session is the session that was dumped."""
 
     @asynccontextmanager
     async def _two(self, where: Path) -> AsyncIterator[tuple[Any, Any]]:
@@ -37,7 +37,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_what_was_dumped_is_restored_whole(self, where: Path) -> None:
-        """Versions, times, record, inbox and keys; a second time nothing is written, and the dump is the same."""
+        """Versions, times, record, inbox and keys are restored. A second restore writes nothing."""
         async with self._two(where) as (source, target):
             await fill(source)
             for session_id in FILLED:
@@ -57,7 +57,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_runs_find_their_messages_where_they_were_taken_to(self, where: Path) -> None:
-        """In the session's own log, and in that of a branch."""
+        """Restored runs find their messages, in the session's own log and in that of a branch."""
         async with self._two(where) as (source, target):
             session = await source.create(new_session("Hello", id="it"))
             run, aside = messages("one", "two"), messages("aside")
@@ -74,7 +74,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_an_interrupted_run_is_recovered_where_it_was_taken_to(self, where: Path) -> None:
-        """Its claim goes along as one that has lapsed."""
+        """An interrupted run is dumped with a lapsed claim, and recovered where it is restored."""
         async with self._two(where) as (source, target):
             await fill(source)
             archived = await source.dump("killed")
@@ -90,7 +90,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_a_restored_session_goes_on_like_any_other(self, where: Path) -> None:
-        """It is saved, forked and erased, and its fork keeps what it shows."""
+        """A restored session can be saved, forked and erased, and its fork keeps what it shows."""
         async with self._two(where) as (source, target):
             await fill(source)
             for session_id in FILLED:
@@ -107,7 +107,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_a_fork_goes_without_its_parent(self, where: Path) -> None:
-        """What it shows of its parent goes along, and goes along again from there."""
+        """A fork is dumped alone with what it shows of its parent, also from a store where it was restored."""
         async with self._two(where) as (source, target):
             await fill(source)
             with refused(SessionNotFound):
@@ -124,7 +124,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_what_an_erased_session_left_goes_along(self, where: Path) -> None:
-        """Asked for or not: nobody else could bring it."""
+        """The messages of an erased parent always go along, since nobody else could bring them."""
         async with self._two(where) as (source, target):
             await fill(source)
             await target.restore(await source.dump("orphan"))
@@ -132,7 +132,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_a_fork_is_linked_to_its_parent_only_if_that_is_the_same(self, where: Path) -> None:
-        """A parent that has gone another way lends it nothing."""
+        """A fork is linked only to the same parent. One that was continued otherwise lends it nothing."""
         async with self._two(where) as (source, target):
             await source.create(new_session("one", "two", id="parent"))
             await target.restore(await source.dump("parent"))
@@ -145,7 +145,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_another_session_of_the_same_id_is_a_conflict(self, where: Path) -> None:
-        """Nothing is overwritten, however alike they are."""
+        """A different session of the same id is a conflict, and nothing is overwritten."""
         async with self._two(where) as (source, target):
             await source.create(new_session("hello", id="same"))
             archived = await source.dump("same")
@@ -157,7 +157,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_of_those_who_bring_in_the_same_session_one_writes_it(self, where: Path) -> None:
-        """The others find it there."""
+        """Of several callers that restore the same session, one writes it, and the others find it there."""
         async with self._two(where) as (source, target):
             await source.create(new_session("one", id="it"))
             archived = await source.dump("it")
@@ -167,7 +167,7 @@ class Archiving(Contract):
 
     @in_store
     async def test_a_session_under_way_is_not_dumped(self, store: ArchivingStore) -> None:
-        """It would be recovered elsewhere while it goes on here. Once its claim is given back, it is."""
+        """A running session is not dumped: it would be recovered elsewhere while it runs here."""
         await store.create(new_session("hello", id="busy"))
         claim, _ = await store.claim("busy", version=1, owner="runner 7")
         with refused(SessionBusy) as busy:
@@ -178,7 +178,7 @@ class Archiving(Contract):
 
     @in_store
     async def test_an_unknown_session_is_not_dumped(self, store: ArchivingStore) -> None:
-        """Nor is one that was erased."""
+        """An unknown session is not dumped, nor is one that was erased."""
         assert isinstance(store, Archive)
         await store.create(new_session("hello", id="gone"))
         await store.delete("gone")
@@ -188,13 +188,14 @@ class Archiving(Contract):
 
     @in_directory
     async def test_an_archive_that_is_not_whole_changes_nothing(self, where: Path) -> None:
-        """What is missing from it, or is not what it says, is found before anything is written."""
+        """An archive with missing or wrong parts is refused before anything is written."""
         async with self._two(where) as (source, target):
             await source.create(new_session("one", id="it"))
             archived = await source.dump("it")
             wrong: tuple[dict[str, Any], ...] = (
                 *({"logs": {}}, {"values": {}}, {"heads": ()}, {"keys": {"k": ("d", 7)}}, {"logs": {"x": {}}}),
                 {"logs": {"it": {**archived.logs["it"], 2: archived.logs["it"][0]}}},
+                # A position that no database can hold.
                 {"logs": {"it": {**archived.logs["it"], 2**64: archived.logs["it"][0]}}},
             )
             for fields in wrong:
@@ -205,7 +206,7 @@ class Archiving(Contract):
 
     @in_directory
     async def test_entries_of_any_form_are_brought_over(self, where: Path) -> None:
-        """A record may hold what only its writer understands."""
+        """Entries of any form are brought over: a record may have some that only their writer understands."""
         given = (
             Entry("agent_start", {"messages": 5}, "a"),
             Entry("message_end", {"message": {"id": 7}, "shown": 7}, "a"),
@@ -220,5 +221,5 @@ class Archiving(Contract):
 
 
 def _without_lent(archived: ArchivedSession) -> ArchivedSession:
-    """Return it without what goes along: where that came from is named in each store otherwise."""
+    """Return an archive without the messages of other sessions: each store names their logs differently."""
     return replace(archived, lent={})

@@ -1,6 +1,6 @@
-"""Images and files: their bytes are kept once, apart from the messages that show them, as long as one does.
+"""Images and files: their bytes are kept once, apart from the messages, while any message shows them.
 
-`check` finds bytes that no message shows, and messages whose bytes are gone: so it tells here that neither is so.
+The tests call `check`, which finds bytes that no message shows, and messages whose bytes are gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HASH = codec.hash_of_bytes(PHOTO)
 
 
 class AttachingStore(Erasure, JournaledStore, Attachments, Archive, Checkable, Protocol):
-    """A store with all that has to do with images and files."""
+    """A store with every port that deals with images and files."""
 
 
 def photo(text: str = "See:", body: bytes = PHOTO, **named: Any) -> Message:
@@ -35,7 +35,7 @@ def photo(text: str = "See:", body: bytes = PHOTO, **named: Any) -> Message:
 
 
 async def bytes_of(store: Any, session_id: str, *hashes: str) -> list[bytes]:
-    """Return the bytes that a session shows under hashes."""
+    """Return the bytes of a session's files with these hashes."""
     found = await store.attachments(session_id, hashes or (HASH,))
     return [found[key] for key in hashes or (HASH,)]
 
@@ -47,12 +47,13 @@ def files_in(session: AgentSession | None) -> list[Media]:
 
 
 class Attaching(Contract):
-    """What a message shows is there, and what no message shows is not."""
+    """Files that a message shows are there, and files that no message shows are not."""
 
     @in_store
     async def test_large_bytes_are_named_by_their_hash(self, store: AttachingStore) -> None:
-        """In what a save returns and in what a load gives; small ones, and addresses, stay in the message."""
+        """Saves and loads return large files by their hash. Small files and addresses stay in the message."""
         assert isinstance(store, Attachments)
+        # The largest size that stays in the message.
         small = Media("image/gif", data=PHOTO[:4096])
         linked = Media("image/png", url="https://a.example/b.png")
         said = Message.user("See:", Media("image/png", data=PHOTO, name="a.png"), small, linked)
@@ -65,7 +66,7 @@ class Attaching(Contract):
 
     @in_directory
     async def test_they_are_there_when_the_store_is_opened_again(self, where: Path) -> None:
-        """Written by a save, ahead of one, and by a claim."""
+        """Files written by a save, an append or a claim are there when the store is opened again."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -87,7 +88,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_they_stay_until_the_last_message_that_shows_them_is_erased(self, store: AttachingStore) -> None:
-        """Shown by two messages of one session, by two sessions, and by forks of erased ones."""
+        """Bytes stay while any message shows them, in the same session, in another one, or in a fork."""
         one = await store.create(tell(new_session(id="one"), photo(), photo("Again")))
         await store.create(tell(new_session(id="two"), photo()))
         early = await store.create(fork(one, id="early"))
@@ -104,7 +105,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_erasing_what_a_fork_does_not_show_takes_its_files(self, store: AttachingStore) -> None:
-        """The fork has the first photo; the second was sent after it was taken."""
+        """Erasing a session takes the files that its fork does not show, and leaves the others."""
         one = await store.create(tell(new_session(id="one"), photo()))
         await store.create(fork(one, id="two"))
         await store.save(tell(one, photo("Later", SCAN)))
@@ -117,7 +118,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_a_redacted_message_takes_its_files_along(self, store: AttachingStore) -> None:
-        """Unless something else shows them."""
+        """A redacted message takes its files along, unless something else shows them."""
         one = await store.create(tell(new_session(id="one"), photo(id="p1"), photo("And", SCAN, id="p2")))
         await store.create(tell(new_session(id="other"), photo()))
         assert await store.redact("one", ["p1", "p2"]) == 2
@@ -131,10 +132,11 @@ class Attaching(Contract):
 
     @in_directory
     async def test_one_is_erased_while_another_is_sent(self, where: Path) -> None:
-        """The same bytes, by two processes: what was sent is there, and nothing else is."""
+        """If bytes are erased in one place and sent in another at the same time, those that were sent are there."""
         if not self.shared:
             return
         async with self.open_store(where) as one, self.open_store(where) as other:
+            # Several times, since the two rarely meet in the same instant.
             for number in range(12):
                 await one.create(tell(new_session(id=f"old-{number}"), photo()))
                 erased = one.delete(f"old-{number}")
@@ -146,7 +148,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_to_know_a_hash_is_not_enough(self, store: AttachingStore) -> None:
-        """Neither to read the bytes nor to write a message that names them; nothing is changed, or told."""
+        """Knowing a hash is not enough to read the bytes, or to write a message with them. Nothing is changed."""
         await store.create(tell(new_session(id="theirs"), photo()))
         mine = await store.create(new_session("Hello", id="mine"))
         named = Message.user("See:", Media("image/png", hash=HASH, size=len(PHOTO)))
@@ -170,7 +172,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_what_a_session_shows_may_be_said_again_by_its_hash(self, store: AttachingStore) -> None:
-        """In the session itself, ahead of a save, and in a fork of it; it stays as long as one of these does."""
+        """A session and its forks may show a file again by its hash. The bytes stay while any of them does."""
         one = await store.create(tell(new_session(id="one"), photo()))
         (shown,) = files_in(one)
         two = await store.create(fork(one, id="two"))
@@ -186,7 +188,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_what_is_posted_keeps_its_files(self, store: AttachingStore) -> None:
-        """An item of an inbox comes back as it was posted; its bytes go with the session, or with a redaction."""
+        """An inbox item comes back as it was posted. Its bytes go with the session, or with a redaction."""
         await store.create(new_session("Hello", id="it"))
         posted = Entry("queue", {"id": "d1", "messages": [photo(id="p1").to_dict(), photo("2", SCAN).to_dict()]})
         await store.post("it", Entry("cancel"))
@@ -212,7 +214,7 @@ class Attaching(Contract):
 
     @in_directory
     async def test_they_move_with_their_sessions(self, where: Path) -> None:
-        """With a session's own messages, with what it shows of others, and with what waits in its inbox."""
+        """Files move with a session's messages, with those it shows of others, and with its inbox."""
         for name in ("one", "other"):
             (where / name).mkdir()
         async with self.open_store(where / "one") as source, self.open_store(where / "other") as target:
@@ -233,7 +235,7 @@ class Attaching(Contract):
 
     @in_directory
     async def test_an_archive_without_them_is_refused(self, where: Path) -> None:
-        """Or with others in their place; nothing is written."""
+        """An archive without its files, or with other bytes in their place, is refused. Nothing is written."""
         for name in ("one", "other"):
             (where / name).mkdir()
         async with self.open_store(where / "one") as source, self.open_store(where / "other") as target:
@@ -247,7 +249,7 @@ class Attaching(Contract):
 
     @in_store
     async def test_files_within_messages_are_taken_out_when_they_move(self, store: AttachingStore) -> None:
-        """As earlier releases have stored them: what comes in is kept once, and is still the same session."""
+        """Files within messages, as earlier releases stored them, are kept apart. It is still the same session."""
         await store.create(tell(new_session(id="one"), photo(id="p1")))
         archived = await store.dump("one")
         inline = msgspec.json.encode(photo(id="p1"))
@@ -257,10 +259,11 @@ class Attaching(Contract):
 
     @in_store
     async def test_other_bytes_than_were_written_are_never_given_out(self, store: AttachingStore) -> None:
-        """An unknown session, an unknown hash and anything that is no hash are errors."""
+        """An unknown session, an unknown hash and a text that is not a hash are errors."""
         await store.create(say(new_session(id="it"), "Hello"))
         with refused(SessionNotFound):
             await store.attachments("nobody", [HASH])
+        # The first is a good hash, of bytes that no session here has shown.
         for wrong in ([HASH], ["x"], [""]):
             with refused(InvalidData, CorruptRecord):
                 await store.attachments("it", wrong)

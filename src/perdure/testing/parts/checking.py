@@ -1,4 +1,4 @@
-"""A store that looks at itself finds nothing wrong with what it has written."""
+"""Checks: a store finds nothing wrong with what it has written."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from perdure.testing.scene import Contract, in_store
 
 
 class CheckedStore(JournaledStore, Checkable, Protocol):
-    """A store whose runs are on record, and that looks at itself."""
+    """A store whose runs are on record, and that can check itself."""
 
 
 class Checking(Contract):
-    """Nothing that a store does by itself is a problem, at no moment."""
+    """Nothing that a store does by itself is ever reported as a problem."""
 
     @in_store
     async def test_a_sound_store_has_no_problems(self, store: CheckedStore) -> None:
-        """Whatever was done to it; and it goes on after the check."""
+        """A sound store has no problems, whatever was done to it, and can be used after the check."""
         assert isinstance(store, Checkable)
         assert [*await store.check()] == []
         await fill(store)
@@ -33,7 +33,7 @@ class Checking(Contract):
 
     @in_store
     async def test_what_is_left_of_erased_sessions_is_no_problem(self, store: CheckedStore) -> None:
-        """As long as others show it; and when they are gone, nothing is left."""
+        """Remains of erased sessions that others show are sound. When the others are gone, nothing is left."""
         await fill(store)
         for session_id in ("talk", "child", "views", "killed", "orphan", "album"):
             await store.delete(session_id)
@@ -42,7 +42,7 @@ class Checking(Contract):
 
     @in_store
     async def test_a_session_under_way_is_no_problem(self, store: CheckedStore) -> None:
-        """A run has written ahead what no version shows yet."""
+        """Messages that a run has written ahead, and that no version shows yet, are sound."""
         session = await store.create(new_session("hello"))
         claim, _ = await store.claim(
             session.id, version=1, owner="me", messages=messages("ahead"), entries=entries("start")
@@ -52,7 +52,7 @@ class Checking(Contract):
 
     @in_store
     async def test_what_others_do_meanwhile_is_no_problem(self, store: CheckedStore) -> None:
-        """Sessions are created, saved, forked and erased while it looks."""
+        """A check finds no problem while sessions are created, saved, forked and erased."""
 
         async def live(number: int) -> None:
             for round in range(4):
@@ -71,7 +71,8 @@ class Checking(Contract):
 
 
 async def fill(store: Any) -> None:
-    """Sessions that have been run, forked, compacted and interrupted, one whose parent is erased, one with an image."""
+    """Create sessions of many kinds: run, forked, compacted, interrupted, left by a parent, and with an image."""
+    # Other contracts know these sessions by their names.
     talk = await store.create(new_session("Hello", id="talk", owner="ada", tags=("vip", "münchen")))
     run = messages("one", "two")
     claim, ahead = await store.claim(

@@ -1,4 +1,4 @@
-"""What a history is made of beside a session's own log, and where a line of forks begins."""
+"""The parts of a history beside a session's own log, and the beginning of a line of forks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from perdure.testing.scene import Contract, in_store, refused
 
 
 class TellingStore(JournaledStore, Chronicle, Lineage, Protocol):
-    """A store that tells what a history is made of."""
+    """A store that tells of branches, adoptions and lines."""
 
 
 class Chronicles(Contract):
-    """Branches, adoptions and lines are found without a look at all that was said."""
+    """Branches, adoptions and lines are found without reading everything that was said."""
 
     @in_store
     async def test_the_runs_with_logs_of_their_own_are_told(self, store: TellingStore) -> None:
-        """Oldest first, as they are among all runs; none of those that write into the session's log."""
+        """Runs with logs of their own are listed oldest first. Runs that write into the session's log are not."""
         session = await store.create(new_session("Hello"))
         assert not await store.branches(session.id)
         claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start", run="main"))
@@ -42,7 +42,7 @@ class Chronicles(Contract):
 
     @in_store
     async def test_an_adoption_tells_what_it_was_the_first_to_show(self, store: TellingStore) -> None:
-        """Covered messages too, in the order of the view; not what the session began with, or has adopted before."""
+        """An adoption has the messages that it added, covered ones too, in the order of the view."""
         root = await store.create(new_session("root", id="root"))
         session = await store.create(say(fork(root, id="s"), "own"))
         one = await store.create(say(fork(session, id="one"), "1", "2"))
@@ -61,7 +61,7 @@ class Chronicles(Contract):
 
     @in_store
     async def test_logs_have_names_that_mean_the_same_in_every_store(self, store: TellingStore) -> None:
-        """One of a branch is named by its session and its run; an unknown one has no name."""
+        """A branch's log is named by its session and its run. An unknown log has no name."""
         session = await store.create(new_session("Hello", id="s"))
         claim, _ = await store.claim("s", version=1, owner="ann", entries=entries("start", run="main"))
         await store.append(claim, messages=messages("aside"), entries=entries("step", run="x"), log="x")
@@ -73,7 +73,7 @@ class Chronicles(Contract):
 
     @in_store
     async def test_a_line_of_forks_begins_where_its_first_session_is_known(self, store: TellingStore) -> None:
-        """One that is erased is known by name; a sub-agent's session begins a line."""
+        """A line begins with the first session that is known, if only by its name. A sub-agent begins a line."""
         forks = [f"fork-{number}" for number in range(5)]
         session = await store.create(new_session("first", id="first"))
         for number in range(5):

@@ -1,4 +1,4 @@
-"""Claims: one runner a session, fenced by an epoch, gone when its lease or its process is."""
+"""Claims: each session has one runner, fenced by an epoch, until its lease or its process ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NAN = float("nan")
 
 
 class Claims(Contract):
-    """A session has one runner at a time, and one that was taken over can write nothing."""
+    """A session has one runner at a time, and a runner that was taken over can write nothing."""
 
     @in_store
     async def test_a_claim_says_what_was_taken(self, store: JournaledStore) -> None:
-        """It names session, version, owner and lease, and its epoch grows from claim to claim."""
+        """A claim has the session, version, owner and lease, and its epoch grows from claim to claim."""
         session = await store.create(new_session("Hello"))
         first, appended = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
         assert (first.session_id, first.version, first.owner, first.lease) == (session.id, 1, "ann", LEASE)
@@ -35,7 +35,7 @@ class Claims(Contract):
 
     @in_store
     async def test_what_cannot_be_claimed(self, store: JournaledStore) -> None:
-        """An unknown session is not found; a version that has moved is a conflict, and nothing is written."""
+        """An unknown session is not found. A version that has moved is a conflict, and nothing is written."""
         session = await store.save(await store.create(new_session("Hello")))
         with refused(SessionNotFound):
             await store.claim("nobody", version=1, owner="ann")
@@ -49,7 +49,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_claimed_session_is_busy(self, store: JournaledStore) -> None:
-        """While a run holds it, it can be neither claimed, saved nor erased by others; reading goes on."""
+        """While a run holds a session, others can neither claim, save nor erase it. They can read it."""
         session = await store.create(new_session("Hello"))
         claim, _ = await store.claim(session.id, version=1, owner="ann")
         with refused(SessionBusy) as busy:
@@ -66,9 +66,10 @@ class Claims(Contract):
 
     @in_store
     async def test_a_released_session_is_free(self, store: JournaledStore) -> None:
-        """After `release` others may claim and save, and the old claim can write nothing."""
+        """After `release`, others can claim and save, and the old claim can write nothing."""
         session = await store.create(new_session("Hello"))
         claim, _ = await store.claim(session.id, version=1, owner="ann")
+        # Twice: a caller may not know whether its first release has arrived.
         await store.release(claim)
         await store.release(claim)
         await _assert_lost(store, claim)
@@ -76,7 +77,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_run_given_up_is_left_to_be_recovered(self, store: JournaledStore) -> None:
-        """`release(interrupted=True)` leaves a lapsed claim: the run is found, taken over, and passed by nobody."""
+        """`release(interrupted=True)` leaves a lapsed claim: the run is found and taken over, and blocks all others."""
         session = await store.create(new_session("Hello"))
         claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
         await store.release(claim, interrupted=True)
@@ -95,7 +96,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_late_release_frees_nobody_elses_claim(self, store: JournaledStore) -> None:
-        """Releasing a claim that was lost leaves the new one standing."""
+        """Releasing a claim that was lost leaves the new one in force."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -109,7 +110,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_claim_lapses_with_its_lease(self, store: JournaledStore) -> None:
-        """Others wait as long as the lease, and no longer; heartbeats and appends extend it."""
+        """A claim lapses when its lease ends. Heartbeats and appends extend the lease."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -126,7 +127,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_claim_without_a_lease_has_lapsed_when_it_is_there(self, store: JournaledStore) -> None:
-        """Its entries are on record, its run is found and taken over at once, and nobody passes it. Nothing follows."""
+        """A claim with a lease of 0 lapses at once. Its entries are on record, and its run can be taken over."""
         session = await store.create(new_session("Hello"))
         claim, _ = await store.claim(session.id, version=1, owner="ann", lease=0.0, entries=entries("start"))
         assert (await store.is_claimed(session.id), await store.is_interrupted(session.id)) == (False, True)
@@ -142,12 +143,13 @@ class Claims(Contract):
 
     @in_store
     async def test_a_lapsed_claim_that_nobody_took_still_holds(self, store: JournaledStore) -> None:
-        """A lease decides when others may take over; until one does, a slow runner goes on."""
+        """A lease decides when others may take over. Until somebody does, a slow runner can continue."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
             claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
             clock.advance(10 * LEASE)
+            # The epoch is still the newest, and the epoch fences, not the time.
             await store.append(claim, messages=messages("late"))
             with refused(SessionBusy):
                 await store.claim(session.id, version=1, owner="ben")
@@ -156,7 +158,7 @@ class Claims(Contract):
 
     @in_store
     async def test_who_was_taken_over_can_write_nothing(self, store: JournaledStore) -> None:
-        """Under an old epoch append, heartbeat and save are ClaimLost, and nothing is written."""
+        """Append, heartbeat and save raise ClaimLost under an old epoch, and write nothing."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -175,7 +177,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_killed_run_is_not_passed_over(self, store: JournaledStore) -> None:
-        """After the lease neither a save nor another run takes the claim away: what was done under it would be lost."""
+        """After the lease, neither a save nor another run can ignore the claim: the killed run's work would be lost."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -192,7 +194,7 @@ class Claims(Contract):
 
     @in_store
     async def test_who_takes_over_takes_what_is_there(self, store: JournaledStore) -> None:
-        """Taking over needs no lapsed claim, and does not pass one that stands."""
+        """`take_over` also claims a free session, and is refused while another claim is in force."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -203,7 +205,7 @@ class Claims(Contract):
 
     @in_store
     async def test_a_lapsed_claim_gives_way_to_erasure(self, store: JournaledStore) -> None:
-        """After the lease the session can be erased, and the runner has lost its claim, also on a successor."""
+        """After the lease the session can be erased. The old claim is lost, also on a new session of the same id."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello", id="again"))
@@ -223,7 +225,7 @@ class Claims(Contract):
 
     @in_store
     async def test_whether_a_session_is_claimed(self, store: JournaledStore) -> None:
-        """A claim stands until it is given back or its lease ends; then its session is among the lapsed ones."""
+        """A session is claimed until the claim is released or its lease ends. In the latter case it is lapsed."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
@@ -245,7 +247,7 @@ class Claims(Contract):
 
     @in_store
     async def test_bad_content_is_refused_and_nothing_is_taken(self, store: JournaledStore) -> None:
-        """What JSON cannot carry is InvalidData in a claim, an append, a save and a post, and nothing is written."""
+        """A claim, append, save or post with content that is not JSON raises InvalidData, and writes nothing."""
         session = await store.create(new_session("Hello"))
         bad_entry, bad_message = entries("fine", "bad"), messages("fine", "bad")
         bad_entry[1] = Entry("bad", {"cost": NAN})
@@ -273,7 +275,7 @@ class Claims(Contract):
 
     @in_directory
     async def test_instances_respect_each_others_claims(self, where: Path) -> None:
-        """A claim holds against every instance, and each sees what was written under it."""
+        """A claim holds in every instance, and each instance sees what was written under it."""
         if not self.shared:
             return
         async with self.open_store(where) as one, self.open_store(where) as two:
@@ -293,7 +295,7 @@ class Claims(Contract):
 
     @in_directory
     async def test_of_processes_that_claim_at_once_one_wins(self, where: Path) -> None:
-        """Processes that claim one session: one holds it, the others are told that it is busy."""
+        """If several processes claim a session, one gets it, and the others are told that it is busy."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -310,7 +312,7 @@ class Claims(Contract):
 
     @in_directory
     async def test_the_claim_of_a_process_that_is_gone_lapses_at_once(self, where: Path) -> None:
-        """A runner that was killed on this machine keeps nobody waiting (on Linux, where that can be told)."""
+        """The claim of a process killed on this machine lapses at once (on Linux, where that can be found out)."""
         if not self.shared or not sys.platform.startswith("linux"):
             return
         async with self.open_store(where) as store:

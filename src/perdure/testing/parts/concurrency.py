@@ -1,4 +1,4 @@
-"""What several clients do to a store at once could have been done by one after the other."""
+"""Histories of several clients at once, which could have been done by one after the other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perdure.testing.scene import PATIENCE, Contract, in_directory
 
 _TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 HISTORIES = 200 if _TORTURE else 3
+# Fewer, since each starts several processes.
 HISTORIES_APART = 40 if _TORTURE else 1
 _CLIENTS, _OPERATIONS, _SESSIONS = 6, 30, 2
 _KILLS = 2
@@ -31,7 +32,7 @@ class Concurrency(Contract):
 
     @in_directory
     async def test_what_processes_do_at_once_could_be_done_one_by_one(self, where: Path) -> None:
-        """The same between processes, some of which are killed: what they had begun is done, or not, but never half."""
+        """The same holds between processes. What a killed process had begun is done or not, but never half."""
         if not self.shared:
             return
         wrong = list[str]()
@@ -50,6 +51,7 @@ class Concurrency(Contract):
 
     async def _history(self, where: Path, seed: str) -> History:
         async with AsyncExitStack() as opened:
+            # Several handles where the store allows it: they share no cache, as processes do not.
             handles = range(3 if self.shared else 1)
             stores = [await opened.enter_async_context(self.open_store(_made(where))) for _ in handles]
             given = {"clients": _CLIENTS, "operations": _OPERATIONS, "sessions": _SESSIONS}

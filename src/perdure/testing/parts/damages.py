@@ -1,4 +1,4 @@
-"""Rows that are damaged are named by a check, each in one way; and nothing but what was damaged is."""
+"""Damaged rows: a check names each of them, and names nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.testing.scene import in_directory, refused
 
 
 class Numbers(NamedTuple):
-    """The numbers of the sessions that are damaged."""
+    """The numbers of the sessions that get damaged, and of their logs."""
 
     talk: int
     log: int | str
@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Rows that are changed, and what is to be said of it: of which session, and in which words."""
+    """A change of rows, with the session that a check must name for it, and words that it must use."""
 
     done: Statement
     session: str | None
@@ -52,6 +52,7 @@ def damages(at: Numbers) -> Sequence[Damage]:
         _in_row(at.talk, "talk", "the end of its inbox: it is not what", {"inbox_end +": 1}),
         _in_row(at.talk, "talk", "inbox is taken: it is noted to be taken to where it does not", {"taken": 9}),
         _in_row(at.talk, "talk", "inbox is taken: it is noted to be taken to where it does not", {"taken": -1}),
+        # Only where logs are numbered do a session's epochs have a range, by its own number.
         *([_in_row(at.talk, "talk", no_range, {"epoch": 7})] if isinstance(at.log, int) else []),
         _in_row(at.talk, "talk", "its claim: it has a holder and no end, or an end and no holder", {"expires": 5.0}),
         _in_row(at.killed, "killed", "its claim: it has a holder and no end", {"expires": None}),
@@ -101,16 +102,17 @@ def damages(at: Numbers) -> Sequence[Damage]:
 
 
 class Damages(EngineScene):
-    """A check over rows finds what is wrong with them, and is ended by none of it."""
+    """A check finds everything that is wrong with rows, and nothing that it finds makes it fail."""
 
     @in_directory
     async def test_damaged_rows_are_named(self, where: Path) -> None:
-        """Each by itself, with what to do about it; and once it is undone, all is well again."""
+        """Each damage is named, with its repair. Once it is undone, no problem is left."""
         async with self.open_store(where) as store:
             assert isinstance(store, Store)
             await fill(store)
             tried = Tried(store._engine)
             assert [*await store.check()] == []
+            # Each in a transaction that is rolled back, so that every damage meets a sound store.
             for damage in damages(await _numbers(tried)):
                 found = await _checked_with(tried, damage.done)
                 told = [f"{each.where}: {each.what}" for each in found if each.session_id == damage.session]
@@ -120,7 +122,7 @@ class Damages(EngineScene):
 
     @in_directory
     async def test_a_damaged_piece_is_left_out(self, where: Path) -> None:
-        """With all that follow it: what is read of an answer that is being written is what was said."""
+        """A damaged piece of an unfinished answer is left out, with all pieces behind it: the rest was really said."""
         async with self.open_store(where) as store:
             assert isinstance(store, Store)
             await fill(store)
@@ -137,7 +139,7 @@ class Damages(EngineScene):
 
     @in_directory
     async def test_a_damaged_token_opens_nothing(self, where: Path) -> None:
-        """It is never read as another owner's, or as one that may do more. It can be dropped all the same."""
+        """A damaged token is never read as another owner's, or with more permissions. It can still be dropped."""
         async with self.open_store(where) as store:
             assert isinstance(store, Store)
             await store.add_token(token(1, "ada", may_write=False))
@@ -158,7 +160,7 @@ class Damages(EngineScene):
 
     @in_directory
     async def test_a_damaged_head_stops_no_other(self, where: Path) -> None:
-        """It is named as damaged, never shown as an older version, and never taken for one that is not there."""
+        """A damaged head is named as damaged. It is not shown as an older version, or taken for a missing session."""
         async with self.open_store(where) as store:
             assert isinstance(store, Store)
             await fill(store)
@@ -176,6 +178,7 @@ class Damages(EngineScene):
                 (Update("session", {"version": version - 1}, row), Update("session", {"version": version}, row)),
             ):
                 await tried.do(done)
+                # Without what is at hand, which would answer for the damaged row.
                 store._forget_all()
                 found = await store.heads(["talk", "child", "nobody", "killed"])
                 assert (found, [*found.damaged]) == ({key: sound[key] for key in ("child", "killed")}, ["talk"]), done
@@ -191,7 +194,7 @@ async def _numbers(tried: Tried) -> Numbers:
 
 
 class _Undone(Exception):
-    """Ends a transaction whose changes are not to be kept."""
+    """Raised to roll a transaction back."""
 
     def __init__(self, found: Any) -> None:
         super().__init__("this transaction is not to be kept")
@@ -199,7 +202,7 @@ class _Undone(Exception):
 
 
 async def _checked_with(tried: Tried, damage: Statement) -> Any:
-    """Return what a check says in a transaction in which rows were damaged, which is then undone."""
+    """Damage rows within a transaction, return what a check finds there, and roll the transaction back."""
 
     def job() -> Job[None]:
         yield damage

@@ -1,4 +1,4 @@
-"""Erasure: `delete` leaves nothing of a session but what other sessions show."""
+"""Erasure: `delete` leaves nothing of a session except for what other sessions show."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perdure.testing.scene import Contract, in_directory, in_store, refused
 
 
 class Erasure(Contract):
-    """`delete` is real, and forks keep what they had."""
+    """`delete` is final, and forks keep what they show."""
 
     @in_store
     async def test_deleting_an_unknown_session_is_refused(self, store: SessionStore) -> None:
-        """There is nothing to erase."""
+        """Deleting a session that does not exist raises SessionNotFound, and changes nothing."""
         kept = await store.create(new_session("Hello"))
         with refused(SessionNotFound):
             await store.delete("nobody")
@@ -25,7 +25,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_deleted_session_is_gone(self, store: SessionStore) -> None:
-        """No version of it loads, no list shows it, and it can be neither saved nor deleted again."""
+        """No version of a deleted session loads, no list shows it, and it can neither be saved nor deleted again."""
         session = await store.create(new_session("Hello", tags=("vip",)))
         session = await store.save(say(session, "more"))
         other = await store.create(new_session("stays", tags=("vip",)))
@@ -42,7 +42,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_the_id_can_be_used_again(self, store: SessionStore) -> None:
-        """A session under an erased session's id is a new one, with nothing of the old."""
+        """A session created under an erased session's id is a new one, with nothing of the old one."""
         for round in range(3):
             session = await store.create(new_session(f"first {round}", id="again", tags=(f"t{round}",)))
             session = await store.save(note(say(session, "second"), "round", round))
@@ -57,11 +57,12 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_save_from_before_the_erasure_is_refused(self, store: SessionStore) -> None:
-        """A session that was erased and created anew is not replaced by what the old one has become."""
+        """A session that was erased and created again is not overwritten by a save of the old one."""
         old = await store.create(new_session("old", id="again"))
         await store.delete("again")
         anew = await store.create(new_session("anew", id="again"))
         assert old.version == anew.version
+        # Both are right: the session that was loaded is gone, and another has its id.
         refusal = SessionNotFound, SessionConflict
         for stale in (old, show(say(old, "revived"), old.state.transcript.reset()), note(old, "key", "x" * 1000)):
             with refused(*refusal):
@@ -71,7 +72,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_fork_keeps_what_its_parent_said(self, store: SessionStore) -> None:
-        """Every version of a fork reads the same after its parent is gone, and the fork goes on."""
+        """Every version of a fork reads the same after its parent was erased, and the fork can be continued."""
         parent = await store.create(new_session("one", "two", "three"))
         child = await store.create(fork(parent))
         parent = await store.save(say(parent, "only in the parent"))
@@ -87,7 +88,8 @@ class Erasure(Contract):
 
     @in_store
     async def test_forks_of_forks_survive_in_any_order(self, store: SessionStore) -> None:
-        """Whatever is erased first, whoever is left shows all that it showed."""
+        """Whichever session of a family is erased first, those that are left show all that they showed."""
+        # A third of the orders: each takes a family of four sessions.
         for order in [*permutations(range(4))][::3]:
             family = [await store.create(new_session("p1", "p2"))]
             family.append(await store.create(say(fork(family[0]), "c1", "c2")))
@@ -102,7 +104,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_fork_keeps_what_a_block_covers(self, store: SessionStore) -> None:
-        """What a compaction hides in a fork can be shown again after the parent is gone."""
+        """Messages that a compaction hides in a fork can be shown again after the parent was erased."""
         parent = await store.create(new_session("one", "two", "three", "four"))
         view = parent.state.transcript.cover(0, 3, [Message.assistant("a summary")], by="test")
         parent = await store.save(show(parent, view))
@@ -116,11 +118,12 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_fork_of_an_erased_parent_is_whole_or_refused(self, store: SessionStore) -> None:
-        """A fork that was made before its parent was erased, and is kept after, is never half there."""
+        """A fork made before its parent was erased, and stored afterwards, is stored whole or refused."""
         parent = await store.create(new_session("one", "two", "three"))
         orphan = fork(parent)
         await store.delete(parent.id)
         try:
+            # Both outcomes are right. Half a fork would not be.
             await store.create(orphan)
         except SessionNotFound:
             assert not await store.exists(orphan.id)
@@ -130,7 +133,7 @@ class Erasure(Contract):
 
     @in_store
     async def test_a_fork_may_begin_with_what_another_fork_still_shows(self, store: SessionStore) -> None:
-        """An erased parent's words can be forked from any session that shows them."""
+        """An erased parent's messages can be forked from any session that shows them."""
         parent = await store.create(new_session("one", "two", "three"))
         child = await store.create(fork(parent))
         await store.delete(parent.id)
@@ -142,7 +145,7 @@ class Erasure(Contract):
 
     @in_directory
     async def test_other_instances_see_the_erasure_at_once(self, where: Path) -> None:
-        """An instance that had the session at hand does not show it any more."""
+        """An instance with the session in its cache stops showing it at once."""
         if not self.shared:
             return
         async with self.open_store(where) as first, self.open_store(where) as second:

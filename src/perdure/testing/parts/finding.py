@@ -1,4 +1,4 @@
-"""Messages found by their ids, whichever session they are in."""
+"""Messages found by their ids, in any session."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from perdure.testing.parts.journal import JournaledStore, entries
 from perdure.testing.samples import fork, new_session, show, tell
 from perdure.testing.scene import Contract, in_directory, in_store, refused
 
+# A message's id may be any text.
 ODD_IDS = ('with "quotes"', "back\\slash", "naïve-\U0001f600", "nul\x00nul", "line\nbreak", " ", "x" * 300, "7", "null")
 
 
@@ -21,11 +22,11 @@ class FindingStore(Erasure, JournaledStore, FindsMessages, Archive, Protocol):
 
 
 class Finding(Contract):
-    """An id leads to the messages that have it, and to no other."""
+    """An id leads to the messages that have it, and to no others."""
 
     @in_store
     async def test_a_message_is_found_by_its_id(self, store: FindingStore) -> None:
-        """As soon as it is saved; also where it is not shown any more, and in the log of a branch."""
+        """A message is found as soon as it is saved, also if no view shows it, and in the log of a branch."""
         assert isinstance(store, FindsMessages)
         session = await store.create(tell(new_session(id="it"), *_messages("a", "b", "c", "d")))
         await store.create(tell(new_session(id="other"), *_messages("e"), Message.user("It quotes a and b.", id="f")))
@@ -51,7 +52,7 @@ class Finding(Contract):
 
     @in_store
     async def test_a_fork_shares_its_parents_messages(self, store: FindingStore) -> None:
-        """They are the parent's; once that is hidden or erased they are the fork's, as far as that shows them."""
+        """Shared messages are the parent's. Once that is hidden or erased, those that the fork shows are the fork's."""
         session = await store.create(tell(new_session(id="it"), *_messages("a", "b", "c")))
         await store.create(fork(show(session, session.state.transcript[:2]), id="branch"))
         assert await _found(store, "b") == [("it", "b")]
@@ -77,7 +78,7 @@ class Finding(Contract):
 
     @in_store
     async def test_messages_that_share_an_id_are_all_found(self, store: FindingStore) -> None:
-        """Those in the newest sessions first, and no more than were asked for; an owner is told of his own alone."""
+        """All messages of an id are found, newest sessions first, up to `limit`. An owner finds only their own."""
         for number in range(4):
             owner = ("ann", "ben")[number % 2]
             said = [Message.user(f"first {number}", id="same"), *_messages(f"own {number}")]
@@ -93,7 +94,7 @@ class Finding(Contract):
 
     @in_directory
     async def test_what_was_taken_in_is_found(self, where: Path) -> None:
-        """A session that came from another store, with what it shows of one that stayed there."""
+        """A restored session's messages are found, with those that it shows of a session that was not brought along."""
         for name in ("one", "other"):
             (where / name).mkdir()
         async with self.open_store(where / "one") as source, self.open_store(where / "other") as target:
@@ -120,12 +121,12 @@ class Finding(Contract):
 
 
 def _messages(*names: str) -> list[Message]:
-    """Messages that say their own ids."""
+    """Return messages whose texts are their ids."""
     return [Message.user(name, id=name) for name in names]
 
 
 async def _found(store: FindingStore, message_id: str, **options: Any) -> list[tuple[str, str]]:
-    """The sessions that an id leads to, each with what the message there says."""
+    """Return the sessions that an id leads to, each with the text of its message."""
     found = []
     for place in await store.find_message(message_id, **options):
         (message,) = await store.messages(place.log, place.position, place.position + 1)

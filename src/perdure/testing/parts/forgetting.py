@@ -1,7 +1,6 @@
-"""Forgetting older versions: what only they show is gone, and all else is as it was.
+"""Forgetting older versions: everything that only they show is gone, and everything else is as before.
 
-`check` finds messages, files and values that nothing shows, and those that are missing: so it tells here that neither
-is so.
+The tests call `check`, which finds messages, files and values that nothing shows, and those that are missing.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ class ForgettingStore(
     Checkable,
     Protocol,
 ):
-    """A store with all that a forgotten version has to do with."""
+    """A store with every port that forgetting a version touches."""
 
 
 class Forgetting(Contract):
-    """`forget` erases older versions, and what nothing else shows."""
+    """`forget` erases older versions, and everything that nothing else shows."""
 
     @in_store
     async def test_older_versions_are_erased(self, store: ForgettingStore) -> None:
-        """Those that stay load as before; a further version says which is the oldest."""
+        """Versions that stay load as before, and a new version says which one is the oldest."""
         kept = await _told(store, "s")
         erased = await store.forget("s", before=3)
         assert (erased.versions, erased.messages) == (2, 0)
@@ -85,7 +84,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_forgotten_version_is_not_found(self, store: ForgettingStore) -> None:
-        """The error says which is the oldest that is kept; one that there never was is None as before."""
+        """A forgotten version raises VersionForgotten, with the oldest one left. An unknown version is None."""
         await _told(store, "s")
         await store.forget("s", before=4)
         for version in (1, 2, 3):
@@ -97,7 +96,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_the_newest_version_stays(self, store: ForgettingStore) -> None:
-        """However great a number is asked for."""
+        """The newest version stays, however great the number is."""
         kept = await _told(store, "s")
         assert (await store.forget("s", before=10**9)).versions == 4
         assert seen(await store.load("s", 5)) == seen(kept[-1])
@@ -105,7 +104,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_nothing_happens_where_nothing_is_older(self, store: ForgettingStore) -> None:
-        """No version is made then, once or again."""
+        """`forget` makes no version if nothing is older, also when it is called again."""
         await _told(store, "s")
         assert await store.forget("s", before=1) == Forgotten()
         assert (await _loaded(store, "s")).version == 5
@@ -116,7 +115,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_only_they_show_is_gone(self, store: ForgettingStore) -> None:
-        """Messages that were trimmed away, and their words in the search; also if it was the last of them."""
+        """Messages that no version shows any longer are gone, also from the search, and also the last one of a log."""
         session = await store.create(new_session("first", "second", id="s"))
         gone = session.state.messages[0]
         assert [place.position for place in await store.find_message(gone.id)] == [0]
@@ -134,7 +133,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_the_session_goes_on(self, store: ForgettingStore) -> None:
-        """What is said then stands behind what was forgotten, and can be forgotten in its turn."""
+        """New messages are added behind the forgotten ones, and can be forgotten in their turn."""
         session = await store.create(new_session("one", id="s"))
         for text in ("two", "three", "four"):
             session = await store.save(show(session, session.state.transcript.reset()))
@@ -151,7 +150,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_is_covered_stays(self, store: ForgettingStore) -> None:
-        """A compaction can be taken back after all that led to it was forgotten."""
+        """A compaction can be undone after every version before it was forgotten."""
         session = await store.create(new_session("a", "b", "c", "d", id="s"))
         view = session.state.transcript.cover(0, 3, [Message.assistant("a to c")], by="test")
         session = await store.save(show(session, view))
@@ -164,7 +163,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_forks_show_stays_for_them(self, store: ForgettingStore) -> None:
-        """It is theirs then, and goes with the last of them."""
+        """Messages that forks show stay for them, and go with the last fork."""
         session = await store.create(new_session("shared", "own", id="s"))
         cut = show(session, session.state.transcript.trim(2).cut(0, 1))
         one, two = [await store.create(fork(cut, id=name)) for name in ("one", "two")]
@@ -179,6 +178,7 @@ class Forgetting(Contract):
         assert await _found(store, "shared") == ["two"]
         assert [place.session_id for place in await store.find_message(shared)] == ["two"]
         await _assert_sound(store)
+        # Nothing is left over for `gc`: erasing does all of it.
         assert await store.gc() == 0
         await store.delete(two.id)
         assert await _found(store, "shared") == []
@@ -188,7 +188,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_fork_forgets_what_it_began_with(self, store: ForgettingStore) -> None:
-        """What is left of an erased parent goes with the last version that shows it; a living one has its own."""
+        """An erased parent's messages go with the last version that shows them. A living parent keeps its own."""
         parents = [await store.create(new_session("shared", id=name)) for name in ("gone", "there")]
         for parent in parents:
             session = await store.create(say(fork(parent, id=f"of-{parent.id}"), "own"))
@@ -201,7 +201,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_forks_of_forks_have_all_that_they_show(self, store: ForgettingStore) -> None:
-        """Whoever in the middle of a line forgets, and whoever is erased then."""
+        """A fork of forks keeps all that it shows, whichever session of its line forgets or is erased."""
         line = [await store.create(new_session("0", id="f0"))]
         for number in range(1, 5):
             line.append(await store.create(say(fork(line[-1], id=f"f{number}"), str(number))))
@@ -220,7 +220,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_new_fork_of_one_that_has_forgotten(self, store: ForgettingStore) -> None:
-        """It shows what is left, and keeps it when its parent is erased."""
+        """A new fork shows what is left, and keeps it when its parent is erased."""
         session = await store.create(new_session("old", id="s"))
         session = await store.save(say(show(session, session.state.transcript.reset()), "new"))
         await store.forget("s", before=2)
@@ -231,9 +231,10 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_view_from_before_cannot_be_saved(self, store: ForgettingStore) -> None:
-        """Neither over the session, which has moved on, nor upon it, nor as a fork: it would show what is gone."""
+        """A view with forgotten messages is refused: as a save of an old version, as a new version, and as a fork."""
         session = old = await store.create(new_session("old", id="s"))
         session = stale = await store.save(say(show(session, session.state.transcript.reset()), "new"))
+        # Counted now, as by a caller that reads the session, and forks it after it has forgotten.
         erasures = await store.erasures() if isinstance(store, CountsErasures) else 0
         await store.forget("s", before=2)
         with refused(SessionConflict):
@@ -252,7 +253,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_a_fork_has_kept_can_be_shown_again(self, store: ForgettingStore) -> None:
-        """As by adopting it. The session has those messages again: the fork may go, and others find them there."""
+        """A session that adopts a fork has those messages again, also after the fork is erased."""
         session = await store.create(new_session("ancient", "words", id="s"))
         await store.create(say(fork(session, id="child"), "more"))
         session = await store.save(say(show(session, session.state.transcript.reset()), "new"))
@@ -273,7 +274,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_session_that_runs_is_left_alone(self, store: ForgettingStore) -> None:
-        """SessionBusy while its claim stands, RunInterrupted while it waits to be recovered."""
+        """`forget` raises SessionBusy while a claim is held, and RunInterrupted while a run waits to be recovered."""
         kept = await _told(store, "s")
         claim, _ = await store.claim("s", version=5, owner="ann")
         with refused(SessionBusy):
@@ -285,7 +286,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_runs_are_forgotten_with_what_they_said(self, store: ForgettingStore) -> None:
-        """Their entries are empty, and their numbers stay; runs that stay are on record as they were."""
+        """Entries of forgotten runs are empty and keep their numbers. Other runs are on record as before."""
         await store.create(new_session(id="s"))
         for run in ("one", "two", "three"):
             await _run(store, "s", run)
@@ -308,7 +309,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_a_run_stays_as_long_as_all_that_it_said_is_shown(self, store: ForgettingStore) -> None:
-        """A version may show what a run said long ago, and others before and behind it are gone."""
+        """A run stays while all its messages are shown, also if the runs before and after it are gone."""
         await store.create(new_session(id="s"))
         views = [(await _run(store, "s", run)).state.transcript for run in ("one", "two", "three")]
         session = await _loaded(store, "s")
@@ -323,7 +324,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_was_noted_under_a_key_goes_with_its_version(self, store: ForgettingStore) -> None:
-        """An adapter names a version by a key, and notes entries under the same name."""
+        """Entries noted under a key's name go with the key's version. An adapter names versions by keys."""
         session = await store.create(new_session(id="s"))
         for name in ("first", "second", "third"):
             session = await store.save(note(session, "at", name), key=Key(name, "parent"))
@@ -336,7 +337,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_was_noted_since_stays(self, store: ForgettingStore) -> None:
-        """Also under a name that was used before; what was noted only before a run that is forgotten goes with it."""
+        """Entries noted since the forgotten runs stay, also earlier ones of their name. Older ones go with the runs."""
         await store.create(new_session(id="s"))
         await store.note("s", [Entry("early", {}, "past"), Entry("early", {}, "both")])
         for run in ("one", "two"):
@@ -352,7 +353,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_keys_stay(self, store: ForgettingStore) -> None:
-        """A request is never answered twice; what it was answered with is forgotten."""
+        """Keys stay, so that no request is answered twice. The version that answered it is forgotten."""
         session = await store.create(new_session(id="s"))
         session = await store.save(say(session, "answer"), key=Key("k", "digest"))
         await store.save(say(session, "more"))
@@ -364,7 +365,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_files_go_with_their_messages(self, store: ForgettingStore) -> None:
-        """As soon as no message that stays has them, in a log or in an inbox."""
+        """A file goes once no message that stays has it, in a log or in an inbox."""
         photo = Message.user("See:", Media("image/png", data=PHOTO, name="a.png"))
         session = await store.create(tell(new_session(id="s"), photo))
         other = await store.create(tell(new_session(id="other"), replace(photo, id="another")))
@@ -379,7 +380,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_what_was_taken_from_the_inbox_is_emptied(self, store: ForgettingStore) -> None:
-        """It says what was said; what waits there still is not touched."""
+        """Items taken from the inbox are emptied, since they quote messages. Waiting items stay."""
         session = await store.create(new_session(id="s"))
         for text in ("dealt with", "waiting"):
             await store.post("s", Entry("queued", {"message": text}))
@@ -393,7 +394,7 @@ class Forgetting(Contract):
 
     @in_directory
     async def test_it_moves_as_it_is(self, where: Path) -> None:
-        """An archive of a session that has forgotten is that session elsewhere, and here again."""
+        """A session that has forgotten can be dumped, and restored in another store or in the same one."""
         for name in ("1", "2"):
             (where / name).mkdir()
         async with self.open_store(where / "1") as store, self.open_store(where / "2") as other:
@@ -423,7 +424,7 @@ class Forgetting(Contract):
 
     @in_directory
     async def test_another_instance_sees_it(self, where: Path) -> None:
-        """What it had at hand of the session is not shown any more."""
+        """Another instance shows nothing of the forgotten versions, although it had them in its cache."""
         if not self.shared:
             return
         async with self.open_store(where) as first, self.open_store(where) as second:
@@ -442,7 +443,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_forks_made_meanwhile_show_nothing_that_is_gone(self, store: ForgettingStore) -> None:
-        """Each was made before, and keeps what it shows, or it is refused."""
+        """A fork made meanwhile comes first, and keeps what it shows, or it is refused."""
         session = await store.create(new_session("old", id="s"))
         early = session
         await store.save(say(show(session, session.state.transcript.reset()), "new"))
@@ -462,7 +463,7 @@ class Forgetting(Contract):
 
     @in_store
     async def test_only_a_session_that_is_there_can_forget(self, store: ForgettingStore) -> None:
-        """And only versions that are numbers."""
+        """Only a session that is there can forget, and only by a version number of 1 or more."""
         await _told(store, "s")
         with refused(SessionNotFound):
             await store.forget("nobody", before=2)
@@ -474,7 +475,7 @@ class Forgetting(Contract):
 
 
 async def _told(store: ForgettingStore, session_id: str) -> list[AgentSession]:
-    """Return a session as of five versions, each of which shows all that was said before."""
+    """Create a session, and return its five versions, each of which shows one more message."""
     kept = [await store.create(new_session("1", id=session_id))]
     for number in range(2, 6):
         kept.append(await store.save(note(say(kept[-1], str(number)), "state", f"{number}" * 400)))
@@ -482,7 +483,7 @@ async def _told(store: ForgettingStore, session_id: str) -> list[AgentSession]:
 
 
 async def _run(store: ForgettingStore, session_id: str, run: str) -> AgentSession:
-    """Return a session after a run that was asked something and has answered."""
+    """Return a session after a run with a question and an answer."""
     session = await _loaded(store, session_id)
     asked, answer = Message.user(f"asked of {run}"), Message.assistant(f"said by {run}")
     start = Entry("agent_start", {"base_version": session.version, "message": {"id": asked.id}}, run)
@@ -506,12 +507,12 @@ async def _loaded(store: Any, session_id: str, version: int | None = None) -> Ag
 
 
 async def _found(store: ForgettingStore, *words: str) -> list[str]:
-    """Return the sessions that words are found in."""
+    """Return the sessions in which words are found."""
     return [hit.session_id for word in words for hit in await store.search(word)]
 
 
 async def _assert_sound(store: Any) -> None:
-    """Nothing is missing that something shows, and nothing is left that nothing shows."""
+    """Check that nothing is missing that something shows, and that nothing is left that nothing shows."""
     assert [*await store.check()] == []
     page = await store.list()
     for info in page:

@@ -23,11 +23,11 @@ class GroupingStore(JournaledStore, SavesTogether, Protocol):
 
 
 class Grouping(Contract):
-    """What is saved together is there together, for everybody and after everything."""
+    """Sessions that are saved together are there together, for every reader and after any failure."""
 
     @in_store
     async def test_several_sessions_are_kept_in_one_commit(self, store: GroupingStore) -> None:
-        """Some are created and some saved, each with its key and its entries. They come back in the same order."""
+        """`save_all` creates and saves sessions, each with its key and entries, and returns them in the same order."""
         assert isinstance(store, SavesTogether)
         old = await store.create(new_session("Hi", id="m"))
         request = Key("again", "digest")
@@ -52,7 +52,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_one_that_is_refused_stops_all(self, store: GroupingStore) -> None:
-        """Wherever it is in the list, nothing of the others is kept. The first one in the list is told of."""
+        """One refused change stops all, wherever it is in the list. The error is that of the first refused one."""
         saved = [await store.create(new_session("Hi", id=each)) for each in ("b", "d", "f")]
         stale = await store.create(new_session(id="c"))
         await store.save(stale)
@@ -76,7 +76,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_a_session_that_is_run_stops_all(self, store: GroupingStore) -> None:
-        """SessionBusy while a claim on one of them stands, RunInterrupted once it has lapsed."""
+        """`save_all` raises SessionBusy while one session is claimed, and RunInterrupted once the claim has lapsed."""
         one, two = [await store.create(new_session("Hi", id=each)) for each in ("one", "two")]
         claim, _ = await store.claim("two", version=1, owner="runner")
         with refused(SessionBusy):
@@ -91,7 +91,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_no_session_is_there_twice(self, store: GroupingStore) -> None:
-        """Two changes to one session raise InvalidData, which names the place of the second."""
+        """Two changes of one session raise InvalidData, which names the place of the second."""
         session = await store.create(new_session("Hi", id="s"))
         with refused(InvalidData) as caught:
             await store.save_all([_said(session), Change(new_session(id="t")), _said(session)])
@@ -101,7 +101,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_a_fork_is_kept_with_what_it_is_forked_from(self, store: GroupingStore) -> None:
-        """A fork may show what its parent says in the same commit, and what it has said before."""
+        """A fork may show messages that its parent says in the same commit, and earlier ones."""
         parent = say(await store.create(new_session("Hi", id="p")), "both")
         kept, branch = await store.save_all([Change(parent), Change(fork(parent, id="f"))])
         assert [await store.load("p"), await store.load("f")] == [kept, branch]
@@ -112,7 +112,8 @@ class Grouping(Contract):
 
     @in_store
     async def test_files_are_kept_with_them(self, store: Any) -> None:
-        """An image that two of them have is stored with the commit, and with neither if it is refused."""
+        """An image that two sessions have is stored with the commit, and not at all if it is refused."""
+        # Files are a port of their own, which this contract does not require.
         if not hasattr(store, "attachments"):
             return
         picture = Media("image/png", data=b"\x89" * 9000)
@@ -130,7 +131,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_of_those_that_overlap_one_wins_whole(self, store: GroupingStore) -> None:
-        """Tasks that save the same sessions in different orders, and create new ones: none waits for ever."""
+        """Tasks that save the same sessions in different orders, and create new ones, do not wait for ever."""
         sessions = [await store.create(note(new_session(id=f"s{n}"), "winner", None)) for n in range(4)]
         for round in range(ROUNDS):
             attempts = [_attempt(sessions, round, racer) for racer in range(4)]
@@ -147,7 +148,7 @@ class Grouping(Contract):
 
     @in_store
     async def test_others_save_meanwhile(self, store: GroupingStore) -> None:
-        """A save of one of them comes before all or after all: it wins, or is told of the conflict."""
+        """A save of one session comes before the whole group or after it: one of the two gets a conflict."""
         for round in range(ROUNDS):
             pair = [await store.create(new_session(id=f"{name}{round}")) for name in ("a", "b")]
             outcomes = await asyncio.gather(
@@ -172,7 +173,7 @@ class Grouping(Contract):
 
 
 def _gone() -> AgentSession:
-    """Return a session that was saved elsewhere."""
+    """Return a session that another store has saved."""
     new = new_session(id="nobody")
     return AgentSession.reconstitute(new, version=3, updated_at=new.info.updated_at)
 
@@ -186,7 +187,7 @@ def _said_in_all(sessions: Iterable[AgentSession]) -> list[Change]:
 
 
 def _attempt(sessions: Sequence[AgentSession], round: int, racer: int) -> list[Change]:
-    """Return what one racer wants of a round: each has its own order."""
+    """Return the changes of one racer in a round. Each racer has an order of its own."""
     new = [new_session(id=f"new-{round}-{n}") for n in range(2)]
     every = [note(each, "winner", racer) for each in (*sessions, *new)]
     turned = [*every[racer:], *every[:racer]]
@@ -200,7 +201,8 @@ async def _loaded(store: GroupingStore, session: AgentSession) -> AgentSession:
 
 
 async def _saved_after_all(store: GroupingStore, pair: Sequence[AgentSession]) -> list[AgentSession]:
-    """Save on what is there; what was cancelled may still be on its way, and then there is a conflict."""
+    """Save on top of what is there. The cancelled save may still be under way, and then there is a conflict."""
+    # A cancel lets the caller go, and not always the commit: it may come in between.
     for _ in range(100):
         loaded = [await _loaded(store, each) for each in pair]
         try:

@@ -1,4 +1,4 @@
-"""Heads: sessions without what they show."""
+"""Heads: sessions without their messages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perdure.testing.parts.journal import JournaledStore
 from perdure.testing.samples import fork, new_session, note, run_of, say
 from perdure.testing.scene import Contract, in_store, refused
 
+# One value of more than 4 KB, which is stored apart from the rest of the metadata.
 LARGE = {"channel": "x" * 5_000, "list": [*range(300)], "nested": {"é\x00": [None, True, 1.5, {"a": "b" * 300}]}}
 
 
@@ -20,11 +21,11 @@ class HeadedStore(JournaledStore, Heads, Protocol):
 
 
 class Heading(Contract):
-    """A head says what a load says, but for the messages."""
+    """A head has what a load has, except for the messages."""
 
     @in_store
     async def test_heads_are_what_a_load_tells(self, store: HeadedStore) -> None:
-        """Header, definition and metadata, large values too; in the order of the ids, each once."""
+        """A head has the header, the definition and the metadata. Heads come in the order of the ids, each once."""
         assert isinstance(store, Heads)
         other = AgentDefinition("writer", system_prompt="Write. " * 100, metadata={"team": "south"})
         kept = [
@@ -46,7 +47,7 @@ class Heading(Contract):
 
     @in_store
     async def test_heads_are_those_of_the_newest_versions(self, store: HeadedStore) -> None:
-        """As soon as a version is saved, whoever has saved it, and until the session is erased."""
+        """A head is that of the newest version, as soon as it is saved, until the session is erased."""
         session = await store.create(new_session("a", id="it"))
         for number in range(4):
             session = await store.save(note(say(session, "b"), "number", number))
@@ -72,7 +73,7 @@ class Heading(Contract):
 
     @in_store
     async def test_heads_of_wrong_ids_are_refused(self, store: HeadedStore) -> None:
-        """One text is not several ids."""
+        """A text in place of several ids is refused, and so is an invalid id."""
         with refused(InvalidData):
             await store.heads("it")
         with refused(InvalidSessionId):

@@ -1,4 +1,4 @@
-"""What the journal's contracts share: the type of a store that has one, and a few short cuts."""
+"""The common parts of the journal's contracts: the type of a store with a journal, and a few short cuts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def messages(*texts: str) -> list[Message]:
 
 
 async def kinds(store: JournaledStore, session_id: str, **options: Any) -> list[str]:
-    """The kinds of a session's entries, in order."""
+    """Return the kinds of a session's entries, in order."""
     return [entry.kind for entry in await store.read(session_id, **options)]
 
 
 async def spoken(store: JournaledStore, place: StoredAt, *, count: int = 1) -> list[str]:
-    """What a log says from a place on."""
+    """Return the texts of a log from a place on."""
     found = await store.messages(place.log, place.position, place.position + count)
     return [message.text for message in found]
 
 
 def places(transcript: Transcript) -> list[Place]:
-    """Where each message that a stored transcript shows stands: log and position."""
+    """Return the log and position of each message that a stored transcript shows."""
     return [place for span in transcript.spans() for place in _places(span)]
 
 

@@ -18,7 +18,7 @@ from perdure.testing.scene import Contract, in_store, refused
 
 
 async def create_many(store: SessionStore, count: int, prefix: str = "s") -> list[str]:
-    """Sessions created one second apart, the oldest first."""
+    """Create sessions, and return their ids, the oldest first."""
     names = [f"{prefix}{number:03}" for number in range(count)]
     for name in names:
         await store.create(new_session("Hello", id=name))
@@ -26,11 +26,11 @@ async def create_many(store: SessionStore, count: int, prefix: str = "s") -> lis
 
 
 class Listing(Contract):
-    """`list` shows headers, the newest session first."""
+    """`list` returns headers, the newest session first."""
 
     @in_store
     async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:
-        """No sessions, no next page, nothing damaged."""
+        """An empty store lists no session, no next page and nothing damaged."""
         page = await store.list()
         assert (page.all(), page.next, page.damaged) == ((), None, ())
 
@@ -54,7 +54,7 @@ class Listing(Contract):
 
     @in_store
     async def test_the_last_updated_session_comes_first(self, store: SessionStore) -> None:
-        """In the order of updates a save moves a session to the front, within a minute and over hours."""
+        """With `order="updated"` a save moves a session to the front, within a minute and over hours."""
         clock = FrozenClock(tick=0.001)
         with ids.use(clock=clock):
             expected: list[str] = []
@@ -100,6 +100,7 @@ class Listing(Contract):
     async def test_a_page_belongs_to_its_order(self, store: SessionStore) -> None:
         """`next` of a list in one order is refused by a list in the other."""
         await create_many(store, 3)
+        # `next` is a place in one order, which means nothing in the other.
         by_creation, by_update = await store.list(limit=1), await store.list(order="updated", limit=1)
         with refused(InvalidData):
             await store.list(order="updated", after=by_creation.next)
@@ -108,7 +109,7 @@ class Listing(Contract):
 
     @in_store
     async def test_an_old_session_that_is_brought_in_is_not_the_newest(self, store: SessionStore) -> None:
-        """A list goes by when sessions were created, not by when they came into this store; pages do too."""
+        """Lists and pages go by when sessions were created, not by when they came into this store."""
         clock = FrozenClock(tick=1)
         with ids.use(clock=clock):
             old = [new_session("Hello", id=f"old{number}") for number in range(2)]
@@ -125,7 +126,7 @@ class Listing(Contract):
 
     @in_store
     async def test_pages_have_neither_repeats_nor_gaps(self, store: SessionStore) -> None:
-        """`next` leads from page to page until there is none."""
+        """`next` leads from page to page until it is None, with neither repeats nor gaps."""
         with ids.use(clock=FrozenClock(tick=1)):
             names = await create_many(store, 10)
         for limit in (1, 3, 5, 9, 10, 11):
@@ -153,7 +154,7 @@ class Listing(Contract):
 
     @in_store
     async def test_filters_apply_to_every_page(self, store: SessionStore) -> None:
-        """A page is full of what was asked for, however much lies between."""
+        """A page is filled with sessions that match, however many others are between them."""
         with ids.use(clock=FrozenClock(tick=1)):
             for number in range(12):
                 await store.create(new_session(id=f"s{number:02}", owner="ann" if number % 3 else "ben"))
@@ -164,7 +165,7 @@ class Listing(Contract):
 
     @in_store
     async def test_each_filter_narrows(self, store: SessionStore) -> None:
-        """By id, agent, status, owner, tag, parent and time; several at once are all meant."""
+        """Lists are narrowed by id, agent, status, owner, tag, parent and time. Several filters must all match."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             await _create_three(store, clock)
@@ -184,6 +185,7 @@ class Listing(Contract):
             ({"created_before": start + timedelta(seconds=100)}, ["a"]),
             ({"updated_after": start + timedelta(seconds=200)}, ["b"]),
             ({"updated_before": start + timedelta(seconds=200)}, ["a"]),
+            # Times are compared as moments, in whatever time zone they are given.
             ({"updated_before": (start + timedelta(seconds=201)).astimezone(timezone(timedelta(hours=5)))}, ["c", "a"]),
             ({"owner": "ann", "tag": "late", "status": "suspended", "agent": "sales"}, ["b"]),
             ({"owner": "ann", "status": "completed"}, []),
@@ -218,7 +220,7 @@ class Listing(Contract):
 
     @in_store
     async def test_filters_see_the_newest_version_only(self, store: SessionStore) -> None:
-        """A session is found by what it is, not by what it was."""
+        """A session is found by its newest version only."""
         session = await store.create(new_session(tags=("old", "kept")))
         await store.save(session.with_tags(["kept", "new"]).with_definition(AgentDefinition("sales")).suspended())
         gone: list[dict[str, Any]] = [{"tag": "old"}, {"agent": "support"}, {"status": "active"}]
@@ -228,7 +230,7 @@ class Listing(Contract):
 
     @in_store
     async def test_lists_are_narrowed_by_indexed_metadata(self, store: SessionStore) -> None:
-        """By what was declared when a version was saved, and with every other filter; 1, true and "1" differ."""
+        """Lists are narrowed by declared metadata, with every other filter. 1, true and "1" are different values."""
         values: list[Any] = ["acme", "1", 1, True, 0, False, -(2**63), "", "ä\\\x00\x1f'%", "x" * 200]
         for number, value in enumerate(values):
             made = note(new_session(id=f"s{number}", owner="ann" if number % 2 else "ben"), "customer", value)
@@ -254,7 +256,7 @@ class Listing(Contract):
 
     @in_store
     async def test_an_index_follows_the_metadata(self, store: SessionStore) -> None:
-        """Another value takes the place of the first, whoever saves it; tags beside it stay, and no tag is a value."""
+        """A new value replaces the indexed one in each save. Tags stay, and a tag is never taken for a value."""
         session = note(new_session(id="it", tags=("vip",)), "customer", "acme")
         session = await store.create(session.with_indexed(["customer", "plan"]))
         assert (session.info.indexed, session.info.tags) == ({"customer": "acme"}, ("vip",))
@@ -314,7 +316,7 @@ class Listing(Contract):
 
     @in_store
     async def test_filters_are_values_not_syntax(self, store: SessionStore) -> None:
-        """Quotes, wildcards and empty texts match nothing but themselves."""
+        """Quotes, wildcards and empty texts match only themselves."""
         await store.create(new_session(id="plain", owner="ann"))
         for odd in ("", "%", "*", "an_", "ann' OR '1'='1", 'x" OR 1=1 --', "ANN", "ann ", "\x00", "null"):
             assert ids_of(await store.list(owner=odd)) == []
@@ -324,7 +326,7 @@ class Listing(Contract):
 
 
 async def _paged(store: SessionStore, limit: int) -> list[str]:
-    """Return all sessions in the order of their updates, page by page."""
+    """Return the ids of all sessions in the order of their updates, read page by page."""
     found, page = [], await store.list(order="updated", limit=limit)
     while page.next is not None:
         assert len(page) == limit
@@ -334,7 +336,7 @@ async def _paged(store: SessionStore, limit: int) -> list[str]:
 
 
 async def _create_three(store: SessionStore, clock: FrozenClock) -> None:
-    """`a`, `b` and `c`, created at 0, 100 and 200 s; `b` is suspended at 300 s, when the clock is left."""
+    """Create `a`, `b` and `c` at 0, 100 and 200 s, and suspend `b` at 300 s, where the clock stays."""
     first = await store.create(new_session(id="a", owner="ann", tags=("vip",)))
     clock.advance(100)
     sales = AgentDefinition("sales")

@@ -1,4 +1,4 @@
-"""Logs: each message stands once, in the log it was first written to, and is referred to from there on."""
+"""Logs: each message is stored once, in the log to which it was first written, and referred to afterwards."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perdure.testing.scene import Contract, in_directory, in_store, refused
 
 
 def log_of(session: AgentSession) -> LogRef:
-    """The log in which a stored session's last message stands."""
+    """Return the log that has a stored session's last message."""
     ref = [*session.state.transcript.spans()][-1].tape.ref
     assert ref is not None
     return ref
 
 
 class Logs(Contract):
-    """Messages are written once; saves, forks and steps name where they stand."""
+    """Messages are written once. Saves, forks and steps name their places."""
 
     @in_store
     async def test_written_messages_belong_to_no_version(self, store: JournaledStore) -> None:
-        """What a run writes ahead can be read from the log, and no load shows it."""
+        """Messages that a run writes ahead can be read from the log, and no load shows them."""
         session = await store.create(new_session("Hello"))
         ahead = messages("thinking", "acting")
         claim, first = await store.claim(session.id, version=1, owner="ann", messages=ahead[:1])
@@ -60,7 +60,7 @@ class Logs(Contract):
 
     @in_store
     async def test_what_was_written_by_a_lost_run_stays_out(self, store: JournaledStore) -> None:
-        """Positions that a run wrote and no version took up stay taken, and later messages stand after them."""
+        """Positions that a lost run wrote stay taken, and later messages come after them."""
         session = await store.create(new_session("Hello"))
         claim, lost = await store.claim(session.id, version=1, owner="ann", messages=messages("lost"))
         await store.release(claim)
@@ -73,7 +73,7 @@ class Logs(Contract):
 
     @in_store
     async def test_a_run_writes_each_message_once(self, store: JournaledStore) -> None:
-        """Steps name the transcript's messages; they are not stored beside them."""
+        """Steps name the messages of the transcript, and store no copies."""
         session = await store.create(run_of(new_session("Where is order 7?")))
         for _ in range(2):
             loaded = await store.load(session.id)
@@ -86,7 +86,7 @@ class Logs(Contract):
 
     @in_store
     async def test_saves_write_only_what_is_new(self, store: JournaledStore) -> None:
-        """After many versions of one conversation its log holds each message once."""
+        """After many versions of a conversation, its log has each message once."""
         session = await store.create(new_session("a"))
         for turn in range(10):
             session = await store.save(note(say(session, str(turn)), "turn", turn))
@@ -95,7 +95,7 @@ class Logs(Contract):
 
     @in_store
     async def test_a_fork_copies_nothing(self, store: JournaledStore) -> None:
-        """A fork's first messages stand in its parent's log, a fork's fork's in both."""
+        """A fork's first messages are in its parent's log, and those of a fork's fork in both."""
         parent = await store.create(new_session("a", "b"))
         child = await store.create(say(fork(parent), "c"))
         grandchild = await store.create(fork(child))
@@ -131,7 +131,7 @@ class Logs(Contract):
 
     @in_store
     async def test_a_log_is_found_by_its_session(self, store: JournaledStore) -> None:
-        """`log_of` gives a session's log, or a branch's, and where it ends."""
+        """`log_of` returns the log of a session or a branch, and its end."""
         session = await store.create(new_session("a", "b"))
         claim, ahead = await store.claim(session.id, version=1, owner="ann", messages=messages("c"))
         branch = await store.append(claim, messages=messages("x"), log="branch")
@@ -146,7 +146,7 @@ class Logs(Contract):
 
     @in_store
     async def test_a_lost_run_can_be_kept_as_a_fork(self, store: JournaledStore) -> None:
-        """A create may name what a run has written, and keep the rest in a log of its own."""
+        """`create` may name messages that a run has written, and keep the rest in a log of its own."""
         session = await store.create(new_session("Hello"))
         ahead = messages("written")
         claim, appended = await store.claim(session.id, version=1, owner="ann", messages=ahead)
@@ -163,7 +163,7 @@ class Logs(Contract):
 
     @in_store
     async def test_erased_messages_are_not_found(self, store: JournaledStore) -> None:
-        """A log gives what other sessions still show of it, and nothing else, after its session is erased."""
+        """After its session is erased, a log returns only the messages that other sessions still show."""
         parent = await store.create(new_session("a", "b", "c"))
         log = log_of(parent)
         child = await store.create(show(fork(parent), parent.state.transcript.cut(1, 2)))
@@ -184,7 +184,7 @@ class Logs(Contract):
 
     @in_store
     async def test_a_fork_of_erased_words_is_refused(self, store: JournaledStore) -> None:
-        """A fork that would begin with messages nobody shows any more cannot be kept."""
+        """A fork that would begin with messages that nobody shows any longer is refused."""
         parent = await store.create(new_session("a", "b", "c"))
         whole, part = fork(parent), show(fork(parent), parent.state.transcript.cut(1, 2))
         await store.create(show(fork(parent), parent.state.transcript.cut(1, 3)))
@@ -196,14 +196,14 @@ class Logs(Contract):
 
     @in_store
     async def test_logs_of_other_stores_are_not_found(self, store: JournaledStore) -> None:
-        """A place is a place in one store; the same number elsewhere is not it."""
+        """A place in a log of another store is not found, although the numbers are the same."""
         session = await store.create(new_session("a"))
         with refused(SessionNotFound):
             await store.messages(LogRef("elsewhere", log_of(session).key), 0, 1)
 
     @in_directory
     async def test_a_session_moves_between_stores(self, where: Path) -> None:
-        """A session that one store has kept can be created in another, with all that it shows."""
+        """A session from one store can be created in another, with all that it shows."""
         async with self.open_store(where / "one") as one, self.open_store(where / "two") as two:
             await two.create(new_session("a stranger's", "words"))
             session = await one.create(run_of(new_session("a", "b")))
@@ -216,7 +216,7 @@ class Logs(Contract):
 
 
 async def _assert_ends(store: JournaledStore, log: LogRef, end: int) -> None:
-    """The log holds this many messages, and no more."""
+    """Check that the log has this many messages, and no more."""
     assert len(await store.messages(log, 0, end)) == end
     with refused(SessionNotFound):
         await store.messages(log, end, end + 1)

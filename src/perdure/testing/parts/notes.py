@@ -1,4 +1,4 @@
-"""Notes: entries that are put on a record without a claim, whoever runs the session."""
+"""Notes: entries that are put on record without a claim, also while somebody runs the session."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LEASE = 30.0
 
 
 class Notes(Contract):
-    """A note stands on the record as any other entry does, and changes nothing else."""
+    """A note is an entry on record like any other, and changes nothing else."""
 
     @in_store
     async def test_a_note_is_read_by_its_run(self, store: JournaledStore) -> None:
-        """It is numbered with all other entries; entries of several runs, and of none, may come together."""
+        """Notes are numbered with all other entries. One call may have entries of several runs, or of none."""
         session = await store.create(new_session("Hello"))
         assert await store.note(session.id, entries("a", "b", run="task-1")) == 2
         assert await store.note(session.id, [*entries("c", run="task-2"), *entries("d", run=None)]) == 4
@@ -42,7 +42,7 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_moves_no_version(self, store: JournaledStore) -> None:
-        """What was loaded before can still be saved, and the session looks as it did."""
+        """A session that was loaded before a note can still be saved, and looks as it did."""
         session = await store.create(new_session("Hello"))
         listed = [*await store.list()]
         await store.note(session.id, entries("a"))
@@ -55,7 +55,7 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_disturbs_nobody_who_runs_the_session(self, store: JournaledStore) -> None:
-        """The claim stands as long as it did; what its holder writes goes behind the note, and is saved."""
+        """A note does not extend the claim. What its holder writes next goes behind the note, and can be saved."""
         session = await store.create(new_session("Hello"))
         clock = FrozenClock()
         with ids.use(clock=clock):
@@ -83,7 +83,7 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_leaves_a_killed_run_to_recovery(self, store: JournaledStore) -> None:
-        """The claim that has lapsed stays, and whoever takes it over finds the run as it was."""
+        """A lapsed claim stays, and the process that takes it over finds the run as it was."""
         session = await store.create(new_session("Hello"))
         claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
         await store.release(claim, interrupted=True)
@@ -99,7 +99,7 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_under_the_name_of_a_run_leaves_its_messages(self, store: JournaledStore) -> None:
-        """The run reaches to the note, and its messages are where they were: in a log of its own, if it has one."""
+        """A note under a run's name extends the run to the note, and leaves its messages in their log."""
         session = await store.create(new_session("Hello"))
         claim, ahead = await store.claim(
             session.id, version=1, owner="ann", messages=messages("m"), entries=entries("a", run="one")
@@ -116,7 +116,7 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_of_a_run_of_its_own_has_the_messages_saved_since(self, store: JournaledStore) -> None:
-        """Between its first and its last note: so whoever saves messages can tell of them by notes."""
+        """Messages saved between the first and the last note of a name are the messages of that run."""
         session = await store.create(new_session("Hello"))
         await store.note(session.id, entries("start", run="theirs"))
         session = await store.save(say(session, "question"))
@@ -126,7 +126,7 @@ class Notes(Contract):
 
     @in_store
     async def test_notes_from_all_sides_are_all_there(self, store: JournaledStore) -> None:
-        """They come at once, beside a run that appends: each is there once, whole, and in one sequence."""
+        """Notes made at once, beside a run that appends, are each there once, whole, and in one sequence."""
         session = await store.create(new_session())
         claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
 
@@ -134,6 +134,7 @@ class Notes(Contract):
             for step in range(12):
                 await store.append(claim, messages=messages(f"m{step}"), entries=entries(f"step-{step}"))
 
+        # Each note is two entries, so that one torn by another's would show.
         numbers, *_ = await asyncio.gather(_noted(store, session.id, "task", 12), run(), _read(store, session.id))
         found = await store.read(session.id)
         assert [entry.seq for entry in found] == [*range(1, 1 + 1 + 12 + 24)]
@@ -145,7 +146,7 @@ class Notes(Contract):
 
     @in_directory
     async def test_others_notes_do_not_disturb_a_run(self, where: Path) -> None:
-        """Those of another instance, which this one does not hear of, are met by the next append."""
+        """An append works after notes of another instance, of which this one has not heard."""
         if not self.shared:
             return
         async with self.open_store(where) as store, self.open_store(where) as other:
@@ -166,10 +167,11 @@ class Notes(Contract):
 
     @in_store
     async def test_a_note_is_heard(self, store: JournaledStore) -> None:
-        """A store that tells when a record has grown tells of notes, too."""
+        """A store that reports the growth of a record reports notes, too."""
         session = await store.create(new_session())
         if isinstance(store, Watch):
             heard = asyncio.create_task(store.changed(session.id, 0, 30.0))
+            # Time for the other task to begin its wait: a note made before would end it at once, and prove nothing.
             await asyncio.sleep(0.3)
             await store.note(session.id, entries("noted"))
             async with asyncio.timeout(10):
@@ -177,7 +179,7 @@ class Notes(Contract):
 
     @in_store
     async def test_notes_go_with_their_session(self, store: JournaledStore) -> None:
-        """A fork has none of them; another session of the same id has none; an archive has them all."""
+        """A fork has no notes of its parent's, nor has a new session of the same id. An archive has them all."""
         session = await store.create(new_session("Hello", id="it"))
         await store.note("it", [*entries("a", "b", run="task"), Entry("c", [1, {"d": None}])])
         copy = await store.create(fork(session))
@@ -200,7 +202,7 @@ class Notes(Contract):
 
     @in_store
     async def test_what_is_no_note_is_refused(self, store: JournaledStore) -> None:
-        """Nothing is written then."""
+        """An invalid note is refused, and nothing is written."""
         session = await store.create(new_session())
         given: Any
         for given in (None, "a", Entry("a"), ["a"], [Entry("a"), None], [Entry("a", float("nan"))], [Entry("\ud800")]):
@@ -234,14 +236,14 @@ class Notes(Contract):
 
 
 async def _noted(store: JournaledStore, session_id: str, run: str, count: int) -> list[int]:
-    """Make many notes of two entries each at once; return their numbers, in order of the notes."""
+    """Make many notes of two entries each at once, and return their numbers, in the order of the notes."""
     return await asyncio.gather(
         *(store.note(session_id, entries(f"a{n}", f"b{n}", run=run)) for n in range(count)),
     )
 
 
 async def _read(store: JournaledStore, session_id: str) -> None:
-    """Read while others write: what is there is whole at every moment."""
+    """Read while others write, and check that the entries are whole at every moment."""
     for _ in range(12):
         found = await store.read(session_id)
         assert [entry.seq for entry in found] == [*range(1, len(found) + 1)]

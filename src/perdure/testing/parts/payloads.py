@@ -1,4 +1,4 @@
-"""Odd content: what has to come back as it went in, and what has to be refused."""
+"""Odd content: some has to come back as it went in, and some has to be refused."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ CONTENT = (
 
 
 class Payloads(Contract):
-    """What is accepted comes back as it was; what is not changes nothing."""
+    """Accepted content comes back as it was, and refused content changes nothing."""
 
     @in_store
     async def test_odd_texts_survive(self, store: SessionStore) -> None:
-        """Any Unicode text comes back letter by letter, wherever it stands."""
+        """Any Unicode text comes back letter by letter, wherever it is."""
         session = new_session(*ODD_TEXTS)
         for number, text in enumerate(ODD_TEXTS):
             session = note(note(session, f"k{number}", text), text[:300], number)
@@ -70,7 +70,7 @@ class Payloads(Contract):
 
     @in_store
     async def test_values_come_back_in_plain_types(self, store: SessionStore) -> None:
-        """Tuples, enums and subclasses of str are plain JSON in what is loaded, from memory too."""
+        """Tuples, enums and subclasses of str load as plain JSON types, also from memory."""
         said = Message("user", (Text(_Word("hello")),), _Word("m-1"), {"k": (1, _Mood.GOOD, {"w": _Word("x")})})
         thought = Thinking(_Word("hm"), _Word("s"), _Word("p"), _Word("t-1"))
         seen = Media(_Word("image/png"), url=_Word("https://a.example/b.png"), name=_Word("b"))
@@ -118,7 +118,7 @@ class Payloads(Contract):
 
     @in_store
     async def test_numbers_keep_their_kind(self, store: SessionStore) -> None:
-        """1, 1.0 and True are three different things, and the widest integers fit."""
+        """1, 1.0 and True stay three different values, and the widest integers fit."""
         numbers: list[Any] = [1, 1.0, True, 0, -0.0, False, 2**64 - 1, -(2**63), 1e308, 5e-324, 0.1]
         kept = await store.create(note(new_session(), "numbers", numbers))
         loaded = await store.load(kept.id)
@@ -155,7 +155,7 @@ class Payloads(Contract):
 
     @in_store
     async def test_bad_content_is_refused_and_changes_nothing(self, store: SessionStore) -> None:
-        """What JSON cannot carry is InvalidData, at create and at save, and the store is as it was."""
+        """Content that is not JSON raises InvalidData at create and at save, and the store stays as it is."""
         kept = await store.create(run_of(new_session("Hello")))
         for name, spoil, bad in _spoiled():
             given = run_of(new_session("Hello"))
@@ -180,7 +180,7 @@ class _Mood(StrEnum):
 
 
 def _odd_kinds(value: Any) -> set[type]:
-    """The types of texts and lists in a value that are not the plain ones."""
+    """Return the types of texts in a value that are subclasses of str."""
     if isinstance(value, Struct):
         value = [getattr(value, name) for name in value.__struct_fields__]
     if isinstance(value, str):
@@ -208,8 +208,10 @@ _BAD_VALUES: dict[str, Any] = {
     "surrogate": "half \ud800",
     "surrogate-key": {"\udfff": 1},
     "too-deep": _nested(200),
+    # Deeper than Python's stack: it has to be found without recursion.
     "far-too-deep": _nested(50_000),
     "loop": _loop(),
+    # Integers go from -2**63 to 2**64 - 1: these two are the next beyond.
     "huge": 2**64,
     "very-negative": -(2**63) - 1,
     "enormous": 10**5000,
@@ -257,7 +259,7 @@ _ELSEWHERE: dict[str, tuple[Spoil, Any]] = {
 
 
 def _spoiled() -> Iterator[tuple[str, Spoil, Any]]:
-    """Ways to make a session one that cannot be stored, each with a name."""
+    """Yield the ways to make a session that cannot be stored, each with a name."""
     for where, spoil in _WHERE_JSON_STANDS.items():
         for name, bad in _BAD_VALUES.items():
             yield f"{where}: {name}", spoil, bad
@@ -290,7 +292,7 @@ def _with_error(session: AgentSession, error: ErrorRecord) -> AgentSession:
 
 
 def _from_the_future() -> dict[str, Any]:
-    """A session's document with a field more in every object of it, and a part of an unknown kind."""
+    """Return a session's document with an unknown field in every object, and a part of an unknown kind."""
     document = run_of(new_session("Where is order 7?")).to_dict()
     logs = document.pop("logs")
     future: dict[str, Any] = _marked(document)
@@ -301,6 +303,7 @@ def _from_the_future() -> dict[str, Any]:
     return {**future, "format": document["format"], "logs": logs}
 
 
+# Free JSON: a further field in there is not unknown to this release.
 _FREE = ("metadata", "arguments", "settings", "result", "content", "response_format")
 
 

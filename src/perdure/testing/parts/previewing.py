@@ -1,4 +1,4 @@
-"""Previews: a few words of each of many sessions, read where they stand."""
+"""Previews: a few words of each of many sessions, read from their messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PreviewingStore(Erasure, JournaledStore, Previews, Protocol):
 
 
 class Previewing(Contract):
-    """A preview is read, not stored: it is what the session's messages say now."""
+    """A preview is read, not stored: it shows what the session's messages say now."""
 
     @in_store
     async def test_a_preview_has_the_first_and_the_last_words(self, store: PreviewingStore) -> None:
-        """The first text of the user, the last that was said, and how many messages are shown."""
+        """A preview has the user's first text, the last text, and the number of messages that are shown."""
         assert isinstance(store, Previews)
         await store.create(new_session(id="empty"))
         await store.create(new_session("Where is order 7?", "It was sent.", "Thanks\nand bye", id="said"))
@@ -40,7 +40,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_no_verb_changes_the_first_words(self, store: PreviewingStore) -> None:
-        """Trimmed, compacted, emptied, or forked and then trimmed, a session has the title that it had."""
+        """A session keeps its title when it is trimmed, compacted or emptied, and so does a fork of it."""
         session = await store.create(new_session("First words", "a", "b", "c", id="it"))
         for view in (_trimmed, _covered, _emptied, _small_blocks):
             session = await store.save(view(session))
@@ -54,7 +54,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_the_last_words_are_among_those_shown(self, store: PreviewingStore) -> None:
-        """What is covered, trimmed or rewound is not said any more; what tools say is not shown in a list."""
+        """The last words are among the messages shown, and are never those of a tool."""
         session = await store.create(new_session("One", "Two", "Three", "Four", id="it"))
         session = await store.save(show(session, session.state.transcript[:2]))
         assert await _seen(store, "it") == ("One", "Two", 2)
@@ -62,6 +62,7 @@ class Previewing(Contract):
         busy = [Message.assistant("", tool_calls=calls), *(Message.tool(call.id, "found") for call in calls)]
         session = await store.save(tell(session, *busy))
         assert await _seen(store, "it") == ("One", "Two", 6)
+        # More messages than a preview looks at from the end of the view: it then has no last words.
         session = await store.save(tell(session, *(Message.tool("c0", "more") for _ in range(40))))
         assert await _seen(store, "it") == ("One", None, 46)
         session = await store.save(_covered(session))
@@ -71,7 +72,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_a_view_of_many_pieces_is_counted(self, store: PreviewingStore) -> None:
-        """However many blocks and stretches there are, and wherever a store keeps them."""
+        """The messages of a view are counted, however many blocks and stretches it has."""
         session = await store.create(new_session(*(f"Text {number}" for number in range(300)), id="it"))
         session = await store.save(_small_blocks(session))
         assert await _seen(store, "it") == ("Text 0", "Text 299", len(session.state.transcript))
@@ -84,7 +85,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_texts_are_cut_behind_a_word(self, store: PreviewingStore) -> None:
-        """On one line, without what could steer a terminal; from the first message that has a text."""
+        """A title comes from the first message with a text. It is one line, without control characters."""
         long = "word " * 100_000
         await store.create(tell(new_session(id="long"), Message.user(long), Message.assistant("y" * 500)))
         odd = Message.user("  \n\x1b[31mHello\u202e\n\tthere\x00 ")
@@ -94,7 +95,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_what_is_redacted_or_erased_is_not_previewed(self, store: PreviewingStore) -> None:
-        """A fork of an erased session begins with what is left; redacted words are replaced in every preview."""
+        """Redacted words are replaced in every preview. A fork of an erased session begins with what is left."""
         session = await store.create(new_session("Secret one", "Secret two", "Kept", id="it"))
         branch = await store.create(fork(show(session, session.state.transcript[1:]), id="branch"))
         assert await _title(store, "branch") == "Secret one"
@@ -107,7 +108,7 @@ class Previewing(Contract):
 
     @in_store
     async def test_wrong_ids_are_refused(self, store: PreviewingStore) -> None:
-        """One text is not several ids."""
+        """A text in place of several ids is refused, and so is an invalid id."""
         with refused(InvalidData):
             await store.previews("it")
         with refused(InvalidSessionId):
@@ -137,7 +138,7 @@ def _covered(session: Any) -> Any:
 
 
 def _small_blocks(session: Any) -> Any:
-    """Many blocks in one view."""
+    """Return the session with many blocks in one view."""
     view: Transcript = tell(session, *(Message.user(f"Text {number}") for number in range(8))).state.transcript
     if len(session.state.transcript) > 8:
         view = session.state.transcript

@@ -20,7 +20,7 @@ class Records(Contract):
 
     @in_store
     async def test_a_record_reads_back_in_order(self, store: JournaledStore) -> None:
-        """What claim, append and save have entered stands in one sequence."""
+        """The entries of claims, appends and saves form one sequence."""
         session = await store.create(new_session("Hello"))
         claim, first = await store.claim(session.id, version=1, owner="ann", entries=entries("start", "ask"))
         second = await store.append(claim, entries=entries("answer"))
@@ -41,6 +41,7 @@ class Records(Contract):
         assert await kinds(store, session.id, after=2, limit=2) == [*"cd"]
         assert await kinds(store, session.id, limit=1) == ["a"]
         assert await kinds(store, session.id, after=6) == []
+        # More than a database's integer holds: there is nothing behind it, which is not an error.
         assert await kinds(store, session.id, after=2**63) == []
         assert await kinds(store, session.id, last=2) == [*"ef"]
         assert await kinds(store, session.id, after=4, last=9) == [*"ef"]
@@ -63,7 +64,7 @@ class Records(Contract):
 
     @in_store
     async def test_runs_are_found_on_the_record(self, store: JournaledStore) -> None:
-        """Each run has its first and last entry, and the log that its messages stand in; they come oldest first."""
+        """Runs are listed oldest first. Each has its first and last entry, and the log with its messages."""
         session = await store.create(new_session("Hello"))
         claim, ahead = await store.claim(
             session.id, version=1, owner="ann", messages=messages("m"), entries=entries("a", "b", run="one")
@@ -114,7 +115,7 @@ class Records(Contract):
 
     @in_store
     async def test_items_that_were_taken_are_not_read_again(self, store: JournaledStore) -> None:
-        """An append or a save says up to where the inbox has been dealt with, and it never goes back."""
+        """An append or a save says how much of the inbox was taken, and that number never goes back."""
         session = await store.create(new_session())
         for kind in "abcd":
             await store.post(session.id, Entry(kind))
@@ -129,7 +130,7 @@ class Records(Contract):
 
     @in_store
     async def test_a_key_leads_to_the_version_it_saved(self, store: JournaledStore) -> None:
-        """An idempotency key is kept with the save it came with, and with no other."""
+        """An idempotency key leads to the version of the save that it came with, and a refused save keeps no key."""
         session = await store.create(new_session())
         claim, _ = await store.claim(session.id, version=1, owner="ann")
         session = await store.save(session, claim=claim, key=Key("k-1", "digest 1"))
@@ -148,7 +149,7 @@ class Records(Contract):
 
     @in_store
     async def test_a_key_may_come_with_a_new_session(self, store: JournaledStore) -> None:
-        """It leads to the first version. Of those who create the id again, each is refused with its key."""
+        """A key given to `create` leads to version 1. A second session of the same id is refused, with its key."""
         for said in ODD_TEXTS[:2]:
             parent = await store.create(new_session("Hi"), key=Key(f"k{said}", said))
             child = await store.create(fork(parent), key=Key("k", "other"))
@@ -163,7 +164,7 @@ class Records(Contract):
 
     @in_store
     async def test_many_may_post_at_once(self, store: JournaledStore) -> None:
-        """Every item gets a number of its own, and none is lost."""
+        """Every posted item gets a number of its own, and none is lost."""
         session = await store.create(new_session())
         numbers = await asyncio.gather(*(store.post(session.id, Entry(f"k{n}")) for n in range(20)))
         found = await store.read(session.id, inbox=True)
@@ -172,7 +173,7 @@ class Records(Contract):
 
     @in_store
     async def test_an_unknown_session_has_no_record(self, store: JournaledStore) -> None:
-        """Reading and posting need a session; one without entries reads as empty."""
+        """Reading and posting need a session. A session without entries reads as empty."""
         session = await store.create(new_session())
         assert await store.read(session.id) == await store.read(session.id, inbox=True) == []
         for inbox in (False, True):
@@ -183,7 +184,7 @@ class Records(Contract):
 
     @in_store
     async def test_a_record_goes_with_its_session(self, store: JournaledStore) -> None:
-        """After erasure there is neither record nor inbox, and a successor begins with none."""
+        """After an erasure there is neither record nor inbox, and a new session of the same id begins with none."""
         session = await store.create(new_session(id="again"))
         claim, _ = await store.claim("again", version=1, owner="ann", entries=entries("start"))
         await store.post("again", Entry("steer"))
@@ -197,7 +198,7 @@ class Records(Contract):
 
     @in_store
     async def test_ids_that_look_like_paths_are_refused_here_too(self, store: JournaledStore) -> None:
-        """The journal's verbs refuse an id that could lead elsewhere."""
+        """The journal's verbs refuse an id that looks like a path."""
         for odd in PATH_LIKE:
             with refused(InvalidSessionId):
                 await store.claim(odd, version=1, owner="ann")

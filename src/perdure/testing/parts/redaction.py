@@ -1,4 +1,4 @@
-"""Redaction and clearing up: content goes for good, and all else stays readable."""
+"""Redaction and clearing up: content goes for good, and everything else stays readable."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ SECRET = "hunter2-4111-1111"
 
 
 async def everything(store: Any, *session_ids: str) -> str:
-    """All that a store tells of sessions: every version with what it covers, their logs, records and inboxes."""
+    """Return all that a store shows of sessions: every version with its blocks, the logs, records and inboxes."""
     told: list[Any] = []
     for session_id in session_ids:
         newest = await store.load(session_id)
         for version in range(1, newest.version + 1):
             session = await store.load(session_id, version)
+            # As text: the secret is looked for in all of it, wherever it was put.
             told += [repr(session.info), repr(session.state.metadata), session.state.task]
             told += [repr(session.state.execution), list(session.state.messages)]
             told += [await store.messages(*stretch) for stretch in _stretches(session)]
@@ -52,7 +53,7 @@ def _stretches(session: AgentSession) -> list[Any]:
 
 
 def run_with_secret(session: AgentSession) -> AgentSession:
-    """The session after a run in which everything that can hold a secret does."""
+    """Return the session after a run in which everything that can contain the secret contains it."""
     call = ToolCall("pay", {"card": SECRET, "cents": 7}, id="call-1")
     failed = ToolCall("pay", {"card": SECRET, "again": True}, id="call-2")
     said = [
@@ -64,13 +65,14 @@ def run_with_secret(session: AgentSession) -> AgentSession:
     step = AgentStep.of(said, input=session.state.transcript, tool_executions=[done, broken])
     state = session.state.with_execution_started().with_current_step(step).with_current_step_completed()
     assert state.execution is not None
+    # A part of the text only, as providers and filters quote it: such a message goes as a whole.
     wrong = state.execution.with_error(ErrorRecord("DriverError", f"refused: …{SECRET[:12]}", None))
     wrong = wrong.with_stop_signal(StopSignal(StopReason.ERROR_FORBADE, f"it says {SECRET[:9]}", source="filter"))
     return session.with_state(state.with_execution(wrong.ended(ExecutionStatus.FAILED)))
 
 
 def entries_with_secret(user: Message, session: AgentSession) -> list[Entry]:
-    """What a run may have put on record of it."""
+    """Return the entries that a run may have put on record about the secret."""
     run = session.state.execution
     assert run is not None
     loop = run.execution_id
@@ -125,7 +127,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_only_what_was_read_is_erased(self, store: Any) -> None:
-        """A session that was saved since, or erased and created again, stays."""
+        """`delete` with `expected` leaves a session that was saved since, or erased and created again."""
         read = await store.create(new_session("Hello", id="again"))
         saved = await store.save(say(read, "more"))
         with refused(SessionConflict):
@@ -142,7 +144,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_content_is_replaced_in_every_version_and_fork(self, store: Any) -> None:
-        """The message keeps its id, role and place; all who show it show the replacement."""
+        """A redacted message keeps its id, role and place, and every version and fork shows the replacement."""
         assert issubclass(type(store), Erasure)
         session = await store.create(new_session("hello", f"the code is {SECRET}", "thanks"))
         child = await store.create(say(fork(session), "more"))
@@ -155,11 +157,12 @@ class Redaction(Contract):
         replaced = (await store.load(session.id, 1)).state.messages[1]
         assert (replaced.id, replaced.role, replaced.metadata["redacted"]) == (secret.id, secret.role, True)
         assert SECRET not in await everything(store, session.id, child.id)
+        # What is redacted already is not counted again.
         assert await store.redact(session.id, [secret.id]) == 0
 
     @in_store
     async def test_notes_that_quote_a_message_are_replaced(self, store: Any) -> None:
-        """Whoever has put them on record, and under whatever name; the others stay, and so do their numbers."""
+        """Notes that quote a message are replaced, under whatever name. Other notes and all numbers stay."""
         session = await store.create(new_session("hello", f"the code is {SECRET}"))
         said = session.state.messages[1].text
         quotes = [Entry("acme.note", {"said": [said, {"in": f"It was: {said}!"}], "n": 7}, "task"), Entry("x", said)]
@@ -172,7 +175,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_a_fork_redacts_what_its_parent_said(self, store: Any) -> None:
-        """A message belongs to all who show it; the parent has it replaced too."""
+        """A fork can redact what its parent said: the message is replaced in the parent, too."""
         parent = await store.create(new_session(f"code {SECRET}", "ok"))
         child = await store.create(say(fork(parent), f"again {SECRET}"))
         sibling = await store.create(fork(parent))
@@ -187,7 +190,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_what_an_erased_parent_has_left_can_be_redacted(self, store: Any) -> None:
-        """The remainder of a log is one like any other."""
+        """Messages that an erased parent has left can be redacted."""
         parent = await store.create(new_session(f"code {SECRET}", "ok"))
         child = await store.create(fork(parent))
         await store.delete(parent.id)
@@ -196,9 +199,10 @@ class Redaction(Contract):
 
     @in_store
     async def test_summaries_that_cover_it_go_too(self, store: Any) -> None:
-        """Nested ones as well, and those of forks; what they cover can still be shown again."""
+        """Summaries that cover the message go, nested ones and those of forks too. Blocks can still be undone."""
         session = await store.create(new_session("one", SECRET, "three", "four"))
         secret = session.state.messages[1]
+        # A part of the text only: looking for the whole of it would not find these.
         view = session.state.transcript.cover(0, 2, [Message.assistant(f"sum of {SECRET[:10]}")], by="test")
         session = await store.save(show(session, view))
         view = session.state.transcript.cover(0, 2, [Message.assistant(f"summed again: {SECRET[:10]}")], by="test")
@@ -217,7 +221,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_runs_tell_nothing_of_it(self, store: Any) -> None:
-        """All that quotes it goes from steps, record and inbox, reasons to stop or deny too; names and ids stay."""
+        """Every quotation goes from steps, record and inbox, and from stop and denial reasons. Names and ids stay."""
         session = await store.create(new_session())
         user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web", "raw": f"Pay with {SECRET}"})
         ran = run_with_secret(tell(session, user))
@@ -245,7 +249,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_parts_of_every_kind_are_replaced(self, store: Any) -> None:
-        """What is left is one text, and the calls."""
+        """Parts of every kind are replaced by one text. Calls stay."""
         message = Message.assistant("", Thinking(SECRET), Opaque("acme", {"x": SECRET}), f"so {SECRET}")
         session = await store.create(tell(new_session(), message))
         assert await store.redact(session.id, [message.id], replacement="…") == 1
@@ -254,7 +258,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_an_envelope_goes_with_its_message(self, store: Any) -> None:
-        """What is left of a foreign item goes, its words are not looked for elsewhere, and a call keeps its result."""
+        """An envelope goes with its message, its words are not looked for elsewhere, and a call keeps its id."""
         word = "function_call"
         call = Message.assistant(
             tool_calls=[ToolCall("pay", {"card": SECRET}, "call-1")], id="m-1", metadata={"kind": word}
@@ -274,7 +278,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_hidden_messages_lose_what_they_quote(self, store: Any) -> None:
-        """A framework keeps copies of a prompt for itself: they go with it, a short one too, in forks as well."""
+        """Copies of a prompt that a framework keeps in envelopes go with it, short ones too, in forks as well."""
         said, short = Message.user(f"{SECRET}\nis é", id="m-1"), Message.user("4711", id="m-2")
         bodies = [
             {"last": said.text, "mode": "plan", "all": [f"> {said.text}", "4711", "14711", 4711]},
@@ -301,7 +305,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_what_was_made_of_messages_is_dropped(self, store: Any) -> None:
-        """Metadata that says so goes from every version: it may quote a piece of a message, and is made again."""
+        """Metadata marked as derived goes from every version: it may quote a message, and is made again."""
         said = Message.user(f"{SECRET} and so on", id="m-1")
         made = {"$derived": ["s", 1], "first_words": SECRET}
         session = await store.create(note(tell(new_session(), said), "summary", made))
@@ -314,7 +318,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_entries_of_an_unknown_kind_are_scrubbed(self, store: Any) -> None:
-        """Whatever form an adapter has given its notes, a message is not quoted in them, nor in JSON within a text."""
+        """Entries of any form lose their quotations of the message, also those in JSON within a text."""
         said = Message.user(f"{SECRET}\nis é", id="m-1")
         in_json = msgspec.json.encode({"text": said.text}).decode()
         bodies: list[Any] = [
@@ -334,7 +338,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_it_is_told_on_record_without_the_content(self, store: Any) -> None:
-        """Every session concerned has an entry with the ids, and its version moves: stale ones cannot be saved."""
+        """Every session concerned gets an entry with the ids and a new version, so stale ones cannot be saved."""
         session = await store.create(new_session(SECRET, "two"))
         child = await store.create(fork(session))
         message_id = session.state.messages[0].id
@@ -351,7 +355,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_an_unknown_message_is_refused_and_nothing_changed(self, store: Any) -> None:
-        """The error names it. Nor is another session's message this one's."""
+        """An unknown message is refused, and so is another session's. The error names it, and nothing is changed."""
         session = await store.create(new_session(SECRET))
         other = await store.create(new_session("other"))
         known, foreign = session.state.messages[0].id, other.state.messages[0].id
@@ -372,7 +376,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_a_session_that_is_run_is_left_alone(self, store: Any) -> None:
-        """Nor is anything replaced that a fork shows while that one is run."""
+        """A session that runs is not redacted, nor is a message that a running fork shows."""
         session = await store.create(new_session(SECRET))
         child = await store.create(fork(session))
         claim, _ = await store.claim(child.id, version=1, owner="me")
@@ -385,8 +389,9 @@ class Redaction(Contract):
 
     @in_store
     async def test_an_interrupted_run_can_still_go_on(self, store: Any) -> None:
-        """A session that waits to be recovered is redacted too, and its version stays: the run set out from it."""
+        """A session that waits to be recovered is redacted, and keeps its version, from which the run began."""
         session = await store.create(new_session(SECRET))
+        # A lease of 0 lapses at once, as if the process had been killed.
         await store.claim(session.id, version=1, owner="me", lease=0.0, messages=[Message.user(f"again {SECRET}")])
         log, end = await store.log_of(session.id)
         ids = [message.id for message in await store.messages(log, 0, end)]
@@ -397,7 +402,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_the_summary_of_a_killed_run_goes_too(self, store: Any) -> None:
-        """A run that compacted and was killed has a summary in its log that no version shows yet."""
+        """The summary that a killed run has written goes, too, although no version shows it yet."""
         session = await store.create(new_session(f"code {SECRET}", "ok"))
         made = Message.user(f"They said raspberry, {SECRET[:10]}")
         told = {
@@ -415,7 +420,8 @@ class Redaction(Contract):
 
     @in_store
     async def test_a_redacted_session_moves_as_any_other(self, store: Any) -> None:
-        """What was replaced is in canonical form: an export is the same session where it came from."""
+        """Redacted content is in canonical form, so an export of it counts as the same session in its own store."""
+        # The contract of erasure asks for no archive.
         if not issubclass(type(store), Archive):
             return
         session = await store.create(new_session())
@@ -438,7 +444,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_a_copy_that_a_fork_has_of_its_own_goes_too(self, store: Any) -> None:
-        """A fork that shows a message again, in its own log, has that one replaced as well."""
+        """If a fork has said a message again in its own log, that copy is replaced as well."""
         parent = await store.create(new_session(SECRET, "two"))
         child = await store.create(fork(parent))
         child = await store.save(tell(child, *parent.state.messages[:1]))
@@ -447,7 +453,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_what_is_redacted_is_found_no_more(self, store: Any) -> None:
-        """Its words leave the index; what was put in their place can be found."""
+        """Redacted words are not found any longer, and the replacement is."""
         session = await store.create(new_session("one raspberry", "two"))
         assert len(await store.search("raspberry")) == 1
         await store.redact(session.id, [session.state.messages[0].id], replacement="[withheld]")
@@ -456,7 +462,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_there_is_nothing_to_clear_up(self, store: Any) -> None:
-        """Deleting leaves nothing behind that nobody shows."""
+        """Deleting leaves nothing behind that nobody shows, so `gc` has nothing to do."""
         assert await store.gc() == 0
         parent = await store.create(new_session("one", "two"))
         child = await store.create(fork(parent))
@@ -468,7 +474,7 @@ class Redaction(Contract):
 
     @in_directory
     async def test_other_instances_show_the_replacement_at_once(self, where: Path) -> None:
-        """An instance that had the session at hand does not show the content any more."""
+        """An instance with the session in its cache stops showing the content at once."""
         if not self.shared:
             return
         async with self.open_store(where) as first, self.open_store(where) as second:

@@ -1,4 +1,4 @@
-"""Rules and holds: what is under hold is erased by no verb, and what is due goes, unless something goes on in it."""
+"""Rules and holds: no verb erases a session under hold, and sessions that are due are erased unless they are in use."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ HOLD = "hold:case-7"
 
 
 class RetainingStore(Erasure, JournaledStore, Retains, Forgets, BulkErasure, Versions, Queue, Checkable, Protocol):
-    """A store that erases in every way there is, and knows of holds."""
+    """A store with every verb that erases, and with holds."""
 
 
 class Retaining(Contract):
-    """A hold keeps a session from every verb that erases; `retire` erases what is due, and says what stays."""
+    """A hold protects a session from every verb that erases. `retire` erases due sessions, and says which stay."""
 
     @in_store
     async def test_no_verb_erases_what_is_under_hold(self, store: RetainingStore) -> None:
-        """Each raises SessionHeld, which names the tag, or leaves the session; and all is there as before."""
+        """Every verb raises SessionHeld, which names the tag, or leaves the session as it is."""
         held = await _grown(store, "s", tags=(HOLD,))
         said = held.state.messages[0].id
         for verb in (
@@ -66,7 +66,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_that_is_lifted_holds_nothing(self, store: RetainingStore) -> None:
-        """Once the tag is taken away, each verb does what it does."""
+        """Once the tag is removed, every verb erases again."""
         held = await _grown(store, "s", tags=("hold",))
         lifted = await store.save(held.with_tags(()))
         assert await store.redact("s", [lifted.state.messages[0].id]) == 1
@@ -75,7 +75,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_only_the_tags_of_a_hold_hold(self, store: RetainingStore) -> None:
-        """A tag that only begins like one does not."""
+        """Only `hold` and tags that begin with `hold:` hold a session, not tags that look like them."""
         for tag in ("holding", "on-hold", "Hold", "vip"):
             await store.create(new_session("one", id=tag, tags=(tag,)))
         assert sorted(await store.delete_many(["holding", "on-hold", "Hold", "vip"])) == [
@@ -84,7 +84,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_holds_sub_agents(self, store: RetainingStore) -> None:
-        """What a caller's hold is on, is on those that it has spawned, and theirs. The error says whose hold it is."""
+        """A caller's hold is also on the sessions that it has spawned, and on theirs. The error names its holder."""
         await store.create(new_session("one", id="root", tags=(HOLD,)))
         child = await store.create(_child_of("root", "child", "two", "three"))
         await store.create(_child_of("child", "grandchild", "four"))
@@ -103,7 +103,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_on_a_sub_agent_keeps_the_tree(self, store: RetainingStore) -> None:
-        """`delete_tree` erases none of it, nor does `retire`. Its caller alone can be erased."""
+        """A hold on a sub-agent protects the tree from `delete_tree` and `retire`. The caller alone can be erased."""
         root = await store.create(new_session("one", id="root"))
         await store.create(_child_of("root", "child", "two", tags=(HOLD,)))
         with refused(SessionHeld) as caught:
@@ -117,7 +117,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_on_a_fork(self, store: RetainingStore) -> None:
-        """Its parent can be erased, and the fork keeps all that it shows. None of that can be redacted."""
+        """The parent of a held fork can be erased, and the fork keeps all that it shows. None of it can be redacted."""
         parent = await _grown(store, "parent")
         held = await store.create(replace(fork(parent, id="fork"), info=_tagged(fork(parent, id="fork"))))
         shared = parent.state.messages[0].id
@@ -133,7 +133,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_on_a_parent(self, store: RetainingStore) -> None:
-        """A fork that has no hold of its own can be erased, and the parent keeps all. What it shows is not redacted."""
+        """A fork of a held parent can be erased, and the parent keeps all. The parent's messages are not redacted."""
         parent = await _grown(store, "parent", tags=(HOLD,))
         branch = await store.create(fork(parent, id="fork"))
         branch = await store.save(say(branch, "mine"))
@@ -146,17 +146,18 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_or_an_erasure_comes_first(self, store: RetainingStore) -> None:
-        """Of one who places a hold and one who erases at the same time, one is refused."""
+        """If a hold and an erasure come at the same time, one of them is refused."""
         for number in range(6):
             made = await store.create(new_session("one", id=f"s{number}"))
             verbs = (store.save(made.with_tags((HOLD,))), store.delete_tree(made.id))
+            # Both orders: the one that is started first usually comes first.
             outcomes = await asyncio.gather(*(verbs if number % 2 else verbs[::-1]), return_exceptions=True)
             assert sum(isinstance(each, PerdureError) for each in outcomes) == 1, outcomes
             assert await store.exists(made.id) == any(isinstance(each, SessionHeld) for each in outcomes)
 
     @in_store
     async def test_rules_of_sessions_are_found(self, store: RetainingStore) -> None:
-        """Each rule once, however many sessions have it; and by it the sessions."""
+        """Each rule of sessions is listed once, however many sessions have it, and leads to its sessions."""
         month, year = Retention(idle=timedelta(days=30)), Retention(age=timedelta(days=365), versions=3)
         for number, rule in enumerate((month, year, month, None, month)):
             await store.create(new_session("one", id=f"s{number}", keep=rule, tags=("vip",)))
@@ -172,7 +173,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_sessions_with_many_versions_are_found(self, store: RetainingStore) -> None:
-        """Those with more older versions than a number, page by page; what was forgotten does not count."""
+        """Sessions with more older versions than a number are listed in pages. Forgotten versions do not count."""
         for name, count in (("a", 2), ("b", 6), ("c", 9), ("d", 9)):
             session = await store.create(new_session("one", id=name))
             for _ in range(count - 1):
@@ -189,7 +190,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_what_is_due_goes(self, store: RetainingStore) -> None:
-        """Sessions go with those of their sub-agents, and what their forks show stays."""
+        """Due sessions go with those of their sub-agents. Messages that forks show stay."""
         root = await store.create(new_session("one", "two", id="root"))
         await store.create(_child_of("root", "child", "three"))
         other = await _grown(store, "other")
@@ -204,7 +205,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_what_goes_on_stays(self, store: RetainingStore) -> None:
-        """A session stays that runs, or waits for anything, or has changed; and so does one whose sub-agent's does."""
+        """A session stays if it runs, waits for anything or has changed, or if one of its sub-agents' sessions does."""
         due: list[Due] = []
         for name in ("running", "interrupted", "queued", "timer", "approval", "changed", "gone", "caller", "goes"):
             session = await store.create(new_session("one", id=name))
@@ -238,7 +239,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_rehearsal_tells_what_will_be(self, store: RetainingStore) -> None:
-        """Its figures are those of the real thing, over sessions that share what they show; and it changes nothing."""
+        """A rehearsal has the figures of the real run, also for sessions that share messages, and changes nothing."""
         batches, prunes = await _tangle(store)
         before = await _seen_of(store)
         told = await store.rehearse(batches, prunes)
@@ -252,7 +253,7 @@ class Retaining(Contract):
 
     @in_store
     async def test_older_versions_go(self, store: RetainingStore) -> None:
-        """`prune` forgets what it says, unless the session has changed."""
+        """`prune` forgets older versions, unless the session has changed."""
         session = await _grown(store, "s")
         due = Due.of(session.info)
         assert _reasons(await store.prune(replace(due, version=1), before=2)) == {"s": WhyLeft.CHANGED}
@@ -272,7 +273,7 @@ def _tagged(session: AgentSession) -> Any:
 
 
 async def _grown(store: RetainingStore, session_id: str, **info: Any) -> AgentSession:
-    """Create a session with three versions, each of which shows one message more."""
+    """Create a session with three versions, each of which shows one more message."""
     session = await store.create(new_session("one", id=session_id, **info))
     for text in ("two", "three"):
         session = await store.save(say(session, text))
@@ -285,7 +286,7 @@ def _child_of(parent: str, session_id: str, *said: str, **info: Any) -> AgentSes
 
 
 async def _tangle(store: RetainingStore) -> tuple[list[list[Due]], list[tuple[Due, int]]]:
-    """Create sessions that show each other's messages, and say which are due, in which batches."""
+    """Create sessions that show each other's messages. Return the due ones in batches, and those to prune."""
     first = await _grown(store, "first")
     second = await store.create(fork(first, id="second"))
     second = await store.save(say(second, "own", "words"))

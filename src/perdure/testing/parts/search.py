@@ -1,4 +1,4 @@
-"""Searching: what is found, in which order, and how it is shown."""
+"""Searching: the hits, their order, and their snippets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perdure.protocols import Search, SearchHit
 from perdure.testing.samples import fork, new_session, say, show, tell
 from perdure.testing.scene import Contract, in_directory, in_store, refused
 
+# Syntax of full-text queries, of SQL and of the index's own columns. None of it may reach a parser.
 HOSTILE = (
     '"', '""', '"open', "*", "**", "a*b*", "()", "(", "NOT", "AND OR", "NEAR(a b)", "text:a", "place:l1", "^a",
     "{text}", "-a", "+", "a AND", "'; DROP TABLE msg; --", "\\", "%", "\x00", "a\x00b", "\ud800", "🙂", "\u0301",
@@ -28,7 +29,7 @@ class Searching(Contract):
 
     @in_store
     async def test_words_are_found_whatever_their_case_and_accents(self, store: Any) -> None:
-        """A message is found by its words, and the snippet says where they stand."""
+        """A message is found by its words, and the snippet says where they are."""
         assert issubclass(type(store), Search)
         session = await store.create(new_session("Où est le Café Crème?", "nothing", "CAFÉ!", "cafe\u0301s"))
         first, _, third, fourth = session.state.messages
@@ -44,7 +45,7 @@ class Searching(Contract):
 
     @in_store
     async def test_all_words_are_needed_and_phrases_stand_together(self, store: Any) -> None:
-        """Words are joined by and; quotation marks keep them in order; a star stands for any ending."""
+        """All words must match. Quotation marks keep them in order, and a star matches any ending."""
         session = await store.create(new_session("red green blue", "blue green", "greenish red"))
         a, b, c = (message.id for message in session.state.messages)
         assert set(found(await store.search("green blue"))) == {a, b}
@@ -56,7 +57,8 @@ class Searching(Contract):
 
     @in_store
     async def test_better_matches_come_first_then_newer_ones(self, store: Any) -> None:
-        """More of a word in a shorter text weighs more; equals come newest first."""
+        """A word that is repeated, or in a shorter text, ranks higher. Equal hits come newest first."""
+        # A word weighs less in a longer text.
         padding = "and so on " * 20
         first = await store.create(new_session(f"kettle {padding}", "kettle kettle", f"no {padding}"))
         second = await store.create(new_session("a pot", "a kettle"))
@@ -84,7 +86,7 @@ class Searching(Contract):
 
     @in_store
     async def test_a_long_text_is_cut_around_the_first_match(self, store: Any) -> None:
-        """A snippet is short, says that it is cut, and keeps control characters as they are."""
+        """A snippet is short, shows that it was cut, and keeps control characters as they are."""
         text = "word " * 500 + "\x1b[31m needle\x07 " + "more " * 500
         await store.create(new_session(text))
         (hit,) = await store.search("needle")
@@ -96,7 +98,7 @@ class Searching(Contract):
 
     @in_store
     async def test_a_message_is_its_own_sessions_unless_that_is_gone(self, store: Any) -> None:
-        """A fork's parent has the words that it said; once it is hidden or erased, a fork that shows them has."""
+        """A hit names the session that said it. Once that is hidden or erased, it names a fork that shows it."""
         parent = await store.create(new_session("shared words"))
         child = await store.create(say(fork(parent), "words of its own"))
         later = await store.create(new_session("words of nobody else"))
@@ -116,7 +118,7 @@ class Searching(Contract):
 
     @in_store
     async def test_what_an_erased_session_has_left_is_the_oldest_forks(self, store: Any) -> None:
-        """Of several forks that show it, the first that was created has it, whatever their names."""
+        """A hit of an erased session names the fork that was created first, whatever the forks' names."""
         parent = await store.create(new_session("shared words"))
         for name in ("zoe", "ann", "mia"):
             await store.create(fork(parent, id=name))
@@ -125,7 +127,7 @@ class Searching(Contract):
 
     @in_store
     async def test_a_search_can_be_narrowed(self, store: Any) -> None:
-        """To an owner's sessions, and to one session; another owner's are never shown."""
+        """A search is narrowed to an owner or to a session, and never shows another owner's sessions."""
         ann = await store.create(new_session("tea time", owner="ann"))
         bob = await store.create(new_session("tea time", owner="bob"))
         await store.create(new_session("tea time"))
@@ -138,7 +140,7 @@ class Searching(Contract):
 
     @in_store
     async def test_new_messages_are_found_at_once(self, store: Any) -> None:
-        """A search sees all that was saved before it, by a run under way too."""
+        """A search sees everything that was saved before it, also by a run under way."""
         session = await store.create(new_session("begin"))
         for round in range(5):
             session = await store.save(say(session, f"round{round}", f"answer{round}"))
@@ -149,7 +151,7 @@ class Searching(Contract):
 
     @in_store
     async def test_what_is_erased_is_found_no_more(self, store: Any) -> None:
-        """Nor does a new message take the place of one that was erased."""
+        """Erased words are not found, and a new message is not taken for an erased one."""
         for round in range(4):
             session = await store.create(new_session("alpha", f"beta{round}"))
             assert len(await store.search("alpha")) == 1
@@ -161,7 +163,7 @@ class Searching(Contract):
 
     @in_store
     async def test_no_text_is_syntax(self, store: Any) -> None:
-        """Whatever is asked, it is words; only a blank text, or a wrong limit, is refused."""
+        """Every text is taken as words. Only a blank text or a wrong limit is refused."""
         await store.create(new_session("a NOT b", "text:a", "½"))
         for text in HOSTILE:
             for hit in await store.search(text):
@@ -176,7 +178,7 @@ class Searching(Contract):
 
     @in_directory
     async def test_instances_find_what_others_have_said_and_erased(self, where: Path) -> None:
-        """Two instances on one place find the same."""
+        """Two instances of one store find the same."""
         if not self.shared:
             return
         async with self.open_store(where) as first, self.open_store(where) as second:

@@ -1,4 +1,4 @@
-"""The text of an answer that is being written: kept under the claim, void once the record moves on, and then gone."""
+"""Sketches: pieces of an answer that is being written, kept under the claim until the record moves on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SketchingStore(Erasure, JournaledStore, Sketchbook, Archive, Protocol):
 
 
 class Sketches(Contract):
-    """Pieces of an answer are kept for those who follow it, and no longer."""
+    """Pieces of an answer are kept for its followers until the whole answer is on record."""
 
     @in_store
     async def test_pieces_add_up(self, store: SketchingStore) -> None:
-        """They are read in order; from a character on, with the first of them."""
+        """Pieces are read in order, or from a character on, and then with the first piece."""
         assert isinstance(store, Sketchbook)
         claim, seq = await begun(store)
         assert await store.progress("it") == RunProgress(seq, True, False)
@@ -43,7 +43,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_a_first_piece_replaces_all(self, store: SketchingStore) -> None:
-        """The model has begun again, or writes another message. The same piece again, longer, takes its own place."""
+        """A first piece replaces all: the model has begun again. A longer piece replaces the one at its place."""
         claim, seq = await begun(store)
         for text in ("a ", "b ", "c"):
             await sketch(store, claim, seq, text)
@@ -55,7 +55,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_a_piece_is_fenced(self, store: SketchingStore) -> None:
-        """By the claim, and by where the record ends: a late one is not kept, and changes nothing."""
+        """A piece is fenced by the claim and by the end of the record. A late piece is not kept."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             claim, seq = await begun(store)
@@ -77,7 +77,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_a_whole_answer_takes_their_place(self, store: SketchingStore) -> None:
-        """They are gone with the append of a message, and void once anything is put on record."""
+        """Pieces are gone with the append of the message, and void once their run puts anything on record."""
         claim, seq = await begun(store)
         await sketch(store, claim, seq, "half")
         appended = await store.append(claim, messages=messages("half of it"), entries=entries("said"))
@@ -88,7 +88,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_what_others_note_voids_no_piece(self, store: SketchingStore) -> None:
-        """Only what its own run puts on record does, by an append or by a note of that name."""
+        """A piece stays valid until its own run puts something on record, by an append or by a note."""
         claim, seq = await begun(store)
         assert await sketch(store, claim, seq, "one ")
         end = await store.note("it", entries("noted", run="task"))
@@ -113,7 +113,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_they_end_with_the_claim(self, store: SketchingStore) -> None:
-        """With a save or a release; if a run is interrupted they wait for whoever recovers it."""
+        """Pieces end with a save or a release. Those of an interrupted run wait for its recovery."""
         claim, seq = await begun(store)
         await sketch(store, claim, seq, "half")
         await store.release(claim, interrupted=True)
@@ -133,7 +133,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_erasure_takes_them(self, store: SketchingStore) -> None:
-        """Another session of the same id has none, and a redaction leaves none."""
+        """A new session of the same id has no pieces, and a redaction leaves none."""
         claim, seq = await begun(store)
         await sketch(store, claim, seq, "secret")
         await store.release(claim, interrupted=True)
@@ -150,7 +150,7 @@ class Sketches(Contract):
 
     @in_store
     async def test_an_archive_leaves_them_out(self, store: SketchingStore) -> None:
-        """A session that is taken in is recovered without them."""
+        """An archive leaves pieces out, and a restored session is recovered without them."""
         claim, seq = await begun(store)
         await store.release(claim, interrupted=True)
         without = await store.dump("it")
@@ -165,7 +165,7 @@ class Sketches(Contract):
 
     @in_directory
     async def test_others_see_them(self, where: Path) -> None:
-        """Whoever else has the store open, as soon as they are kept."""
+        """Other instances of the store see pieces as soon as they are kept."""
         async with self.open_store(where) as store, self.open_store(where) as other:
             claim, seq = await begun(store)
             if self.shared:
@@ -191,13 +191,13 @@ class Sketches(Contract):
 
 
 async def begun(store: SketchingStore) -> tuple[Claim, int]:
-    """Create a session and begin a run; return its claim, and where the record ends."""
+    """Create a session and begin a run. Return its claim, and the end of its record."""
     await store.create(new_session("Hello", id="it"))
     claim, appended = await store.claim("it", version=1, owner="ann", lease=LEASE, entries=entries("start"))
     return claim, appended.seq
 
 
 async def sketch(store: SketchingStore, claim: Claim, seq: int, text: str) -> bool:
-    """Keep a piece behind those that are kept."""
+    """Keep a piece behind those that are there."""
     start = len(said_in((await store.progress(claim.session_id)).sketches))
     return await store.sketch(claim, Sketch("run-1", "m", text, start=start, seq=seq))

@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: every statement, and what a transaction promises."""
+"""The port between sessions and their storage: every statement, and the promises of a transaction."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ INBOX = ("sid", "seq", "run", "kind", "crc", "body")
 
 
 class Refusal(Exception):
-    """Something that a job raises."""
+    """An error that a job raises."""
 
 
 class EngineScene(Contract):
-    """What a contract for engines asks of the class that applies it: how to open one."""
+    """The part of an engine's contract that you fill in: how to open the engine."""
 
     def open_engine(self, where: Path) -> Engine:
-        """Return the engine, not yet entered, that keeps its tables in the directory `where`."""
+        """Return the engine that keeps its tables in the directory `where`, not yet entered."""
         raise NotImplementedError("this contract needs to know how your engine is opened: define open_engine(…)")
 
 
@@ -70,7 +70,7 @@ class Tried:
         self.engine = engine
 
     async def ask(self, *statements: Statement, kind: Kind = "read") -> Any:
-        """Run statements as one job, and return the answer to the last."""
+        """Run statements as one job, and return the answer to the last one."""
 
         def job() -> Job[Any]:
             answer: list[Any] = []
@@ -84,13 +84,13 @@ class Tried:
         return await self.ask(*statements, kind="write")
 
     async def session(self, session_id: str = "it") -> tuple[int, int | str]:
-        """Add a session and its log; return the numbers of both."""
+        """Add a session and its log, and return the numbers of both."""
         info = new_session(id=session_id).info
         columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, **update_columns(now())}
         return await self.engine.run(lambda: new_session_rows({**columns, **EMPTY_SESSION}), "write")
 
     async def inbox(self, session_id: str = "it") -> int:
-        """Add a session with five items in its inbox: of runs a, b, a and of none; return its number."""
+        """Add a session with five inbox items, of runs a, b, a and of no run, and return its number."""
         sid, _ = await self.session(session_id)
         runs = ("a", None, "b", "a", None)
         rows = [(sid, seq, run, f"k{seq % 2}", seq * 10, bytes([seq])) for seq, run in enumerate(runs, 1)]
@@ -102,11 +102,11 @@ class Tried:
 
 
 class Reading(EngineScene):
-    """Select and Count: which rows, which columns, in which order, how many."""
+    """Select and Count: the rows, their columns, their order and their number."""
 
     @in_engine
     async def test_rows_are_tuples_in_the_order_of_the_columns(self, tried: Tried) -> None:
-        """Whichever columns are asked for."""
+        """A row is a tuple of the columns that were asked for, in that order."""
         sid = await tried.inbox()
         where = {"sid": sid, "seq": 3}
         assert await tried.ask(Select("inbox", ("body", "seq", "kind", "run"), where)) == [(b"\x03", 3, "k1", "b")]
@@ -114,7 +114,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_all_conditions_hold(self, tried: Tried) -> None:
-        """Each comparison by itself, and several at once."""
+        """Every comparison selects the right rows, alone and together with others."""
         sid = await tried.inbox()
         for condition, expected in (
             ({"seq": 2}, [2]),
@@ -134,7 +134,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_two_columns_of_a_row_are_compared(self, tried: Tried) -> None:
-        """Beside other conditions, in every kind of statement, and as soon as one of them has changed."""
+        """Two columns are compared in every kind of statement, beside other conditions, and after every change."""
         sids = [(await tried.session(f"s{n}"))[0] for n in range(4)]
         uneven = {"inbox_end > taken": True}
         assert await tried.ask(Select("session", ("id",), uneven)) == []
@@ -161,7 +161,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_rows_come_in_the_order_that_was_asked_for(self, tried: Tried) -> None:
-        """By several columns, up or down, and no more than were asked for."""
+        """Rows come in the order of several columns, up or down, and no more than were asked for."""
         sid = await tried.inbox()
         assert await tried.seqs({"sid": sid}, "-seq") == [5, 4, 3, 2, 1]
         assert await tried.seqs({"sid": sid}, "kind -seq") == [4, 2, 5, 3, 1]
@@ -170,7 +170,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_text_is_ordered_as_ascii_is(self, tried: Tried) -> None:
-        """Lists of ids by their beginning depend on it."""
+        """Text is ordered as ASCII is: lists of ids by their beginning depend on it."""
         for session_id in ("b", "a", "B", "a-", "a1", "9"):
             await tried.session(session_id)
         rows = await tried.ask(Select("session", ("id",), {"id >=": "9", "id <": "b"}, "id"))
@@ -178,7 +178,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_text_is_found_by_its_end(self, tried: Tried) -> None:
-        """`ends` is true of what ends with the characters given, of which there are four or more."""
+        """`ends` matches text that ends with the given characters, of which there are at least four."""
         for session_id in ("x-4af2", "x-4AF2", "4af2", "4af2-", "af2"):
             await tried.session(session_id)
         for end, expected in (("4af2", ["4af2", "x-4af2"]), ("-4af2", ["x-4af2"]), ("xx-4af2", []), ("%af2", [])):
@@ -187,7 +187,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_one_session_is_not_another(self, tried: Tried) -> None:
-        """Rows of the same number in two sessions are two."""
+        """Rows with the same number in two sessions are different rows."""
         one, other = await tried.inbox("one"), await tried.inbox("other")
         await tried.do(Delete("inbox", {"sid": one, "seq >": 2}))
         assert (await tried.seqs({"sid": one}), await tried.seqs({"sid": other})) == ([1, 2], [1, 2, 3, 4, 5])
@@ -195,7 +195,7 @@ class Reading(EngineScene):
 
     @in_engine
     async def test_looking_again_finds_the_same(self, tried: Tried) -> None:
-        """By whichever other way."""
+        """`again=True` finds the same rows, however the engine looks them up."""
         sid, _ = await tried.session()
         await tried.do(Insert("key", ("sid", "name", "digest", "version", "crc"), [(sid, "k", "d", 1, 7)]))
         for table, where in (("session", {"id": "it"}), ("key", {"sid": sid, "name": "k"})):
@@ -208,13 +208,15 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_values_are_read_as_they_were_written(self, tried: Tried) -> None:
-        """Bytes of every kind, texts of every script, the greatest numbers, exact times."""
+        """Any bytes, texts of any script, the greatest numbers and exact times are read as they were written."""
         sid, _ = await tried.session()
+        # Every byte, the greatest position, and the greatest checksum of 32 bits.
         body, texts, most = bytes(range(256)) * 300, ("", "münchen 🎈", "a'b\"c%\\"), 2**63 - 1
         rows = [(sid, seq, text, text, 2**32 - 1, body) for seq, text in zip((1, 2, most), texts, strict=True)]
         await tried.do(Insert("inbox", INBOX, iter(rows)))
         found = await tried.ask(Select("inbox", ("sid", "seq", "run", "kind", "body"), {"sid": sid}, "seq"))
         assert found == [(*row[:4], body) for row in rows]
+        # Microseconds, which a single float would round.
         exact = 1754000000.123456
         await tried.do(Update("session", {"expires": exact, "claim": b'{"owner":"\xc3\xa4"}'}, {"sid": sid}))
         assert await tried.ask(Select("session", ("expires", "claim"), {"sid": sid})) == [
@@ -223,7 +225,7 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_an_insert_of_no_rows_is_nothing(self, tried: Tried) -> None:
-        """And an update or a deletion of none says so."""
+        """An insert of no rows changes nothing, and an update that meets no row answers 0."""
         sid, _ = await tried.session()
         await tried.do(Insert("tag", ("tag", "sid"), []))
         assert await tried.ask(Count("tag", {})) == [(0,)]
@@ -232,10 +234,11 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_a_row_that_is_there_already_is_refused_left_or_set(self, tried: Tried) -> None:
-        """As `or_set` says; and the number that is told is that of the row that is there."""
+        """A row that is there is refused, left as it is (`or_set=()`), or gets the columns that `or_set` names."""
         sid, log = await tried.session()
         columns = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
         ((number,),) = await tried.do(Insert("run", columns, [(sid, "r", 1, 2, log, 0, 1)]))
+        # Refused by any error: each database has its own.
         again = (sid, "r", 8, 9, log, 8, 9)
         with refused(Exception, of="a second row of the same key"):
             await tried.do(Insert("run", columns, [again]))
@@ -248,11 +251,12 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_numbers_go_up_and_none_is_given_out_twice(self, tried: Tried) -> None:
-        """Though the row that had it is gone."""
+        """Numbers go up, and none is given out twice, even after its row is deleted."""
         met = []
         for _ in range(4):
             sid, log = await tried.session()
             assert type(log) is tried.engine.key_of_log
+            # A log's number that is given out again would show a fork a stranger's text.
             met.append((sid, log))
             await tried.do(Delete("log", {"sid": sid}), Delete("session", {"sid": sid}))
         assert [sid for sid, _ in met] == sorted({sid for sid, _ in met})
@@ -260,7 +264,7 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_an_update_sets_and_adds(self, tried: Tried) -> None:
-        """In all rows that meet the conditions, and it says in how many."""
+        """An update sets and adds in all rows that meet the conditions, and returns their number."""
         sid, _ = await tried.session()
         changes = {"version +": 2, "taken": 7, "claim": b"{}", "expires": 0.5}
         assert await tried.do(Update("session", changes, {"sid": sid, "claim": None})) == [(1,)]
@@ -273,7 +277,7 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_later_is_by_the_clock(self, tried: Tried) -> None:
-        """A lease ends so many seconds after the time that the clock tells."""
+        """`Later` is that many seconds after the time of the clock."""
         sid, _ = await tried.session()
         ((before,),) = await tried.ask(Clock())
         await tried.do(Update("session", {"expires": Later(30.0)}, {"sid": sid}))
@@ -284,14 +288,14 @@ class Writing(EngineScene):
 
     @in_engine
     async def test_a_deletion_takes_what_meets_the_conditions(self, tried: Tried) -> None:
-        """And nothing else."""
+        """A deletion removes the rows that meet the conditions, and no others."""
         sid = await tried.inbox()
         await tried.do(Delete("inbox", {"sid": sid, "seq in": [2, 4, 9]}))
         assert await tried.seqs({"sid": sid}) == [1, 3, 5]
 
     @in_engine
     async def test_locks_and_pledges_are_answered(self, tried: Tried) -> None:
-        """Also by an engine that has nothing to do for them, and for sessions that are not there."""
+        """Locks and pledges are answered, also if the engine needs none, and for sessions that are not there."""
         sid, _ = await tried.session()
         locks = (Lock(("it",)), Lock(("it", "nobody"), "share"), Lock(("it",), "alone"), Lock((), owner="ada"))
         for lock in locks:
@@ -300,11 +304,11 @@ class Writing(EngineScene):
 
 
 class Transactions(EngineScene):
-    """What a job is given: one state of all tables, and all of its changes or none."""
+    """The promises to a job: it sees one state of all tables, and all of its changes are made, or none."""
 
     @in_engine
     async def test_a_write_that_raises_changes_nothing(self, tried: Tried) -> None:
-        """Whatever it had written by then; and what it raised is what its caller is told."""
+        """A write that raises changes nothing, whatever it had written, and its caller gets the same error."""
         sid = await tried.inbox()
 
         def job() -> Job[None]:
@@ -326,7 +330,7 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_a_write_with_a_row_too_many_changes_nothing(self, tried: Tried) -> None:
-        """A key that is taken undoes what came before it."""
+        """A row whose key is taken undoes the statements before it."""
         sid = await tried.inbox()
         with refused(Exception, of="a second row of the same key"):
             await tried.do(
@@ -336,7 +340,7 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_writes_at_once_lose_nothing(self, tried: Tried) -> None:
-        """Each reads what the one before it has written, once it has locked the session."""
+        """A job that has locked a session reads what the job before it has written."""
         sid, _ = await tried.session()
 
         def job() -> Job[None]:
@@ -349,9 +353,10 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_a_read_sees_one_state(self, tried: Tried) -> None:
-        """However many statements it takes, and whoever writes meanwhile; at the latest once it meets the difference.
+        """A job reads one state in all its statements, also while others write.
 
-        Jobs notice when what they read does not fit together, and say that it is damaged.
+        An engine may find out late, and run the job again. A job that reads rows that do not fit together reports
+        damage.
         """
         one, _ = await tried.session("one")
         other, _ = await tried.session("other")
@@ -385,20 +390,21 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_every_kind_of_job_returns_what_it_returns(self, tried: Tried) -> None:
-        """A glance, a read, a write, an erasure, long or not."""
+        """Every kind of job, long or not, returns what its generator returns."""
         sid, _ = await tried.session()
 
         def job() -> Job[int]:
             ((found,),) = yield Select("session", ("sid",), {"id": "it"})
             return int(found)
 
+        # An engine may carry out each kind in another way: on another thread, connection or lock.
         for kind in ("glance", "read", "write", "erase"):
             assert await tried.engine.run(job, kind) == sid
             assert await tried.engine.run(job, kind, long=True) == sid
 
     @in_engine
     async def test_a_change_is_finished_though_nobody_waits(self, tried: Tried) -> None:
-        """`finish` is called in the caller's event loop, also for a caller that was cancelled meanwhile."""
+        """`finish` is called in the caller's event loop, also if the caller was cancelled meanwhile."""
         sid, _ = await tried.session()
         finished: list[bool] = []
         loop = asyncio.get_running_loop()
@@ -426,14 +432,14 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_the_store_has_an_id_of_its_own(self, tried: Tried) -> None:
-        """It is in the table `meta`, beside the number of erasures."""
+        """A store's id is in the table `meta`, beside the number of erasures."""
         assert tried.engine.origin
         assert await tried.ask(Select("meta", ("value",), {"key": "uid"})) == [(tried.engine.origin,)]
         assert await tried.ask(Select("meta", ("value",), {"key": "erasures"})) == [(0,)]
 
     @in_directory
     async def test_all_of_it_is_there_after_reopening(self, where: Path) -> None:
-        """The rows, the store's id, and which numbers were given out; of an engine that can be shared."""
+        """Rows, the store's id and the numbers given out are there after reopening an engine that can be shared."""
         if not self.shared:
             return
         async with opened(self, where) as tried:
@@ -447,7 +453,7 @@ class Transactions(EngineScene):
 
     @in_directory
     async def test_no_two_stores_have_the_same_id(self, where: Path) -> None:
-        """One that is new is another's."""
+        """No two new stores have the same id."""
         origins = set()
         for name in ("one", "other"):
             (where / name).mkdir()

@@ -1,4 +1,4 @@
-"""Timers: items that go into an inbox at a time, each exactly once, whoever rings and whoever is killed."""
+"""Timers: items that go into an inbox at a given time, exactly once, whichever process rings or is killed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PHOTO = bytes(range(256)) * 20
 
 
 class TimingStore(Erasure, QueueingStore, Archive, Checkable, BulkErasure, Protocol):
-    """A store with timers, and all that removes them."""
+    """A store with timers, and with every verb that removes them."""
 
 
 class Timers(Contract):
-    """A timer is kept with its session until somebody rings it."""
+    """A timer is kept with its session until it is rung."""
 
     @in_store
     async def test_a_timer_is_kept_and_found_when_it_is_due(self, store: TimingStore) -> None:
-        """The earliest comes first. Of one session they are listed in the order in which they were set."""
+        """Due timers come earliest first. The timers of a session are listed in the order in which they were set."""
         await two_sessions(store)
         given = [timer("a", "late", NOON + 60), timer("a", "early", NOON - 60.5, priority=3), timer("b", "now", NOON)]
         kept = [await store.set_timer(each) for each in given]
@@ -50,7 +50,7 @@ class Timers(Contract):
 
     @in_store
     async def test_what_a_timer_holds_comes_back(self, store: TimingStore) -> None:
-        """Its item, whatever that holds; a schedule with its time zone; one that only rings."""
+        """A timer comes back with its item, its schedule and time zone, or without an item if it only rings."""
         await two_sessions(store)
         body = {"text": "münchen 🎈\x00\n", "list": [1, 2.5, None, {"deep": True}], "": ""}
         for each in (
@@ -64,7 +64,7 @@ class Timers(Contract):
 
     @in_store
     async def test_the_same_timer_again_is_the_one_that_is_there(self, store: TimingStore) -> None:
-        """A repeated request does not put it off. Another under its name is refused, unless it replaces it."""
+        """Setting the same timer again does not move it. Another one of its name is refused, unless it replaces it."""
         await two_sessions(store)
         first = await store.set_timer(timer("a", "t"))
         assert await store.set_timer(timer("a", "t")) == first
@@ -90,7 +90,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_timer_rings_once(self, store: TimingStore) -> None:
-        """Its item is in the inbox with its priority, and it is gone. Whoever comes later does nothing."""
+        """A timer rings once: its item is in the inbox with its priority, and ringing it again does nothing."""
         await two_sessions(store)
         kept = await store.set_timer(timer("a", "t", entry=Entry("queue", {"n": 1}, "run-7"), priority=6))
         assert await store.ring(kept)
@@ -106,7 +106,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_schedule_rings_again_and_again(self, store: TimingStore) -> None:
-        """It stays with another time and the same number. Each item may be one of its own."""
+        """A schedule stays under its number with another time. Each ringing may give an item of its own."""
         await two_sessions(store)
         kept = await store.set_timer(timer("a", "t", cron="0 * * * *", timezone="UTC"))
         for hour in range(1, 4):
@@ -121,7 +121,7 @@ class Timers(Contract):
 
     @in_store
     async def test_what_is_due_in_a_full_session_is_put_off(self, store: TimingStore) -> None:
-        """A schedule leaves that time out; a message is tried again later. None goes beyond the limit, none is lost."""
+        """If the inbox is full, a schedule skips this time, and a single message is tried again later."""
         await two_sessions(store)
         await store.post("a", item("first"))
         once = await store.set_timer(timer("a", "once"))
@@ -136,7 +136,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_timer_without_an_item_only_rings(self, store: TimingStore) -> None:
-        """Nothing goes into the inbox."""
+        """A timer without an item puts nothing into the inbox."""
         await two_sessions(store)
         kept = await store.set_timer(timer("a", "t", entry=None))
         assert await store.ring(kept)
@@ -146,7 +146,7 @@ class Timers(Contract):
 
     @in_store
     async def test_of_those_who_ring_at_once_one_does(self, store: TimingStore) -> None:
-        """However many there are."""
+        """Of several callers that ring a timer at once, one does it."""
         await two_sessions(store)
         kept = await store.set_timer(timer("a", "t"))
         rung = await asyncio.gather(*(store.ring(kept, again=NOON + 60) for _ in range(10)))
@@ -155,7 +155,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_timer_rings_whoever_runs_the_session(self, store: TimingStore) -> None:
-        """A claim is not disturbed, no version moves, and what is rung is taken as any other item."""
+        """Ringing disturbs no claim and moves no version, and its item is taken like any other."""
         session, _ = await two_sessions(store)
         kept = await store.set_timer(timer("a", "t"))
         claim, _ = await store.claim("a", version=1, owner="ann")
@@ -166,7 +166,7 @@ class Timers(Contract):
 
     @in_store
     async def test_an_item_of_a_timer_may_show_files(self, store: TimingStore) -> None:
-        """The bytes are the timer's own until it rings: it may name a file that is gone by then."""
+        """A timer keeps the bytes of its files until it rings: the session may have erased them by then."""
         photo = Media("image/png", data=PHOTO, name="a.png")
         session = await store.create(tell(new_session(id="a"), Message.user("See:", photo)))
         shown = session.state.messages[0]
@@ -185,7 +185,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_timer_can_be_dropped(self, store: TimingStore) -> None:
-        """It rings no more. Nothing happens where there is none."""
+        """A dropped timer rings no more. Dropping one that does not exist does nothing."""
         await two_sessions(store)
         kept = await store.set_timer(timer("a", "t"))
         await store.set_timer(timer("b", "t"))
@@ -198,7 +198,7 @@ class Timers(Contract):
 
     @in_store
     async def test_timers_go_with_their_session(self, store: TimingStore) -> None:
-        """However it is erased; another of the same id has none, and a fork has none of its parent's."""
+        """Timers go with their session, however it is erased. New sessions of its id and forks have none of them."""
         for erase in (store.delete, store.delete_tree, lambda key: store.delete_many([key])):
             await two_sessions(store)
             kept = await store.set_timer(timer("a", "t"))
@@ -218,7 +218,7 @@ class Timers(Contract):
 
     @in_store
     async def test_timers_outlast_what_is_done_to_their_session(self, store: TimingStore) -> None:
-        """Saves, redactions and forgotten versions leave them as they are."""
+        """Saves, redactions and forgotten versions leave timers as they are."""
         session, _ = await two_sessions(store)
         kept = await store.set_timer(timer("a", "t", cron="0 * * * *"))
         rung = await store.set_timer(timer("a", "rung"))
@@ -236,7 +236,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_redaction_reaches_what_is_sent_again(self, store: TimingStore) -> None:
-        """A schedule would bring the text back. What happens to say the same, once, is another message."""
+        """A redaction reaches schedules, which would bring the text back. A single item of the same text stays."""
         said = Message.user("Call 555-0100 and say hello.")
         session = await store.create(new_session(id="a"))
         await store.save(tell(session, said))
@@ -255,7 +255,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_redaction_reaches_what_a_schedule_has_left(self, store: TimingStore) -> None:
-        """What waits to be sent again goes too. What somebody else has left, and says the same, is another message."""
+        """A redaction reaches the items that a schedule has left, and no other items of the same text."""
         said = Message.user("Call 555-0100 and say hello.")
         await store.save(tell(await store.create(new_session(id="a")), said))
         for key in ("schedule:digest@2030-01-01", "evt-1", None):
@@ -269,7 +269,7 @@ class Timers(Contract):
 
     @in_store
     async def test_a_redaction_reaches_the_message_itself(self, store: TimingStore) -> None:
-        """A timer may have been given a message that is in the history by now."""
+        """A redaction reaches a timer's item if it is the redacted message itself."""
         said = Message.user("Call 555-0100.")
         await store.save(tell(await store.create(new_session(id="a")), said))
         item = Entry("queue", {"id": "it", "messages": [plain(said)]})
@@ -279,7 +279,7 @@ class Timers(Contract):
 
     @in_directory
     async def test_an_archive_leaves_timers_behind(self, where: Path) -> None:
-        """They would ring in both stores."""
+        """An archive has no timers, which would ring in both stores."""
         async with self.open_store(where / "one") as source, self.open_store(where / "two") as target:
             await two_sessions(source)
             kept = await source.set_timer(timer("a", "t"))
@@ -289,7 +289,7 @@ class Timers(Contract):
 
     @in_directory
     async def test_timers_are_there_when_the_store_is_opened_again(self, where: Path) -> None:
-        """With all that is known of them; so is what waits."""
+        """Timers and waiting items are there, with all their properties, when the store is opened again."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -308,7 +308,7 @@ class Timers(Contract):
 
     @in_directory
     async def test_of_processes_that_ring_at_once_one_does(self, where: Path) -> None:
-        """Each timer is in the inbox once, in every round."""
+        """Of several processes that ring at once, one does it, in every round."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -322,7 +322,7 @@ class Timers(Contract):
 
     @in_directory
     async def test_a_killed_process_leaves_a_timer_rung_or_not(self, where: Path) -> None:
-        """Never half: its item is in the inbox exactly if the timer has moved on."""
+        """After a kill, the item is in the inbox exactly if the timer has moved on."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -331,6 +331,7 @@ class Timers(Contract):
             for delay in range(5):
                 async with processes(self, where, session.id, "doomed") as (doomed,):
                     await doomed.tell("ring_on")
+                    # Different moments, so that the kill does not always meet the same step.
                     await asyncio.sleep(0.01 + 0.013 * delay)
                     await doomed.kill()
                 (left,) = await store.timers("a")
@@ -340,7 +341,7 @@ class Timers(Contract):
 
     @in_store
     async def test_bad_input_is_refused(self, store: TimingStore) -> None:
-        """Before anything is written."""
+        """Bad input is refused before anything is written."""
         await two_sessions(store)
         assert is_queue(store)
         odd: tuple[dict[str, Any], ...] = (
@@ -377,7 +378,7 @@ def timer(
 
 
 async def two_sessions(store: Any) -> list[Any]:
-    """Sessions `a` and `b`."""
+    """Create the sessions `a` and `b`."""
     return [await store.create(new_session("Hello", id=name)) for name in ("a", "b")]
 
 
@@ -390,7 +391,7 @@ def plain(message: Message) -> Any:
 
 
 def _text_of(timer: Timer) -> str:
-    """The text of the message that a timer sends."""
+    """Return the text of the message that a timer sends."""
     assert timer.entry is not None
     (message,) = timer.entry.body["messages"]
     return str(message["parts"][0]["text"])

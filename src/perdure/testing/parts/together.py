@@ -1,4 +1,4 @@
-"""Several at once: tasks, instances and processes on one store, callers that go away, and the end of it all."""
+"""Concurrency: tasks, instances and processes on one store, callers that are cancelled, and closed stores."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RACERS = 6
 
 
 class Together(Contract):
-    """Of those who want the same version one wins, and the others are told."""
+    """Of several callers that save the same version, one wins and the others get a conflict."""
 
     @in_store
     async def test_of_racing_saves_one_wins_each_round(self, store: SessionStore) -> None:
-        """Tasks that save one version at once: one gets the next version, the others a conflict."""
+        """Of several tasks that save one version at once, one gets the next version, and the others a conflict."""
         session = await store.create(new_session())
         for round in range(1, ROUNDS + 1):
             attempts = [note(say(session, f"{round}.{racer}"), "winner", racer) for racer in range(RACERS)]
@@ -37,7 +37,7 @@ class Together(Contract):
 
     @in_store
     async def test_of_racing_creates_one_wins(self, store: SessionStore) -> None:
-        """Tasks that create one id at once: one creates it."""
+        """Of several tasks that create one id at once, one creates it."""
         for round in range(ROUNDS):
             attempts = [new_session(str(racer), id=f"race-{round}") for racer in range(RACERS)]
             outcomes = await asyncio.gather(*map(store.create, attempts), return_exceptions=True)
@@ -45,7 +45,7 @@ class Together(Contract):
 
     @in_store
     async def test_saves_of_different_sessions_do_not_disturb_each_other(self, store: SessionStore) -> None:
-        """Every session gets every one of its own messages, in order."""
+        """Every session gets all of its own messages, in order."""
 
         async def converse(session: AgentSession) -> AgentSession:
             for turn in range(6):
@@ -60,7 +60,7 @@ class Together(Contract):
 
     @in_store
     async def test_loads_among_saves_are_never_torn(self, store: SessionStore) -> None:
-        """Whatever a reader sees while others write is one version, whole."""
+        """A reader that loads while others write sees one whole version."""
         session = await store.create(note(new_session(), "count", 0))
 
         async def read() -> None:
@@ -70,6 +70,7 @@ class Together(Contract):
                 assert loaded is not None
                 assert loaded.state.metadata["count"] == len(loaded.state.messages) == loaded.version - 1 >= seen
                 seen = loaded.version - 1
+                # A store in memory may never wait: without this, the writer would not get its turn.
                 await asyncio.sleep(0)
 
         async def write(current: AgentSession) -> None:
@@ -80,7 +81,7 @@ class Together(Contract):
 
     @in_store
     async def test_forks_while_the_parent_goes_on(self, store: SessionStore) -> None:
-        """A fork made while its parent is saved shows the version it was made of."""
+        """A fork that is made while its parent is saved shows the version that it was made from."""
         parent = await store.create(new_session("a"))
         for turn in range(10):
             child, parent = await asyncio.gather(store.create(fork(parent)), store.save(say(parent, str(turn))))
@@ -88,8 +89,9 @@ class Together(Contract):
 
     @in_store
     async def test_a_cancelled_save_is_whole_or_not_at_all(self, store: SessionStore) -> None:
-        """A caller that is cancelled at any moment leaves either the next version or none, and a store that works."""
+        """A save that is cancelled at any moment leaves the next version or none, and the store works."""
         session = await store.create(note(new_session(), "count", 0))
+        # Each round cancels at another moment, from the first step of the save on.
         for delay in range(24):
             attempt = asyncio.create_task(store.save(_one_more(session)))
             await for_a_while(delay)
@@ -106,7 +108,7 @@ class Together(Contract):
 
     @in_store
     async def test_a_cancelled_create_is_whole_or_not_at_all(self, store: SessionStore) -> None:
-        """A caller that is cancelled while it creates leaves a session that works, or none."""
+        """A create that is cancelled at any moment leaves a whole session or none."""
         for delay in range(16):
             attempt = asyncio.create_task(store.create(new_session("Hello", id=f"s{delay}")))
             await for_a_while(delay)
@@ -122,7 +124,7 @@ class Together(Contract):
 
     @in_store
     async def test_cancelled_reads_leave_the_store_working(self, store: SessionStore) -> None:
-        """Nobody else notices that a reader went away."""
+        """Cancelled reads have no effect on others."""
         session = await store.create(new_session("Hello"))
         for delay in range(12):
             attempts = [
@@ -159,7 +161,7 @@ class Together(Contract):
 
     @in_directory
     async def test_of_racing_processes_one_wins_each_round(self, where: Path) -> None:
-        """Processes that save one version at once: one gets the next version, every round."""
+        """Of several processes that save one version at once, one gets the next version in every round."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -175,7 +177,7 @@ class Together(Contract):
 
     @in_directory
     async def test_of_processes_that_create_one_id_one_wins(self, where: Path) -> None:
-        """Processes that create one session at once: one creates it, every round."""
+        """Of several processes that create one session at once, one creates it in every round."""
         if not self.shared:
             return
         async with processes(self, where, "race", "one", "two") as racers:
@@ -186,12 +188,14 @@ class Together(Contract):
             assert len(await store.list()) == ROUNDS
 
     def test_nothing_is_left_open(self, tmp_path: Path) -> None:
-        """A store that was closed holds no file handle, whatever happened in it, and can be opened again."""
+        """A closed store holds no file handle, whatever happened in it, and can be opened again."""
         for number in range(3):
             before = _handles()
+            # The second round opens the store of the first one again.
             where = tmp_path / str(number // 2)
             where.mkdir(exist_ok=True)
             asyncio.run(self._use(where))
+            # What a cancelled task still refers to may hold a handle until it is collected.
             gc.collect()
             assert _handles() <= before
 
@@ -208,7 +212,7 @@ class Together(Contract):
 
     @in_directory
     async def test_a_closed_store_says_so(self, where: Path) -> None:
-        """After closing, every verb is a StoreError; a store with nothing to close just goes on."""
+        """After closing, every verb raises StoreError. A store with nothing to close may just continue."""
         async with self.open_store(where) as store:
             session = await store.create(new_session("Hello"))
         verbs: list[Any] = [
@@ -238,7 +242,8 @@ def _one_more(session: AgentSession) -> AgentSession:
 
 
 async def _save_after_all(store: SessionStore, session_id: str) -> AgentSession:
-    """Save on what is there; what was cancelled may still be on its way, and then there is a conflict."""
+    """Save on top of what is there. The cancelled save may still be under way, and then there is a conflict."""
+    # A cancel lets the caller go, and not always the commit: it may come in between.
     for _ in range(100):
         loaded = await store.load(session_id)
         assert loaded is not None
@@ -250,13 +255,14 @@ async def _save_after_all(store: SessionStore, session_id: str) -> AgentSession:
 
 
 def _handles() -> int:
-    """How many files this process has open; 0 where that cannot be told."""
+    """Return how many files this process has open, or 0 where that cannot be found out."""
     here = Path("/proc/self/fd")
     return len(os.listdir(here)) if here.is_dir() else 0
 
 
 async def _outcome(verb: Any) -> type[BaseException] | None:
     try:
+        # A verb that hangs is told apart from one that raises, before the whole test runs out of time.
         async with asyncio.timeout(30):
             await verb()
     except PerdureError as error:

@@ -1,4 +1,4 @@
-"""Access tokens: kept by their digests until they are dropped, none lost and none changed."""
+"""Access tokens: each is kept by its digest until it is dropped, and none is lost or changed."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ class KeepingStore(Erasure, SessionStore, TokenBook, Checkable, Protocol):
 
 
 def token(number: int, owner: str | None = "ada", **given: Any) -> Token:
-    """Return a token that differs from those of other numbers. The later ones are the younger ones."""
+    """Return a token of its own for each number. A greater number makes a younger token."""
+    # A store is given only the digest, never the token.
     digest = hashlib.sha256(f"no secret {number}".encode()).hexdigest()
     given = {"may_write": True, "created_at": NOON + timedelta(seconds=number), **given}
     return Token(digest=digest, owner=owner, **given)
 
 
 class Tokens(Contract):
-    """A token is found by its digest, as it was given, until it is dropped by its id."""
+    """A token is found by its digest, exactly as it was given, until it is dropped by its id."""
 
     @in_store
     async def test_a_token_is_found_by_its_digest(self, store: KeepingStore) -> None:
-        """With all that it says: whose it is, what it may do, until when, and what for."""
+        """A token comes back with its owner, its permission, its expiry and its name."""
         assert isinstance(store, TokenBook)
         assert is_token_book(store)
+        # Microseconds, which a database may round.
         expires = NOON + timedelta(days=30, microseconds=7)
         given = [
             token(1),
@@ -51,7 +53,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_tokens_are_listed_the_oldest_first(self, store: KeepingStore) -> None:
-        """Of everybody or of one owner; those that have expired too, so that somebody sees and drops them."""
+        """Tokens of everybody or of one owner are listed, with expired ones, so that somebody can drop them."""
         assert [*await store.tokens()] == []
         given = [token(n, owner) for n, owner in enumerate(("bob", "ada", None, "ada"))]
         given[1] = token(1, "ada", expires_at=NOON + timedelta(seconds=2))
@@ -64,7 +66,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_a_token_is_dropped_once(self, store: KeepingStore) -> None:
-        """It opens nothing from then on; others stay."""
+        """A dropped token is not found any longer, and the others stay."""
         for n in range(3):
             await store.add_token(token(n))
         assert await store.drop_token(token(1).id)
@@ -87,7 +89,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_a_token_is_kept_once(self, store: KeepingStore) -> None:
-        """A second one of its digest is refused, also if it says something else, and the first one stays."""
+        """A second token of the same digest is refused, whatever else it says, and the first one stays."""
         await store.add_token(token(1))
         for other in (token(1), token(1, None), token(1, may_write=False)):
             with refused(InvalidData):
@@ -96,7 +98,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_an_owners_tokens_are_nobody_elses(self, store: KeepingStore) -> None:
-        """An operator's token belongs to no owner, and an owner is not the beginning of another."""
+        """An owner's list has that owner's tokens only: none without an owner, and none of similar names."""
         others = [token(1, "bob"), token(3, None), token(4, "ad"), token(5, "adam")]
         hers = [token(0), token(2, expires_at=NOON + timedelta(days=1))]
         for each in (hers[0], *others, hers[1]):
@@ -110,7 +112,7 @@ class Tokens(Contract):
 
     @in_store
     async def test_tokens_stay_while_sessions_go(self, store: KeepingStore) -> None:
-        """They belong to the store: an erased session and a clean-up leave them alone."""
+        """Tokens belong to the store: erasing a session and `gc` leave them alone."""
         await store.create(new_session("Hello", id="a", owner="ada"))
         await store.add_token(token(1))
         await store.delete("a")
@@ -136,7 +138,7 @@ class Tokens(Contract):
 
     @in_directory
     async def test_processes_that_add_tokens_at_once_lose_none(self, where: Path) -> None:
-        """And what one has dropped, another does not find."""
+        """Processes that add tokens at once lose none, and no process finds a token that another has dropped."""
         if not self.shared:
             return
         async with self.open_store(where) as store:

@@ -1,4 +1,4 @@
-"""A session erased with those of its sub-agents: all in one commit."""
+"""Sessions erased together with those of their sub-agents, in one commit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ErasingStore(JournaledStore, BulkErasure, Checkable, Protocol):
 
 
 class Trees(Contract):
-    """What is erased together is gone together, and nothing else is."""
+    """Sessions that are erased together are gone together, and no others are."""
 
     @in_store
     async def test_a_session_is_erased_with_its_children(self, store: ErasingStore) -> None:
-        """Sub-agents' sessions go, those that are hidden and theirs among them. Forks and strangers stay."""
+        """Sub-agents' sessions go with a session, also hidden ones and those of their sub-agents. Forks stay."""
         assert isinstance(store, BulkErasure)
         root = await _family(store)
         branch = await store.create(fork(root, id="fork"))
@@ -40,7 +40,7 @@ class Trees(Contract):
 
     @in_store
     async def test_none_is_erased_while_one_is_run(self, store: ErasingStore) -> None:
-        """SessionBusy names the one that is being run. An interrupted one goes with the others."""
+        """Nothing is erased while one session runs: SessionBusy names it. An interrupted one goes with the others."""
         await _family(store)
         claim, _ = await store.claim("grandchild", version=1, owner="runner")
         with refused(SessionBusy) as caught:
@@ -53,7 +53,7 @@ class Trees(Contract):
 
     @in_store
     async def test_there_has_to_be_one(self, store: ErasingStore) -> None:
-        """SessionNotFound for an id that nobody has; the second of two who erase one is told the same."""
+        """An unknown id raises SessionNotFound. Of several callers that erase one tree, all but one get it."""
         await _family(store)
         with refused(SessionNotFound):
             await store.delete_tree("nobody")
@@ -64,7 +64,7 @@ class Trees(Contract):
 
     @in_store
     async def test_cancelled_it_is_gone_whole_or_not_at_all(self, store: ErasingStore) -> None:
-        """A caller that is cancelled at any moment leaves the whole tree, or nothing of it."""
+        """A caller that is cancelled at any moment leaves the whole tree or nothing of it."""
         for delay in range(8):
             await _family(store)
             attempt = asyncio.create_task(_erased(store))

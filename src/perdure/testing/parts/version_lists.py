@@ -1,4 +1,4 @@
-"""The versions of a session as a list: newest first, page by page, without what they show."""
+"""The versions of a session as a list: newest first, in pages, without their messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LARGE = {"notes": ["a rather long note"] * 50}
 
 
 def head_of(session: AgentSession) -> SessionHead:
-    """Return what a list has of a version."""
+    """Return the head of a version, as a list has it."""
     return SessionHead(session.info, session.definition, session.state.metadata)
 
 
 class VersionLists(Contract):
-    """`versions` lists what `load` loads."""
+    """`versions` lists the versions that `load` loads."""
 
     @in_store
     async def test_versions_are_listed_newest_first(self, store: Any) -> None:
-        """Each has the header, the definition and the metadata that it had when it was saved."""
+        """Each version has the header, the definition and the metadata that it was saved with."""
         kept = [await store.create(new_session("Hello"))]
         kept.append(await store.save(note(kept[-1], "ticket", "OPS-142")))
         kept.append(await store.save(say(kept[-1], "Where is order 7?")))
@@ -50,7 +50,7 @@ class VersionLists(Contract):
 
     @in_store
     async def test_only_a_session_that_is_there_has_versions(self, store: Any) -> None:
-        """An unknown session, and an erased one, is refused."""
+        """An unknown session is refused, and so is an erased one."""
         session = await store.create(new_session("Hello"))
         await store.delete(session.id)
         for gone in (session.id, "nobody"):
@@ -61,7 +61,7 @@ class VersionLists(Contract):
 
     @in_store
     async def test_a_page_is_asked_for_by_whole_numbers(self, store: Any) -> None:
-        """Anything else is refused, also where there is nothing to list."""
+        """A limit or version that is not a whole number in range is refused, also if there is nothing to list."""
         await store.create(new_session("Hello", id="one"))
         for odd in ({"limit": 0}, {"limit": -1}, {"limit": 1.5}, {"limit": None}, {"before": -1}, {"before": "2"}):
             for name in ("one", "nobody"):

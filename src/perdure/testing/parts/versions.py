@@ -1,4 +1,4 @@
-"""Creating, saving and loading: the version number, and what every version holds for ever."""
+"""Creating, saving and loading: the version numbers, and versions that never change."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import new_session, note, run_of, say, seen, show, texts
 from perdure.testing.scene import Contract, in_directory, in_store, refused
 
+# An id is a file's name in some stores, so every store refuses what could lead elsewhere.
 PATH_LIKE = ("", ".", "..", "../up", "a/b", "a\\b", "/etc/passwd", "a\x00b", ".hidden", "é", "x" * 201, "a b", "a\n")
 
 
 class Versions(Contract):
-    """A session is created as version 1, and each save is one more."""
+    """A session is created as version 1, and each save makes one version more."""
 
     @in_store
     async def test_a_created_session_is_version_1(self, store: SessionStore) -> None:
-        """`create` keeps a session of version 0 as version 1, and hands back what it kept."""
+        """`create` stores a session of version 0 as version 1, and returns what it stored."""
         given = new_session("Where is order 7?", owner="ann", tags=("vip", "eu"), name="Order 7")
         kept = await store.create(given)
         assert kept == AgentSession.reconstitute(given, version=1, updated_at=kept.info.updated_at)
@@ -32,7 +33,7 @@ class Versions(Contract):
 
     @in_store
     async def test_create_refuses_any_version_but_0(self, store: SessionStore) -> None:
-        """A session that has a version already cannot be created, and nothing is kept of it."""
+        """A session that has a version already cannot be created, and nothing of it is stored."""
         for version in (1, 7, -1):
             given = new_session("Hello")
             odd = AgentSession.reconstitute(given, version=version, updated_at=given.info.updated_at)
@@ -42,7 +43,7 @@ class Versions(Contract):
 
     @in_store
     async def test_create_refuses_an_id_that_is_taken(self, store: SessionStore) -> None:
-        """A second session under one id is a conflict, and the first stays as it was."""
+        """A second session under one id is a conflict, and the first stays as it is."""
         first = await store.create(new_session("first", id="one"))
         with refused(SessionConflict):
             await store.create(new_session("second", id="one"))
@@ -51,7 +52,7 @@ class Versions(Contract):
 
     @in_store
     async def test_each_save_is_one_version_more(self, store: SessionStore) -> None:
-        """`save` keeps the next version, and hands back what it kept."""
+        """`save` stores the next version, and returns what it stored."""
         session = await store.create(new_session())
         for version in range(2, 6):
             changed = say(session, f"message {version}")
@@ -61,7 +62,7 @@ class Versions(Contract):
 
     @in_store
     async def test_a_save_without_a_change_is_a_version_too(self, store: SessionStore) -> None:
-        """Saving what was loaded moves the version on, and nothing else."""
+        """Saving what was loaded makes a new version, and changes nothing else."""
         session = await store.create(new_session("Hello"))
         again = await store.save(session)
         assert again.version == 2
@@ -69,7 +70,7 @@ class Versions(Contract):
 
     @in_store
     async def test_a_stale_save_conflicts_and_changes_nothing(self, store: SessionStore) -> None:
-        """Of two saves of one version the second is refused, and every version stays as it was."""
+        """Of two saves of one version the second is refused, and every version stays as it is."""
         first = await store.create(new_session("Hello"))
         second = await store.save(note(first, "by", "the winner"))
         for stale in (first, note(say(first, "lost"), "by", "the loser"), first.suspended()):
@@ -105,16 +106,17 @@ class Versions(Contract):
 
     @in_store
     async def test_what_is_not_there_loads_as_none(self, store: SessionStore) -> None:
-        """An unknown session, and an unknown version of a known one, is None."""
+        """An unknown session, or an unknown version of a known one, loads as None."""
         kept = await store.create(new_session("Hello"))
         assert await store.load("nobody") is None
         assert await store.load("nobody", 1) is None
+        # Some are beyond a database's integers, which is not an error.
         for version in (-1, 0, 2, 2**31, 2**63, 2**80):
             assert await store.load(kept.id, version) is None
 
     @in_store
     async def test_exists(self, store: SessionStore) -> None:
-        """`exists` says whether a session is in the store, whatever its status."""
+        """`exists` tells whether a session is in the store, whatever its status."""
         session = await store.create(new_session())
         assert await store.exists(session.id) is True
         assert await store.exists("nobody") is False
@@ -123,7 +125,7 @@ class Versions(Contract):
 
     @in_store
     async def test_every_version_loads_for_ever(self, store: SessionStore) -> None:
-        """Each version is what it was when it was saved: what was said, known, set and allowed at the time."""
+        """Each version loads as it was saved: its messages, metadata, status, definition and settings."""
         kept = [await store.create(new_session("Hello", "Good day"))]
         for change in _CHANGES:
             kept.append(await store.save(change(kept[-1])))
@@ -133,13 +135,14 @@ class Versions(Contract):
 
     @in_directory
     async def test_every_version_is_there_after_reopening(self, where: Path) -> None:
-        """What one instance has kept, the next one finds."""
+        """Every version that one instance has stored is found by the next one."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
             kept = [await store.create(new_session("Hello", "Good day"))]
             for change in _CHANGES:
                 kept.append(await store.save(change(kept[-1])))
+        # In both orders: an instance may build one version on what it has loaded before.
         for order in (kept, kept[::-1]):
             async with self.open_store(where) as store:
                 for session in order:
@@ -164,7 +167,7 @@ class Versions(Contract):
 
     @in_store
     async def test_a_session_id_may_be_given_as_text(self, store: SessionStore) -> None:
-        """Ids are SessionIds when they come back, whatever they were when they went in."""
+        """An id given as text comes back as a SessionId."""
         await store.create(new_session(id="Order-7_a.b"))
         loaded = await store.load("Order-7_a.b")
         assert loaded is not None
@@ -172,7 +175,7 @@ class Versions(Contract):
 
     @in_store
     async def test_ids_that_differ_in_case_are_different(self, store: SessionStore) -> None:
-        """An id is compared letter by letter."""
+        """Ids that differ only in case are different ids."""
         small = await store.create(new_session("a", id="order"))
         large = await store.create(new_session("b", id="ORDER"))
         assert [texts(await store.load(key)) for key in ("order", "ORDER")] == [["a"], ["b"]]
@@ -181,7 +184,7 @@ class Versions(Contract):
 
     @in_store
     async def test_ids_that_look_like_paths_are_refused(self, store: SessionStore) -> None:
-        """Every verb that takes an id refuses one that could lead elsewhere."""
+        """Every verb that takes an id refuses one that looks like a path."""
         for odd in PATH_LIKE:
             for verb in (store.load, store.exists, store.delete):
                 with refused(InvalidSessionId):
@@ -197,6 +200,7 @@ def _modelled(session: AgentSession) -> AgentSession:
 
 
 def _large_metadata(session: AgentSession) -> AgentSession:
+    # More than 256 bytes, so that it is stored by its hash, apart from the head.
     return note(session, "notes", ["a rather long note"] * 50)
 
 

@@ -1,4 +1,4 @@
-"""Transcripts: what a session shows, and what its versions have shown."""
+"""Transcripts: the messages that a session shows, and those that its versions have shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS = [*"abcdefghij"]
 
 
 class Views(Contract):
-    """A view hides and shows; nothing that was said is lost."""
+    """A view hides and shows messages, and nothing that was said is lost."""
 
     @in_store
     async def test_a_conversation_grows(self, store: SessionStore) -> None:
@@ -30,7 +30,7 @@ class Views(Contract):
 
     @in_store
     async def test_trim_and_reset_hide_and_lose_nothing(self, store: SessionStore) -> None:
-        """After a trim or a reset the older versions still show all that they showed."""
+        """After a trim or a reset, older versions still show all that they showed."""
         full = await store.create(new_session(*LETTERS))
         trimmed = await store.save(show(full, full.state.transcript.trim(3)))
         empty = await store.save(show(trimmed, trimmed.state.transcript.reset()))
@@ -40,7 +40,7 @@ class Views(Contract):
 
     @in_store
     async def test_a_cut_view_goes_on(self, store: SessionStore) -> None:
-        """What is said after a cut follows what the cut has left."""
+        """Messages after a cut follow those that the cut has left."""
         session = await store.create(new_session(*LETTERS))
         session = await store.save(show(session, session.state.transcript.cut(0, 4)))
         session = await store.save(say(session, "E", "F"))
@@ -50,7 +50,7 @@ class Views(Contract):
 
     @in_store
     async def test_an_older_view_can_be_taken_up_again(self, store: SessionStore) -> None:
-        """A session may show again what an earlier version showed."""
+        """A session can show again what an earlier version showed."""
         first = await store.create(new_session(*LETTERS))
         empty = await store.save(show(first, Transcript()))
         said = await store.save(say(empty, "other"))
@@ -62,7 +62,7 @@ class Views(Contract):
 
     @in_store
     async def test_cover_and_uncover_survive(self, store: SessionStore) -> None:
-        """A block shows its summary instead of what it covers, until it is taken off, at once or later."""
+        """A block shows its summary in place of the messages that it covers, until it is taken off."""
         full = await store.create(new_session(*LETTERS))
         covered = await store.save(_covered(full, 0, 6, "a to f"))
         again = await store.save(_covered(say(covered, "k"), 0, 3, "a to h"))
@@ -83,7 +83,7 @@ class Views(Contract):
 
     @in_directory
     async def test_blocks_come_off_after_reopening(self, where: Path) -> None:
-        """What a block covers is still there for an instance that has never read it."""
+        """Messages under a block are still there for an instance that has never read them."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -100,7 +100,7 @@ class Views(Contract):
 
     @in_store
     async def test_a_trim_keeps_results_with_their_calls(self, store: SessionStore) -> None:
-        """The cut that a trim makes comes back as it was made."""
+        """A trim keeps tool results with their calls, and loads as it was made."""
         call = ToolCall("look_up", id="c-1")
         session = tell(new_session("a", "b"), Message.assistant(tool_calls=[call]), Message.tool("c-1", "done"))
         kept = await store.create(session)
@@ -111,7 +111,7 @@ class Views(Contract):
 
     @in_store
     async def test_a_fork_goes_its_own_way(self, store: SessionStore) -> None:
-        """What is said in a fork or in its parent after the fork is in that one only."""
+        """Messages said after the fork, in the fork or in its parent, are in that session only."""
         parent = await store.create(new_session("a", "b"))
         left, right = await store.create(fork(parent)), await store.create(fork(parent))
         parent = await store.save(say(parent, "parent"))
@@ -124,7 +124,7 @@ class Views(Contract):
 
     @in_store
     async def test_a_fork_of_an_older_version(self, store: SessionStore) -> None:
-        """A fork may begin anywhere in the past."""
+        """A fork can begin with any older version."""
         session = await store.create(new_session("a"))
         await store.save(say(session, "b"))
         older = await store.load(session.id, 1)
@@ -134,7 +134,7 @@ class Views(Contract):
 
     @in_store
     async def test_values_that_are_shared_stay_apart(self, store: SessionStore) -> None:
-        """Two sessions made from one value do not see each other's messages, nor does the value."""
+        """Two sessions made from one value do not see each other's messages, and the value sees neither's."""
         common = new_session("a", id="one")
         first = await store.create(common)
         second = await store.create(say(fork(common, id="two"), "B"))
@@ -145,8 +145,9 @@ class Views(Contract):
 
     @in_store
     async def test_many_pieces(self, store: SessionStore) -> None:
-        """A view of very many pieces comes back whole, and goes on."""
+        """A view of very many pieces loads whole, and can be continued."""
         session = await store.create(new_session(*(str(n) for n in range(200))))
+        # A hundred pieces: a head has no more than 32 of them in it, and the rest by hash.
         every_other = Transcript(
             piece for n in range(0, 200, 2) for piece in session.state.transcript.cut(n, n + 1).pieces
         )

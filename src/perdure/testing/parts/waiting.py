@@ -1,4 +1,4 @@
-"""What waits in inboxes and who runs what: lists of both, limits that are counted in the commit, and shared rates."""
+"""Lists of waiting sessions and of running ones, limits that are counted in the commit, and shared rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = 30.0
 
 
 class QueueingStore(JournaledStore, Queue, Archive, Protocol):
-    """A store that tells what waits."""
+    """A store that lists the sessions that wait."""
 
 
 def item(text: str = "hello") -> Entry:
@@ -28,11 +28,11 @@ def item(text: str = "hello") -> Entry:
 
 
 class Waits(Contract):
-    """Sessions with something in their inboxes are found by that, in the order in which they are to be served."""
+    """Sessions with something in their inboxes are listed in the order in which they must be served."""
 
     @in_store
     async def test_the_most_urgent_comes_first_then_the_longest_waiting(self, store: QueueingStore) -> None:
-        """A session has the highest priority of what was posted since nothing waited, and waits since the first."""
+        """A session waits since its inbox was last empty, with the highest priority that was posted since."""
         assert isinstance(store, Queue)
         assert is_queue(store)
         clock = FrozenClock(tick=0.0)
@@ -57,7 +57,7 @@ class Waits(Contract):
 
     @in_store
     async def test_what_was_taken_waits_no_more(self, store: QueueingStore) -> None:
-        """Whether a save or an append took it; what is posted then has its own priority and time."""
+        """An item that a save or an append took waits no more. Later items have their own priority and time."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello", id="it"))
@@ -77,7 +77,7 @@ class Waits(Contract):
 
     @in_store
     async def test_a_session_that_is_run_is_left_to_its_run(self, store: QueueingStore) -> None:
-        """While its claim stands; `idle_only=False` shows it. Once the claim has lapsed, somebody has to look."""
+        """A session is not listed while its claim is in force, unless `idle_only=False`. A lapsed one is listed."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             for name in ("a", "b", "c"):
@@ -98,7 +98,7 @@ class Waits(Contract):
 
     @in_store
     async def test_owners_take_turns(self, store: QueueingStore) -> None:
-        """However many sessions one has, and since when: of equal priority, one of each owner comes before seconds."""
+        """Of equal priority, each owner's first session comes before any second one, however many an owner has."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             for owner, many in (("ann", 5), ("ben", 1), ("eve", 2), (None, 2)):
@@ -118,7 +118,7 @@ class Waits(Contract):
 
     @in_store
     async def test_the_urgent_do_not_wait_for_their_turn(self, store: QueueingStore) -> None:
-        """Between owners, too, what is more urgent comes first; what cannot be run now holds nothing up."""
+        """The most urgent comes first between owners, too. Sessions that cannot run now delay no other."""
         for name, owner, priority in (("a1", "ann", 0), ("a2", "ann", 7), ("a3", "ann", 7), ("b", "ben", 7)):
             await store.create(new_session("Hello", id=name, owner=owner))
             await store.post(name, item(), priority=priority)
@@ -139,7 +139,7 @@ class Waits(Contract):
 
     @in_store
     async def test_a_session_that_is_not_active_does_not_wait(self, store: QueueingStore) -> None:
-        """Its items stay, and are there when it is active again."""
+        """A session that is not active does not wait. Its items stay, and wait again once it is active."""
         session = await store.create(new_session("Hello", id="it"))
         await store.post("it", item())
         session = await store.save(session.with_status(SessionStatus.SUSPENDED))
@@ -151,7 +151,7 @@ class Waits(Contract):
 
     @in_store
     async def test_what_waits_in_a_suspended_session_is_held(self, store: QueueingStore) -> None:
-        """It is found apart from what workers can run, in the same order, and is there for them once it is active."""
+        """Suspended sessions with items are listed apart, in the same order, until they are active again."""
         for name in ("a", "b", "c"):
             made = await store.create(new_session("Hello", id=name, owner=f"of-{name}"))
             await store.save(made if name == "c" else made.suspended())
@@ -171,7 +171,7 @@ class Waits(Contract):
 
     @in_store
     async def test_the_last_look_sees_what_was_posted(self, store: QueueingStore) -> None:
-        """Whether something waits is told of one session, and nobody is told of one that is not there."""
+        """`has_waiting` tells whether something waits in a session, and refuses an unknown one."""
         session = await store.create(new_session("Hello", id="it"))
         assert not await store.has_waiting("it")
         posts = asyncio.gather(*(store.post("it", item(str(n))) for n in range(5)))
@@ -184,7 +184,7 @@ class Waits(Contract):
 
     @in_store
     async def test_an_erased_session_does_not_wait(self, store: QueueingStore) -> None:
-        """Nor does another of its id that comes after it."""
+        """An erased session does not wait, and neither does a new one of the same id."""
         await store.create(new_session("Hello", id="it"))
         await store.post("it", item(), priority=5)
         await store.delete("it")
@@ -196,7 +196,7 @@ class Waits(Contract):
 
     @in_directory
     async def test_what_was_brought_over_waits_there(self, where: Path) -> None:
-        """It waits since its session was changed last, and without a priority: an archive tells neither."""
+        """A restored session waits since its last change, with priority 0: an archive has neither."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             async with self.open_store(where / "one") as source, self.open_store(where / "two") as target:
@@ -210,7 +210,7 @@ class Waits(Contract):
 
     @in_store
     async def test_a_full_inbox_takes_nothing(self, store: QueueingStore) -> None:
-        """Only what waits counts. Nothing is written, and the error says how long to wait."""
+        """A post to a full inbox is refused, and the error says how long to wait. Only waiting items count."""
         session = await store.create(new_session("Hello", id="it", owner="ada"))
         for n in range(2):
             assert await store.post("it", item(), most=2) == n + 1
@@ -227,7 +227,7 @@ class Waits(Contract):
 
     @in_store
     async def test_an_owner_has_a_limit_over_all_sessions(self, store: QueueingStore) -> None:
-        """Whatever their status. Others' items do not count, nor do those of sessions without an owner."""
+        """The limit of an owner counts the items in all their sessions, whatever their status, and no others."""
         for name, owner in (("a", "ada"), ("b", "ada"), ("c", "ben"), ("d", None)):
             await store.create(new_session("Hello", id=name, owner=owner))
         for name in ("a", "a", "b"):
@@ -243,7 +243,7 @@ class Waits(Contract):
 
     @in_store
     async def test_limits_hold_for_those_who_post_at_once(self, store: QueueingStore) -> None:
-        """They are counted in the commit: of twenty posts as many are taken as there is room for."""
+        """Limits are counted in the commit: of twenty posts at once, as many are taken as there is room for."""
         for name in ("a", "b", "c"):
             await store.create(new_session("Hello", id=name, owner="ada"))
         same = await asyncio.gather(*(store.post("a", item(), most=5) for _ in range(20)), return_exceptions=True)
@@ -255,7 +255,7 @@ class Waits(Contract):
 
     @in_store
     async def test_bad_input_is_refused(self, store: QueueingStore) -> None:
-        """Before anything is written."""
+        """Bad input is refused before anything is written."""
         await store.create(new_session("Hello", id="it"))
         odd: tuple[dict[str, Any], ...] = (
             *({"priority": 1.5}, {"priority": True}, {"priority": 2**31}, {"most": -1}, {"most": "1"}),
@@ -273,11 +273,11 @@ class Waits(Contract):
 
 
 class Runners(Contract):
-    """Who runs what, and how many runs an owner may have at once."""
+    """Running sessions are listed, and an owner's runs at once are limited."""
 
     @in_store
     async def test_every_claim_is_listed(self, store: QueueingStore) -> None:
-        """With its holder, since when, until when, and whether it has lapsed."""
+        """Every claim is listed with its holder, its beginning, its end, and whether it has lapsed."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             for name, owner in (("a", "ada"), ("b", None), ("c", "ada")):
@@ -300,7 +300,7 @@ class Runners(Contract):
 
     @in_store
     async def test_an_owner_has_so_many_runs_at_once(self, store: QueueingStore) -> None:
-        """One more is refused, and nothing is written. Claims that have lapsed do not count, nor do others'."""
+        """A run over the owner's limit is refused, and nothing is written. Lapsed claims do not count."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             for name, owner in (("a", "ada"), ("b", "ada"), ("c", "ada"), ("d", "ben"), ("e", None), ("f", None)):
@@ -326,7 +326,7 @@ class Runners(Contract):
 
     @in_store
     async def test_the_limit_holds_for_those_who_claim_at_once(self, store: QueueingStore) -> None:
-        """It is counted in the commit: of eight claims three are taken."""
+        """The limit is counted in the commit: of eight claims at once, three are taken."""
         for n in range(8):
             await store.create(new_session("Hello", id=f"s{n}", owner="ada"))
         claims = (store.claim(f"s{n}", version=1, owner="me", per_owner=3) for n in range(8))
@@ -336,13 +336,14 @@ class Runners(Contract):
 
     @in_store
     async def test_a_rate_gives_places_one_behind_the_other(self, store: QueueingStore) -> None:
-        """As many at once as the burst holds; after a silence, as many again and no more."""
+        """A rate gives as many places at once as the burst holds, and after a silence as many again."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             waits = [await store.reserve("key", cost=0.5, burst=1.5) for _ in range(5)]
             assert waits == [0.0, 0.0, 0.0, 0.5, 1.0]
             assert await store.reserve("other", cost=0.5, burst=0.5) == 0.0
             clock.advance(1.0)
+            # The last place that was given is now. The next one is half a second behind it.
             assert await store.reserve("key", cost=0.5, burst=1.5) == 0.5
             clock.advance(3600.0)
             assert [await store.reserve("key", cost=0.5, burst=1.5) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
@@ -350,7 +351,7 @@ class Runners(Contract):
 
     @in_store
     async def test_a_place_that_is_too_far_off_is_not_taken(self, store: QueueingStore) -> None:
-        """Whoever cannot wait that long is told, and those behind are not put off by it."""
+        """A caller that cannot wait that long is told how long it would be, and takes no place."""
         with ids.use(clock=FrozenClock(tick=0.0)):
             assert await store.reserve("key", cost=2.0, burst=1.0, most=0.5) == 1.0
             assert await store.reserve("key", cost=2.0, burst=2.0, most=0.0) == 0.0
@@ -366,14 +367,14 @@ class Runners(Contract):
 
     @in_store
     async def test_places_are_given_once(self, store: QueueingStore) -> None:
-        """Twenty who ask at once get twenty places."""
+        """Twenty callers that ask at once get twenty different places."""
         with ids.use(clock=FrozenClock()):
             places = await asyncio.gather(*(store.reserve("key", cost=0.25, burst=0.25) for _ in range(20)))
         assert sorted(places) == [n * 0.25 for n in range(20)]
 
     @in_directory
     async def test_processes_share_a_rate(self, where: Path) -> None:
-        """Two that take fifty places of 20 ms each cannot do it in less than the rate allows."""
+        """Two processes that take fifty places of 20 ms cannot be quicker than the rate allows."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -383,11 +384,12 @@ class Runners(Contract):
                 waits = [answer["did"] for _ in range(25) for answer in await ask_all(racers, "reserve")]
                 took = asyncio.get_running_loop().time() - started
         assert max(waits) + took >= 48 * 0.02 - 0.001  # two may come at once
+        # A place is free at once only in the burst, or if its time has come while the others were asking.
         assert waits.count(0.0) <= 3 + took / 0.02
 
     @in_directory
     async def test_the_claim_of_a_process_that_is_gone_does_not_count(self, where: Path) -> None:
-        """It is listed as lapsed, what waits in its session is listed too, and its owner has room for another run."""
+        """The claim of a killed process is listed as lapsed, and counts for no limit. Its session waits again."""
         if not self.shared:
             return
         async with self.open_store(where) as store:
@@ -409,10 +411,10 @@ class Runners(Contract):
 
 
 async def turns(store: Any, limit: int, **options: Any) -> list[str]:
-    """The ids of the sessions whose turn it is, in order."""
+    """Return the ids of the sessions whose turn it is, in order."""
     return [each.session_id for each in await store.in_turn(limit, **options)]
 
 
 async def waits(store: Any, **options: Any) -> list[str]:
-    """The ids of the sessions that wait, in order."""
+    """Return the ids of the sessions that wait, in order."""
     return [each.session_id for each in await store.waiting(**options)]

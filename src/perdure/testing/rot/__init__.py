@@ -1,1 +1,1 @@
-"""Bit rot: a store with a bit of everything, every question that can be asked of it, and damage to what it keeps."""
+"""Bit rot: a store with a bit of everything, every question that it can be asked, and damage to its files or rows."""

@@ -1,4 +1,4 @@
-"""An attack: damage, every question, a save on top, and what came of it; again and again."""
+"""An attack: damage, every question, and a save on top, again and again, with a report of the results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from perdure.testing.samples import say
 
 SECTOR = 512
 _CHECKED = 25
-"""In one round of so many a check is run though no answer is wrong: it must not fail of damage."""
+"""In one of this many rounds a check is run although no answer is wrong. Damage must not make it fail."""
 Form = Literal["bit", "byte", "sector"]
 OpenStore = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 
 class Damage(Protocol):
-    """Something that can be damaged, and put back as it was."""
+    """Something that can be damaged, and restored."""
 
     async def hurt(self, rng: random.Random) -> Hurt | None:
-        """Damage one thing, and say which; None if nothing could be."""
+        """Damage one thing, and return which. Return None if nothing could be damaged."""
         ...
 
     async def heal(self) -> None:
-        """Put everything back as it was."""
+        """Restore everything."""
         ...
 
 
@@ -42,24 +42,24 @@ class Wrong(NamedTuple):
 
 
 class Hurt(NamedTuple):
-    """What was damaged, in words; and by which names those who trace reads know it, if they do."""
+    """Damage that was done: a description, and the names by which `Traces` know what was touched."""
 
     said: str
     touched: frozenset[Hashable] = frozenset()
 
 
 class Report:
-    """What came of an attack."""
+    """The result of an attack."""
 
     def __init__(self) -> None:
         self.rounds = self.noticed = self.saves = self.asked = 0
         self.wrong: list[Wrong] = []
         self.left_to_check: Counter[str] = Counter()
-        """Which kinds of questions were answered with less than there is, where only a check says so."""
+        """Counts, by kind, of answers that lacked something, which only a check has found."""
 
 
 class RottenFiles:
-    """The files of a closed store, in a directory: bits flip, bytes change, sectors are zeroed."""
+    """The files of a closed store in a directory, as a `Damage`: bits flip, bytes change, sectors are zeroed."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class RottenFiles:
         self._written: dict[str, tuple[int, int, int]] = {}
         # A byte that is zero is mostly one that nobody reads.
         self._names = [name for name, raw in self._sound.items() if hit(name) and raw.strip(b"\0")]
+        # The weights of the names: a large file is hit as often as its share of the bytes.
         self._sizes = [len(raw) for name, raw in self._sound.items() if name in self._names]
         for name in self._sound:
             self._note(name)
@@ -82,6 +83,7 @@ class RottenFiles:
     async def hurt(self, rng: random.Random) -> Hurt | None:
         (name,) = rng.choices(self._names, self._sizes)
         raw = bytearray(self._sound[name])
+        # Mostly single bits: what is read with one of them flipped is often still valid JSON.
         form: Form = rng.choices(("bit", "byte", "sector"), (8, 1, 1))[0]
         place = _used_place(raw, rng)
         if form == "bit":
@@ -95,7 +97,7 @@ class RottenFiles:
         return Hurt(f"{form} at byte {place} of {name}", frozenset({self._key(name, place)}))
 
     async def heal(self) -> None:
-        """Write what has changed since, whoever has changed it, and remove what was not there."""
+        """Write back every file that has changed since, and remove those that are new."""
         there = {str(path.relative_to(self.where)): path for path in self.where.rglob("*") if path.is_file()}
         for name, path in there.items():
             if name not in self._sound:
@@ -109,6 +111,8 @@ class RottenFiles:
         path = self.where / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
+        # With its old times: the mark of a SQLite store notes those of the file, to tell whether somebody has written
+        # since.
         os.utime(path, ns=(self._times[name], self._times[name]))
         self._written.pop(name, None)
 
@@ -122,7 +126,7 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 def _used_place(raw: bytearray, rng: random.Random) -> int:
-    """Return a place whose byte is not zero, if one is soon found."""
+    """Return a place whose byte is not zero, if one is found within 50 tries."""
     for _ in range(50):
         place = rng.randrange(len(raw))
         if raw[place]:
@@ -131,10 +135,10 @@ def _used_place(raw: bytearray, rng: random.Random) -> int:
 
 
 class Traces:
-    """What each question reads of a sound store. What it does not read cannot change its answer.
+    """The parts of a sound store that each question reads. Damage anywhere else cannot change its answer.
 
-    `watch` is called before a question is asked of a store that was just opened, and returns what is to be asked
-    afterwards for all that was read since.
+    `watch` is called before a question is asked of a newly opened store. It returns a function that tells afterwards
+    what was read since.
     """
 
     def __init__(self, read: Mapping[str, frozenset[Hashable]]) -> None:
@@ -148,22 +152,23 @@ class Traces:
         for question in questions:
             seen = watch()
             async with open_store(where) as store:
+                # A store of its own for each question: what an earlier one has left at hand would not be read again.
                 await answers_of(store, [question])
                 forget_claims(store)
             read[question.name] = frozenset(seen())
         return cls(read)
 
     def asked(self, questions: Sequence[Question], touched: Collection[Hashable]) -> Sequence[Question]:
-        """Return the questions whose answers may depend on what was damaged."""
+        """Return the questions whose answers may depend on the damage."""
         return [each for each in questions if not self._read[each.name].isdisjoint(touched)]
 
 
 class Attack:
-    """Damage to a store, and every answer held against what it was.
+    """Damage to a store, with every answer compared with the one before.
 
-    Kinds of questions in `left_to_check` may be answered with less than there is, if a check says that something is
-    wrong. Where a session is read as it was, a save on top of it has to be right, too; without `saves` none is tried,
-    for damage that is undone where it was done.
+    Answers of the kinds in `left_to_check` may lack something if a check finds that something is wrong. A save on top
+    of a session that is read as before must be right, too. Without `saves` none is tried: for damage that is undone
+    where it was done.
     """
 
     def __init__(
@@ -189,7 +194,7 @@ class Attack:
         self._loads = [name for name in self._questions if name.startswith("load ")]
 
     async def run(self, rounds: int, seed: int = 0) -> Report:
-        """Damage one thing so many times."""
+        """Damage one thing in each of `rounds` rounds, and return the report."""
         rng, report = random.Random(seed), Report()
         while report.rounds < rounds:
             hurt = await self._damage.hurt(rng)
@@ -208,6 +213,7 @@ class Attack:
         found = await self._answers(asked)
         reported = any(isinstance(found[name], Failed) for name in found if is_loaded(name))
         bad = [each for each in found if each != "open" and not self._is_right(each, found[each], reported)]
+        # A check reads everything, so it is not run in every round.
         problems = await self._checked() if bad or report.rounds % _CHECKED == 0 else Failed(StoreError("not asked"))
         if isinstance(problems, Failed) and not problems.is_typed:
             report.wrong.append(Wrong(hurt.said, "check()", repr(problems.error)))
@@ -236,7 +242,7 @@ class Attack:
             return {"open": Failed(error)}
 
     async def _checked(self) -> Any:
-        """Return what a check says. A store that cannot be opened says so."""
+        """Return the problems that a check finds, or the error if the store cannot be opened."""
         try:
             async with self._open_store(self._where) as store:
                 found = [*await store.check()]
@@ -246,7 +252,7 @@ class Attack:
             return Failed(error)
 
     async def _save_on_top(self, hurt: Hurt, found: Answers, rng: random.Random, report: Report) -> None:
-        """Save a session that was read as it was: of those that read what is damaged, if there is one."""
+        """Save a session that was read as before, if possible one whose load has read what is damaged."""
         read = [name for name in self._loads if name in found and found[name] is not None]
         sound = [name for name in read if found[name] == self._right[name]]
         names = sound or [name for name in self._loads if name not in found and self._right[name] is not None]
@@ -258,7 +264,7 @@ class Attack:
 
 
 def forget_claims(store: Any) -> None:
-    """Leave claims as they are when a store is closed, as a process does that is killed."""
+    """Make a store leave its claims as they are when it is closed, as a killed process does."""
     getattr(store, "_claims", {}).clear()
 
 
@@ -267,7 +273,10 @@ def _is_noticed(found: Answers) -> bool:
 
 
 async def saved_on_top(open_store: OpenStore, where: Path, session: Any) -> str | None:
-    """Save a session that was read as it was, and read it again in a store that is opened again."""
+    """Save a session that was read as before, and load it from a store that is opened again.
+
+    Return what is wrong, or None.
+    """
     try:
         async with open_store(where) as store:
             newest = await store.load(session.id)
@@ -278,6 +287,7 @@ async def saved_on_top(open_store: OpenStore, where: Path, session: Any) -> str 
     except TYPED:
         return None
     except Exception as error:  # around a request: whatever damage brings about is an outcome
+        # A session that is running, or waits to be recovered, refuses the save. That is not damage.
         return None if _is_refusal(error) else f"{session.id}: {error!r}"
     try:
         async with open_store(where) as store:

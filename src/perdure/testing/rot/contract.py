@@ -4,8 +4,8 @@
         def open_store(self, where):
             return MyStore(where / "sessions")
 
-Every flip is one round: all files are as they were, one place of one file is damaged, every read is tried, and one
-session is saved. Set `flips` for more of them. Define `damage` for a store that keeps its sessions elsewhere.
+Every flip is one round. One place of one file is damaged, every read is tried, one session is saved, and all files are
+put back. Set `flips` for more rounds. Define `damage` for a store that keeps its sessions elsewhere.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ from perdure.testing.rot.furnishing import furnish
 from perdure.testing.rot.questions import Kind, answers_of, questions_of
 from perdure.testing.scene import Contract, in_directory
 
+# Fewer than `furnish` makes by itself: every flip asks every question of every session again.
 _CROWD = 8
 
 
 class RotContract(Contract):
-    """Whatever is damaged, each answer is right, or an error that says so, or what is missing is named beside it."""
+    """The contract that damage never leads to a wrong answer.
+
+    Each answer is right, or is an error that names the damage, or names beside it what is missing.
+    """
 
     flips: ClassVar[int] = 12
     seed: ClassVar[int] = 1
     left_to_check: ClassVar[Collection[Kind]] = ()
-    """Kinds of questions that only a check can answer for: see `perdure.testing.rot.questions`."""
+    """Kinds of questions in which only a check finds what is missing: see `perdure.testing.rot.questions`."""
 
     def damage(self, where: Path) -> Damage:
-        """Return what can be damaged of a closed store."""
+        """Return the parts of a closed store that can be damaged."""
         return RottenFiles(where)
 
     @in_directory
     async def test_damage_is_never_a_wrong_answer(self, where: Path) -> None:
-        """In no read, and in no save on top of what was read."""
+        """No read gives a wrong answer, and neither does a save on top of what was read."""
+        # The clock moves while sessions are made, so that lists have an order. Then it stands still: every answer has
+        # to be the same each time it is asked for.
         clock = FrozenClock(tick=0.001)
         crowd = {f"crowd-{number:03d}{end}" for number in range(_CROWD) for end in ("", "-child")}
         with use(clock=clock):

@@ -1,4 +1,4 @@
-"""A store with a bit of everything in it, and trees with inner pages: what damage is tried on."""
+"""A store with a bit of everything, and trees with inner pages, for damage to be tried on."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from perdure.testing.samples import fork, new_session, note, say, show
 from perdure.testing.scripted import ScriptedDriver
 
 OWNERS = tuple(f"owner-{letter * 60}" for letter in "abcdef")
-"""Long names: some dozens of them fill a page of an index, so that it has an inner page above its leaves."""
+"""Long names. Some dozens of them fill a page of an index, so that the index has an inner page above its leaves."""
 CROWD = 90
+# Some 28 years: the claim of `under-way` must not lapse before its answers are compared.
 LEASE = 900_000_000.0
 FAR = 4_000_000_000.0
-"""A time that no test sees."""
+"""A time that no test reaches."""
 
 
 async def furnish(store: Any, *, crowd: int = CROWD) -> None:
-    """Put sessions of every kind into an empty store: run, forked, compacted, hidden, killed, waiting, tagged."""
+    """Put sessions of every kind into an empty store: run, forked, compacted, hidden, killed, waiting and tagged."""
     await fill(store)
     await _crowd(store, crowd)
     await _talks(store)
@@ -43,7 +44,7 @@ async def furnish(store: Any, *, crowd: int = CROWD) -> None:
 
 
 async def _crowd(store: Any, count: int) -> None:
-    """Many small sessions, of several owners, agents and statuses, for the indexes of lists."""
+    """Create many small sessions of several owners, agents and statuses, for the indexes of lists."""
     runtime = SessionRuntime(store)
     for number in range(count):
         owner = OWNERS[number % len(OWNERS)] if number % 7 else None
@@ -61,7 +62,7 @@ async def _crowd(store: Any, count: int) -> None:
 
 
 async def _talks(store: Any) -> None:
-    """Real runs, with tools, on record."""
+    """Record real runs with tools."""
 
     @tool
     async def look(text: str) -> str:
@@ -78,7 +79,7 @@ async def _talks(store: Any) -> None:
 
 
 async def _long_view(store: Any) -> None:
-    """A long log with blocks inside of blocks, large metadata, and some of it forgotten."""
+    """Create a session with a long log, blocks inside blocks and large metadata, and a fork of it."""
     session = await store.create(
         new_session(*(f"m{number} apple" for number in range(400)), id="long", owner=OWNERS[1])
     )
@@ -93,7 +94,7 @@ async def _long_view(store: Any) -> None:
 
 
 async def _records(store: Any) -> None:
-    """Many small runs in one session, some on branches of their own, with keys."""
+    """Record many small runs in one session, some of them with branches."""
     session = await store.create(new_session("Hello", id="many-runs"))
     for number in range(24):
         run = f"run-{number:02d}-{'r' * 60}"
@@ -108,7 +109,7 @@ async def _records(store: Any) -> None:
 
 
 async def _running(store: Any) -> None:
-    """A session that somebody runs, with an answer under way, and one that waits."""
+    """Create a session that is running, with an answer under way, and one that waits for recovery."""
     await store.create(new_session("Hello", id="under-way", owner=OWNERS[2]))
     claim, ahead = await store.claim("under-way", version=1, owner="me", lease=LEASE, entries=entries("start"))
     if is_sketchbook(store):

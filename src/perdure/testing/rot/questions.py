@@ -1,4 +1,4 @@
-"""Every question that can be asked of a store: each is one read, asked before the damage and after it."""
+"""Every question that a store can be asked. Each is one read, made before the damage and after it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from perdure.runtime.runtime import SessionRuntime
 from perdure.testing.rot.furnishing import FAR
 
 TYPED = (CorruptRecord, InvalidSessionFile, StoreError)
-"""What says that something is damaged."""
+"""The errors that say that something is damaged."""
 Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "log", "check"]
 Ask = Callable[[Any], Awaitable[Any]]
+# The most that a list may be asked for: nothing is left for a second page.
 FULL = 1_000
 
 
 class Question(NamedTuple):
-    """A read. Its kind tells what may be missing from the answer, and what has to be said of that.
+    """A read. Its kind tells what may be missing from the answer.
 
-    Of a `plain` one nothing. Of a `list` and of `heads` what is named beside them as damaged. Of a `lenient` one what
-    cannot be loaded either: it is documented to leave that out. So does `progress` leave out a damaged piece.
+    From a `plain` answer nothing may be missing. From a `list` or `heads`, those that are named beside them as
+    damaged. From a `lenient` answer, anything that cannot be loaded either: the verb is documented to leave it out.
+    From `progress`, damaged pieces.
     """
 
     name: str
@@ -48,7 +50,7 @@ Answers = dict[str, Any]
 async def questions_of(
     store: Any, *, crowd: Collection[str] = (), orders: Sequence[str] = ("created", "updated")
 ) -> list[Question]:
-    """Return the questions that a sound store can be asked. Of those in the `crowd`, only that they load."""
+    """Return the questions that a sound store can be asked. Sessions in the `crowd` are only loaded."""
     shown = (await store.list(limit=FULL)).all()
     hidden = (await store.list(status=SessionStatus.DELETED, limit=FULL)).all()
     ids = [info.id for info in (*shown, *hidden)]
@@ -62,7 +64,7 @@ async def questions_of(
 
 
 async def answers_of(store: Any, questions: Iterable[Question]) -> Answers:
-    """Ask them all. An error stands for its answer."""
+    """Ask all questions, and return the answers. An error takes the place of an answer."""
     found: Answers = {}
     for question in questions:
         if (evict := getattr(store, "_forget_all", None)) is not None:
@@ -75,9 +77,9 @@ async def answers_of(store: Any, questions: Iterable[Question]) -> Answers:
 
 
 def is_right(question: Question, right: Any, found: Any, has_reported: bool) -> bool:
-    """Tell whether an answer is what it was, or says that something is damaged.
+    """Tell whether an answer is the same as before, or says that something is damaged.
 
-    `has_reported` tells whether a session or a version could not be loaded.
+    `has_reported` tells whether any session or version could not be loaded.
     """
     if isinstance(found, Failed):
         # A log of which no version is left belongs to nobody.
@@ -95,6 +97,7 @@ def is_right(question: Question, right: Any, found: Any, has_reported: bool) -> 
             return bool(found == right) or ((has_reported or is_told) and _is_part(right, found))
         case "progress":
             return bool(found == right) or _is_part(right, found)
+        # A check may find any problem. `Attack` runs it by itself.
         case "check":
             return True
         case _:
@@ -151,11 +154,12 @@ def _list(filters: dict[str, Any]) -> Question:
 
 
 async def _all_pages(store: Any) -> list[str]:
-    """Walk through a list page by page."""
+    """Return the ids of a list that is read page by page."""
     found: list[str] = []
     after: str | None = None
     while True:
         page = await store.list(limit=37, after=after)
+        # Only ids are compared: damage beside a page has to be raised, or it would look like a missing session.
         for damage in page.damaged:
             raise damage
         found += [info.id for info in page]
@@ -196,7 +200,7 @@ def _of_store(store: Any, ids: Sequence[str]) -> Iterator[Question]:
 
 
 async def _hits(store: Any, text: str) -> list[Any]:
-    """Return what a search finds: a score depends on what else is indexed."""
+    """Return what a search finds, without the scores: those depend on what else is indexed."""
     return sorted((hit.session_id, hit.message_id, hit.snippet) for hit in await store.search(text, limit=500))
 
 
@@ -212,6 +216,8 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
     verb("load")
     verb("exists")
     versions = range(info.first_version, info.version + 1)
+    # Of a long history two versions at the beginning and a few of the second half: each is a read of its own in every
+    # round.
     for version in versions if len(versions) < 8 else (*versions[:2], *versions[len(versions) // 2 :: 9]):
         verb("load", version)
     verb("load", info.version + 1)
@@ -228,6 +234,7 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
     verb("adoptions", info.version)
     for name in ("first", "key-3", "nobody's"):
         verb("find_key", name)
+    # A session that is running cannot be dumped.
     if await store.is_claimed(key) is False:
         verb("dump")
         verb("dump", alone=True)
@@ -256,7 +263,7 @@ async def _messages(store: Any, log: LogRef, end: int) -> Any:
 
 
 async def _of_record(store: Any, key: str) -> list[Question]:
-    """Return the questions of those who read a record as loops and events."""
+    """Return the questions about a record that is read as loops and events."""
     runs = await store.runs(key)
     found = [
         Question(f"record {key}", lambda store: SessionRuntime(store).record(key), "lenient"),
@@ -300,7 +307,7 @@ async def _events(store: Any, key: str) -> list[Any]:
 
 
 def is_loaded(question: str) -> bool:
-    """Tell whether a question is one by which a damaged session or message shows."""
+    """Tell whether a question is one that shows a damaged session or message."""
     return question.startswith(("load ", "messages ", "dump ", "read ", "heads", "timers"))
 
 
