@@ -123,7 +123,7 @@ def another_session(session: AgentSession | AgentSessionInfo) -> SessionConflict
         session.id,
         session.version,
         session.version,
-        f"Session {session.id!r} has been erased and created anew since this one was loaded. Nothing was saved. "
+        f"Session {session.id!r} has been erased and created again since this one was loaded. Nothing was saved. "
         "Load it again and repeat the action, or create this one under another id.",
     )
 

@@ -34,11 +34,11 @@ from perdure.stores.sealing import plain_name
 from perdure.stores.tapes import without
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
 _SAVE = "Nothing that was said is touched by it. Save the session once (a note will do), or copy the store."
 _TAGS = "Nothing that was said is touched by it. Tag the session with something new, or copy the store into a new one."
 _RUN = (
-    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place anew."
+    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place again."
 )
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
 _INBOX = "It has been dealt with, and is not needed. Copying the store into a new one leaves it behind."
@@ -48,7 +48,7 @@ _CLAIM = (
     "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
     "on the session by its id."
 )
-_KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+_KEY = "A request that is sent again under that key may run again. Restore the session from a backup to mend it."
 _TIMER = "It will not ring. Set it again with `replace=True`, or drop it by its name."
 _RATE = "Nothing that was said is touched by it. The next place in it may be given too early or too late."
 _TOKEN = "Nobody gets in with it. Revoke it by its id with `perdure token revoke`, and make a new one."

@@ -90,7 +90,7 @@ def count_of_erasures() -> Job[int]:
 def number(found: object, session_id: str | None, where: str) -> int:
     """Return a number that was read. Raise CorruptRecord for another type, which damage can cause."""
     if type(found) is not int:
-        raise CorruptRecord(session_id, where, "it is no number")
+        raise CorruptRecord(session_id, where, "it is not a number")
     return found
 
 

@@ -59,7 +59,7 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
     _check_files(archived)
     for name, (_, version) in archived.keys.items():
         if not 1 <= version <= newest:
-            raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
+            raise InvalidData(f"$.keys.{name}", f"the session has no version {version}")
     stretches = _read_heads(archived)
     for log, start, stop in stretches:
         _check_stretch(archived, str(log), start, stop)
