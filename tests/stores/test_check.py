@@ -438,7 +438,7 @@ def forget_who_shows_it(where: Path) -> None:
 
 IN_FILES = (
     Damage(changing("talk", "key", kind="lost"), "talk", "key 'first': run "),
-    Damage(changing("talk", "key", at=99), "talk", "there is no version 99"),
+    Damage(changing("talk", "key", at=99), "talk", "the session has no version 99"),
     Damage(changing("talk", "key", at=1), "talk", "key 'first': it stands for version 1, which"),
     Damage(changing("talk", "key", body=raw("x")), "talk", "key 'first': it does not stand for the request"),
     Damage(appending("talk", line("taken", at=9)), "talk", "inbox is taken: it is noted to be taken to where it does"),

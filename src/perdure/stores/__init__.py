@@ -1,1 +1,1 @@
-"""Where sessions are kept: memory, a directory of files, SQLite, PostgreSQL."""
+"""The stores that keep sessions: memory, a directory of files, SQLite, PostgreSQL."""

@@ -1,4 +1,4 @@
-"""The sessions at hand: what a store has read or written last, so that it need not read it again."""
+"""The sessions at hand: those that a store has read or written last, so that it need not read them again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ T = TypeVar("T")
 
 
 class LRU(OrderedDict[K, T], Generic[K, T]):
-    """A mapping that forgets what was used longest ago, beyond a number of entries.
+    """A mapping with a limited number of entries, which forgets the one that was used longest ago.
 
-    Event loops in several threads may share one: what takes more than one step is done under a lock.
+    Event loops in several threads may share one, so whatever takes more than one step is done under a lock.
     """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
+        # Reentrant: `SessionCache.keep` compares under it, and then calls the `keep` of this class.
         self._changing = threading.RLock()
         self.pinned: set[K] = set()
-        """What is never forgotten, however long ago it was used."""
+        """The keys that are never forgotten, however long ago they were used."""
 
     def recall(self, key: K) -> T | None:
-        """The entry, and it is now the one used last."""
+        """Return an entry, which is now the one used last; None if there is none."""
         with self._changing:
             found = self.get(key)
             if found is not None:
@@ -65,9 +66,9 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
 
 
 class SessionCache(LRU[str, "CachedSession"]):
-    """The sessions at hand. What was seen later is never replaced by what was seen before it.
+    """The sessions at hand. An older state of a session never replaces a newer one.
 
-    A save and a load may end in one order and be told of in the other, if their event loops are in two threads.
+    If two event loops run in two threads, a save and a load may end in one order and be reported in the other.
     """
 
     def keep(self, key: str, entry: CachedSession) -> None:
@@ -78,7 +79,7 @@ class SessionCache(LRU[str, "CachedSession"]):
 
 
 class StoredMetadata(msgspec.Struct, frozen=True):
-    """Metadata in bytes, with null in the place of each value that stands apart."""
+    """Metadata in bytes, with null in the place of each value that is stored apart."""
 
     rest: bytes
     apart: Mapping[str, str] = EMPTY
@@ -86,17 +87,17 @@ class StoredMetadata(msgspec.Struct, frozen=True):
 
 
 class CachedSession(msgspec.Struct, frozen=True):
-    """A session as it was last seen in the store, with what a save would otherwise have to look up."""
+    """A session as it was last seen in the store, with facts that a save would otherwise have to look up."""
 
     session: AgentSession
     erasures: int
     hashes: frozenset[str] = frozenset()
     refs: frozenset[Any] | None = None
-    """The stretches of others' logs that are known to be noted; None if it was loaded: then all that it shows are."""
+    """The stretches of others' logs that are known to be noted. None if it was loaded: then all that it shows are."""
     began_with: frozenset[Any] | None = None
-    """Those that its first version shows; None if that is not known."""
+    """The stretches that its first version shows; None if that is not known."""
     at_hand: bool = True
     is_waited_for: bool | None = None
-    """Whether the save that it comes from left items in the inbox; None if it was loaded."""
+    """True if the save that it comes from left items in the inbox; None if it was loaded."""
     metadata: StoredMetadata | None = None
     """Its metadata as it is stored; None if it has none."""

@@ -1,6 +1,6 @@
-"""What every store checks of what its verbs are given, one function a verb.
+"""Checks of the arguments of every store's verbs, one function for each verb.
 
-Each raises InvalidData, with the path, before anything is read or written. Session ids are checked by `SessionId`.
+Each raises InvalidData, with the path, before anything is read or written. `SessionId` checks ids of sessions.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def save_all(changes: Sequence[Change]) -> None:
 
 
 def attachments(hashes: Iterable[str]) -> list[str]:
-    """Return hashes, each once."""
+    """Return the hashes, each of them once."""
     found = [*expect_several(hashes, "$.hashes")]
     for place, key in enumerate(found):
         if not isinstance(key, str) or not _HASH.fullmatch(key):
@@ -108,7 +108,7 @@ def _check_mapping(written: Mapping[str, StoredAt]) -> None:
 
 
 def place(stored: StoredAt) -> StoredAt:
-    """Return where a message is said to stand already."""
+    """Return the place at which a message is said to be stored already."""
     expect_count(expect(stored, StoredAt, "$.written").position, "$.written.position")
     expect(stored.log, LogRef, "$.written.log")
     return stored
@@ -247,7 +247,7 @@ def note(entries: Sequence[Entry]) -> None:
 
 
 def read(after: int, limit: int | None, last: int | None, run: str | None, inbox: bool) -> None:
-    if type(after) is not int or after < 0:  # one beyond the last entry, however large, is followed by none
+    if type(after) is not int or after < 0:  # no upper limit: a number beyond the last entry just finds none
         raise InvalidData("$.after", f"expected a whole number of at least 0, got {brief(after)}")
     _check_optional_count(limit, "$.limit")
     _check_optional_count(last, "$.last")
@@ -310,7 +310,7 @@ def names_of(logs: Iterable[LogRef]) -> None:
 
 
 def messages(log: LogRef, start: int, stop: int, origin: str) -> None:
-    """Raise SessionNotFound for a log of another store."""
+    """Check a stretch of a log. Raise SessionNotFound for a log of another store."""
     expect(log, LogRef, "$.log")
     expect_count(start, "$.start")
     expect_count(stop, "$.stop", least=start)
@@ -319,7 +319,7 @@ def messages(log: LogRef, start: int, stop: int, origin: str) -> None:
 
 
 def log_number(log: LogRef) -> int:
-    """Return the number of a log in a store that numbers them; SessionNotFound for a key that is not one."""
+    """Return the number of a log in a store that numbers them. Raise SessionNotFound for a key that is not a number."""
     if type(log.key) is not int or not 0 <= log.key <= LAST:
         raise SessionNotFound(f"log {log.key}")
     return log.key
@@ -335,7 +335,7 @@ def changed(after: int, most: float) -> None:
 
 
 def session_ids(given: Iterable[str]) -> list[SessionId]:
-    """Return the ids, each once."""
+    """Return the ids, each of them once."""
     return list(dict.fromkeys(map(SessionId, expect_several(given, "$.session_ids"))))
 
 
@@ -357,8 +357,10 @@ def dump(alone: bool) -> None:
 
 def restore(archived: ArchivedSession) -> None:
     parts = asdict(expect(archived, ArchivedSession, "$.archived"))
+    # Most of the bytes are in these. The conversion is one call, for which all threads wait: it sees them only if
+    # something in them is wrong, to say what it is.
     for field in ("logs", "lent"):
-        if _are_logs(parts[field]):  # else the conversion says what is wrong, in one call for which all threads wait
+        if _are_logs(parts[field]):
             parts[field] = {}
     try:
         msgspec.convert(parts, ArchivedSession, builtin_types=(bytes,), dec_hook=_as_session_id)
@@ -378,10 +380,11 @@ def _are_messages(given: Mapping[Any, Any]) -> bool:
 
 
 def _as_session_id(kind: type, value: object) -> SessionId:
-    return SessionId(value)  # type: ignore[arg-type]  # which it refuses if it is not a text
+    return SessionId(value)  # type: ignore[arg-type]  # it refuses a value that is not a text
 
 
 def _check_all(given: Sequence[T], kind: type[T], path: str) -> None:
+    # A text is a sequence of texts, and hardly ever meant as one.
     if type(given) is not list and (isinstance(given, str | bytes) or not isinstance(given, Sequence)):
         raise InvalidData(path, f"expected a list, got {brief(given)}")
     for at, each in enumerate(given):

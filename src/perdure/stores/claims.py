@@ -1,4 +1,4 @@
-"""Who holds a claim, and whether they are still there."""
+"""The holder of a claim, and the question whether its process is still there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SELF = "/proc/self/stat"
 _NAMESPACE = "/proc/self/ns/pid"
+# The largest that `os.kill` takes. A damaged row may have any number.
 _MOST_PID = 2**31 - 1
 
 
@@ -24,9 +25,9 @@ class Holder(msgspec.Struct, frozen=True):
     pid: int = 0
     started: str = ""
     since: float = 0.0
-    """When the claim was taken, by the holder's clock; 0 if an older release has taken it."""
+    """The time at which the claim was taken, by the holder's clock; 0 if an older release has taken it."""
     sum: int = 0
-    """A checksum of all that: a flipped bit must not make it a process that has ended. 0 is an older release's."""
+    """A checksum of the other fields, or 0 from an older release. A flipped bit must not look like an ended process."""
 
     @classmethod
     def here(cls, owner: str, since: float = 0.0) -> Holder:
@@ -37,16 +38,16 @@ class Holder(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether it is what was stored, as far as that is known."""
+        """True if the checksum fits, or if an older release stored none."""
         return self.sum in (0, self._checksum())
 
     def _checksum(self) -> int:
         told = (self.owner, self.boot, self.namespace, self.pid, self.started, self.since)
-        return crc32(repr(told).encode(errors="surrogatepass")) or 1
+        return crc32(repr(told).encode(errors="surrogatepass")) or 1  # 0 says that there is none
 
     @property
     def is_gone(self) -> bool:
-        """Tell whether the holder was a process of this machine that has ended. False where that is not known."""
+        """True if the holder was a process of this machine that has ended; False also where that is not known."""
         if not (self.boot and self.started) or not 0 < self.pid <= _MOST_PID:
             return False
         if (self.boot, self.namespace) != (boot_id(), _pid_namespace()):
@@ -55,7 +56,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Look:
-    """One look at many claims. Each process that holds some of them is looked for once."""
+    """One look at many claims, which looks for each holder's process once."""
 
     def __init__(self) -> None:
         self._gone: dict[tuple[str, str, int, str], bool] = {}
@@ -77,12 +78,12 @@ def boot_id() -> str:
 
 @functools.cache
 def _read_once(path: str) -> str:
-    # What raises is not cached: a process may be out of handles now, and have some later.
+    # `cache` keeps no failure: a process may be out of handles now, and have some later.
     return Path(path).read_text().strip()
 
 
 def _pid_namespace() -> str:
-    """Return the namespace of this process's pid, which it is born into, or "" while that cannot be read."""
+    """Return the pid namespace that this process was started in, or "" while that cannot be read."""
     try:
         return _link_once(_NAMESPACE)
     except OSError:
@@ -95,7 +96,7 @@ def _link_once(path: str) -> str:
 
 
 def _own_start(pid: int) -> str:
-    """Return when this process began, or "" while that cannot be read."""
+    """Return the time at which this process began, or "" while that cannot be read."""
     try:
         return _start_once(pid)
     except OSError:
@@ -108,7 +109,7 @@ def _start_once(pid: int) -> str:
 
 
 def _forget() -> None:
-    """Forget what a process has read of itself: its child may stand in another namespace, with the same pid there."""
+    """Forget what a process has read about itself: its child may be in another namespace, with the same pid there."""
     _link_once.cache_clear()
     _start_once.cache_clear()
 
@@ -118,7 +119,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _has_ended(pid: int, started: str) -> bool:
-    """Tell whether a process is known to have ended. An error other than "no such process" says nothing."""
+    """Tell whether a process is known to have ended. An error other than "no such process" does not count."""
     try:
         fields = _stat(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
@@ -129,17 +130,18 @@ def _has_ended(pid: int, started: str) -> bool:
 
 
 def _stat(path: str) -> list[str]:
+    # The command comes before, in brackets. It may have spaces and brackets of its own.
     return Path(path).read_text().rpartition(")")[2].split()
 
 
 def _started(fields: list[str]) -> str | None:
-    """Return when a process began, in the kernel's own ticks; None if it has ended."""
-    # A zombie has ended: it holds nothing, though its pid is not yet free.
+    """Return the time at which a process began, in the kernel's own ticks; None if it has ended."""
+    # Field 22 of the file, counted from 3. A zombie has ended: it holds nothing, though its pid is not yet free.
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
 def _can_look() -> bool:
-    """Tell whether /proc shows processes at all: it may not be mounted."""
+    """Tell whether /proc shows processes at all. It may not be mounted."""
     try:
         return bool(_stat(_SELF))
     except OSError:

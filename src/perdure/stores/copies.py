@@ -1,6 +1,6 @@
-"""What a backup is made of: parts, which an engine copies out chunk by chunk, and takes in again.
+"""The parts of a backup, which an engine copies out chunk by chunk, and takes in again.
 
-An engine copies bytes as they are and decodes no body, so that a store that is sealed is copied without its keys.
+An engine copies bytes as they are and decodes no body. So a sealed store is copied without its keys.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from perdure.stores.engine import Engine
 
 CHUNK = 1 << 15
-"""Bytes of a chunk. A turn changes some twenty pages all over a SQLite file, and one changed byte costs a chunk."""
+"""Bytes in a chunk. One changed byte costs a chunk, and a turn changes some twenty pages all over a SQLite file."""
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of a copy beside its bytes."""
+    """An engine's description of a copy, kept beside its bytes."""
 
     engine: str
     store: str
@@ -28,11 +28,11 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     counts: Mapping[str, int] = {}
     """Rows of tables, by the names that all engines know."""
     facts: Mapping[str, Any] = {}
-    """What this engine needs to take it in, or to make the next copy of the same store quicker."""
+    """Facts that this engine needs to take the copy in, or to make the next copy of the same store quicker."""
 
 
 class Deposit(Protocol):
-    """Where an engine puts what it copies. One thread uses it at a time."""
+    """The place that an engine copies to. One thread uses it at a time."""
 
     @property
     def last(self) -> Outline | None:
@@ -44,7 +44,7 @@ class Deposit(Protocol):
         ...
 
     def expect(self, size: int) -> None:
-        """Say how many bytes there are about to be, for those who are told how far it is."""
+        """Announce about how many bytes will come, for reports of progress."""
         ...
 
     def put(self, part: str, chunk: bytes) -> None:
@@ -52,33 +52,33 @@ class Deposit(Protocol):
         ...
 
     def put_known(self, part: str, chunk: bytes) -> None:
-        """Add a chunk that is in the deposit, by its hash."""
+        """Add a chunk that is in the deposit already, by its hash."""
         ...
 
     def begin_again(self) -> None:
-        """Forget all parts, since others have come in between. Chunks that were put stay, and are not written twice."""
+        """Forget all parts, because somebody has written meanwhile. Chunks stay, and are not written twice."""
         ...
 
 
 class Part(NamedTuple):
-    """A part that is taken in."""
+    """A part of a copy that is taken in."""
 
     name: str
     chunks: Iterator[bytes]
 
 
 class Landing(Protocol):
-    """A place where a copy is taken in. Nobody takes it for a store before `publish`."""
+    """A place where a copy is taken in. It is not a store to anybody before `publish`."""
 
     async def begin(self) -> None:
-        """Take the place, and remove what an unfinished restore has left. StoreNotEmpty if it has sessions."""
+        """Take the place, and remove what an unfinished restore has left. Raise StoreNotEmpty if it has sessions."""
         ...
 
     async def take_in(self, outline: Outline, parts: Iterator[Part]) -> None: ...
 
     @property
     def engine(self) -> Engine:
-        """An engine for what was taken in, not open yet."""
+        """An engine for the copy that was taken in, not open yet."""
         ...
 
     async def publish(self) -> None:
@@ -86,5 +86,5 @@ class Landing(Protocol):
         ...
 
     async def end(self) -> None:
-        """Let go of the place, whatever has become of it."""
+        """Let go of the place, whether or not it was published."""
         ...

@@ -1,7 +1,7 @@
-"""The port between sessions and whatever keeps them: nineteen tables, six statements, one class to implement.
+"""The port between sessions and their storage: nineteen tables, eight statements, one class to implement.
 
-What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
-each statement and sends its rows back. It knows tables, and nothing of sessions.
+The meaning of a verb is written once, in `jobs/`, as a generator of row statements. An engine drives it: it carries out
+each statement and sends its rows back. It knows tables, and nothing about sessions.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Row = tuple[Any, ...]
 Where = Mapping[str, Any]
-"""Conditions, all of which hold: `{"sid": 7, "pos >=": 3, "hash in": keys, "claim !=": None}`.
+"""Conditions, all of which have to be true: `{"sid": 7, "pos >=": 3, "hash in": keys, "claim !=": None}`.
 
 A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `ends`. None is compared as IS NULL.
 `{"id ends": "4af2"}` is true of ids with this end, which has four characters or more. `{"inbox_end > taken": True}`
-compares two columns of a row: those that a table names as a pair.
+compares two columns of a row, which the table names as a pair.
 """
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: its columns, which of them make a row unique, and the ways in which rows are looked for."""
+    """A table: its columns, those that make a row unique, and the ways in which rows are looked for."""
 
     columns: tuple[str, ...]
     unique: tuple[tuple[str, ...], ...]
@@ -46,16 +46,16 @@ class Table(msgspec.Struct, frozen=True):
     number: str = ""
     """A column that the engine fills in with a number it has never given out before in this table."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """Columns of which the first may be greater than the second. The rows where it is are few, and found by that."""
+    """Pairs of columns: rows in which the first is greater than the second are few, and are found by that."""
 
 
 TABLES: Mapping[str, Table] = {
-    # Two rows: the store's own id under `uid`, and under `erasures` how often something was erased.
+    # Two rows: the store's own id under `uid`, and under `erasures` the number of erasures so far.
     "meta": Table(("key", "value"), (("key",),)),
-    # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
-    # `spawned` is 1 for the session of a sub-agent, and else 0; `recent` is the minute of `updated`.
+    # The columns that lists filter by, the ends of the session's log, record and inbox, and its claim. `log` is its
+    # main log. `spawned` is 1 for the session of a sub-agent, and else 0; `recent` is the minute of `updated`.
     # `line` is the number of the session that it was forked from, if what its first version shows of others is noted
-    # there too. `priority` and `since` are of the items that wait in its inbox, and are set by a post alone.
+    # there too. `priority` and `since` are of the items that wait in its inbox. Only a post sets them.
     "session": Table(
         (
             *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
@@ -77,11 +77,11 @@ TABLES: Mapping[str, Table] = {
     "attached": Table(("hash", "log", "pos"), (("log", "pos", "hash"),), (("hash", "log"),)),
     # One row for each version of a session.
     "head": Table(("sid", "version", "crc", "body"), (("sid", "version"),)),
-    # What is large in a head, or the same in many, once; and which sessions' heads name it.
+    # Parts of heads that are large, or the same in many heads, each once; and the sessions whose heads name them.
     "value": Table(("hash", "body"), (("hash",),)),
     "uses": Table(("hash", "sid"), (("hash", "sid"),), (("sid",),)),
-    # What a session shows of others' logs. Its first version shows the rows without a `since`, and all that the first
-    # version of its line shows; the others came with the version in `since`.
+    # The stretches of others' logs that a session shows. Its first version shows the rows without a `since`, and all
+    # that the first version of its line shows. Each other row came with the version in `since`.
     "ref": Table(("log", "child", "start", "stop", "since"), (), (("log",), ("child",))),
     # The runs on a session's record: their first and last entry, and where their messages are.
     "run": Table(
@@ -90,17 +90,17 @@ TABLES: Mapping[str, Table] = {
         (("sid", "first_seq"),),
         "run",
     ),
-    # What one append puts on record, packed; `last` is the number of its last entry, `run` the run of most of them.
+    # The entries that one append puts on record, packed. `last` is the number of the last, `run` the run of most.
     "batch": Table(("sid", "last", "count", "run", "crc", "body"), (("sid", "last"),)),
     "inbox": Table(("sid", "seq", "run", "kind", "crc", "body"), (("sid", "seq"),)),
     "key": Table(("sid", "name", "digest", "version", "crc"), (("sid", "name"),)),
-    # The text of an answer that is being written, piece by piece: where each starts, and what it says.
+    # The text of an answer that is being written, in pieces, each with the place at which it starts.
     "sketch": Table(("sid", "start", "crc", "body"), (("sid", "start"),)),
-    # What is to go into a session's inbox at a time, by a name that is its own in the session.
+    # Items that go into a session's inbox at a given time. Each name is used once in a session.
     "timer": Table(("timer", "sid", "name", "due", "crc", "body"), (("timer",), ("sid", "name")), (), "timer"),
     # Rates that processes share: the time, in microseconds since 1970, up to which their places are taken.
     "rate": Table(("name", "until"), (("name",),)),
-    # Access tokens of a service: never a secret, only its digest. The columns beside `body` say again what that says.
+    # Access tokens of a service: never a secret, only its digest. `body` has all that the other columns have.
     "token": Table(("digest", "id", "owner", "crc", "body"), (("digest",), ("id",)), (("owner",),)),
 }
 
@@ -115,13 +115,13 @@ class Select(msgspec.Struct, frozen=True):
     """Columns to sort by, with a `-` before those that go down: `"-created -sid"`."""
     limit: int | None = None
     again: bool = False
-    """Look by another way than the first time, which found nothing: an index may be damaged."""
+    """Look by another way than the first time, which found nothing. An index may be damaged."""
     lenient: bool = False
-    """Leave bodies sealed whose key is not at hand: they are read as damaged, and keep nobody from the others."""
+    """Leave bodies sealed if their key is not at hand. They are read as damaged, and the others can still be read."""
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many rows there are. The answer is `[(number,)]`."""
+    """The number of rows. The answer is `[(number,)]`."""
 
     table: str
     where: Where
@@ -134,13 +134,13 @@ class Insert(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     rows: Iterable[Row]
     or_set: tuple[str, ...] | None = None
-    """Where a row of the same key is there already: None is an error, () leaves it, columns are set in it."""
+    """For a row whose key is there already: None is an error, () leaves that row, columns are set in it."""
     whose: tuple[str, int | str] | None = None
-    """The column and the number that say whose rows they are, where their own columns do not: `("sid", 7)`."""
+    """The column and the number of the rows' owner, where their own columns do not say: `("sid", 7)`."""
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Other values in rows: `{"taken": 5}`, or `{"version +": 1}` to add. The answer is `[(how many,)]`."""
+    """New values in rows: `{"taken": 5}`, or `{"version +": 1}` to add. The answer is `[(number of rows,)]`."""
 
     table: str
     values: Mapping[str, Any]
@@ -153,34 +153,34 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """Asked for by a job that writes, before it does: sessions that nobody else may change until it is done.
+    """Sessions that nobody else may change until the job is done. A job sends it before it writes.
 
-    An engine that runs one writer at a time has nothing to do. Others lock the sessions in one order for all: by their
-    numbers, and then the gate. `alone` shuts the gate to those who `share` it: who erases, waits until nobody is about
-    to use a value or to show a log, and they wait for him; so he shuts it as late as he can, and looks then whether
-    what he has read before still holds.
+    An engine that runs one writer at a time has nothing to do. Other engines lock in one order for all jobs: the
+    sessions by their numbers, then the gate. `alone` shuts the gate to jobs that `share` it. A job that erases shuts
+    it, and so waits for all jobs that are about to use a value or to show a log. Such jobs then wait for the
+    erasure. So it shuts the gate as late as it can, and then checks again what it has read before.
     """
 
     session_ids: tuple[str, ...] = ()
     gate: Literal["", "share", "alone"] = ""
     owner: str | None = None
-    """Whose items or claims are counted: nobody else counts them meanwhile. It is locked after the sessions."""
+    """The owner whose items or claims are counted. Nobody else counts them meanwhile. Locked after the sessions."""
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """The time that leases go by, in seconds since 1970. The answer is `[(time,)]`."""
+    """The time that leases are measured by, in seconds since 1970. The answer is `[(time,)]`."""
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Stands for the time of the clock and so many seconds more, as a value in Update."""
+    """A value in Update: the time of the clock plus `seconds`."""
 
     seconds: float
 
 
 class Pledge(msgspec.Struct, frozen=True):
-    """What is being done, to be written down by an engine whose commit may be cut short in its middle.
+    """A note of the work in hand. An engine writes it down if its commits can be cut short in the middle.
 
-    It is forgotten once the job is committed. What is left of one that was cut short is found by `gc`, and finished.
+    The note is removed once the job is committed. If a commit was cut short, `gc` finds the note and finishes the work.
     """
 
     session_id: str
@@ -188,34 +188,33 @@ class Pledge(msgspec.Struct, frozen=True):
 
 
 class Interfered(Exception):
-    """Raised by a job that others' writes have come in between of: it is to be begun again from the start.
+    """Raised by a job when others have written in between. The engine has to start the job again.
 
-    An engine that runs one writer at a time never meets it.
+    An engine that runs one writer at a time never sees it.
     """
 
 
 Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge
 Job = Generator[Statement, list[Any], T]
-"""No I/O, no clock, no await: it may be driven anywhere, and again from the start if the engine was interrupted."""
+"""A generator without I/O, clock or await. It may be driven anywhere, and again from the start after a conflict."""
 
 Kind = Literal["glance", "read", "write", "erase"]
 
 
 class Request(Protocol[T_co]):
-    """Something asked of an engine that it may do in a quicker way than by driving the job."""
+    """A request that an engine may answer in a quicker way than by driving the job."""
 
     def job(self) -> Job[T_co]: ...
 
 
 class Change(Request[Any], Protocol):
-    """A change to one session, or to several. `finish` is called with what came of it, though its caller may wait no
-    more."""
+    """A change to one session, or to several. `finish` is called with its result, even if its caller was cancelled."""
 
     def finish(self, result: Any) -> Any: ...
 
 
 class Fetch(Request[T_co | None], Protocol[T_co]):
-    """A session asked for, of which something may be at hand."""
+    """A request for a session that may be at hand already."""
 
     @property
     def may_be_at_hand(self) -> bool: ...
@@ -224,10 +223,10 @@ class Fetch(Request[T_co | None], Protocol[T_co]):
 
 
 class Engine:
-    """Keeps the tables. Three methods are enough; four more may be overridden where they can be quicker.
+    """The keeper of the tables. Three methods are enough; others may be overridden where they can be quicker.
 
-    Rows are written whole and last, or not at all; one who reads sees one state of all tables. A column that an engine
-    protects by itself may be read as None where it is named `crc`; one that does not never reads None there.
+    Rows are written whole and durably, or not at all. A reader sees one state of all tables. An engine that protects
+    a table's rows by itself may return None for the column `crc`. Any other engine never returns None there.
     """
 
     origin: str = ""
@@ -235,11 +234,11 @@ class Engine:
     key_of_log: type[int] | type[str] = int
     """The type of a log's number."""
     packs: bool = True
-    """Whether bodies of rows are made smaller before they are written."""
+    """True if bodies of rows are made smaller before they are written."""
     can_be_sealed: bool = False
-    """Whether it drives jobs so that bodies may be sealed."""
+    """True if it drives jobs in a way that lets bodies be sealed."""
     sealing: Sealing = Sealing()
-    """What bodies of rows are sealed with. An engine that has keys drives jobs as `sealed_jobs.translated` has them."""
+    """The keys that bodies of rows are sealed with. An engine with keys drives jobs by `sealed_jobs.translated`."""
 
     async def __aenter__(self) -> Self:
         raise NotImplementedError
@@ -248,14 +247,14 @@ class Engine:
         raise NotImplementedError
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
-        """Drive a job, and return what it returns. `job` makes it, anew if it has to be begun again.
+        """Drive a job, and return its result. `job` makes the generator, and is called again for each new start.
 
-        `glance` and `read` see one state of the tables; a glance looks at a row or two, for whoever can do that at
-        once. Where one state costs much, statements may be answered one by one, if a job that then raises CorruptRecord
-        is driven again in one state: jobs notice what does not fit together. `write` is a transaction: if the job
-        raises, nothing has changed. `erase` is a write after which nothing of what was deleted or replaced may be left
-        anywhere. What is `long` computes between its statements, so that it should not be driven in an event loop's
-        thread.
+        `glance` and `read` see one state of the tables. A glance looks at a row or two, which some engines can do at
+        once. Where one state costs much, an engine may answer statements one by one. Jobs notice rows that do not fit
+        together, so a job that then raises CorruptRecord has to be driven again in one state. `write` is a
+        transaction: if the job raises, nothing has changed. `erase` is a write after which no trace of the deleted or
+        replaced rows may be left anywhere. A `long` job computes between its statements, so an event loop's thread
+        should not drive it.
         """
         raise NotImplementedError
 
@@ -264,15 +263,16 @@ class Engine:
         return await self.commit_all(change)
 
     async def commit_all(self, change: Change) -> Any:
-        """Make a change to several sessions, all of it or nothing."""
+        """Make a change to several sessions, whole or not at all."""
 
         async def finished() -> Any:
             return change.finish(await self.run(change.job, "write"))
 
+        # A cancelled caller has still written: the sessions at hand have to show it.
         return await finish_despite_cancel(finished())
 
     async def fetch(self, load: Fetch[T]) -> T | None:
-        """Read a session; one that may be at hand is only looked at first."""
+        """Read a session. If it may be at hand, first look only whether that is still current."""
         if load.may_be_at_hand:
             found = await self.run(load.is_current, "glance")
             if found is not None:
@@ -280,7 +280,7 @@ class Engine:
         return await self.run(load.job)
 
     def is_as_known(self, load: Fetch[Any]) -> bool:
-        """Tell whether a session is as it is known, without waiting; False if that takes a wait to find out."""
+        """Tell whether a session at hand is current, without waiting. Return False if only a wait could tell."""
         return False
 
     async def page(self, page: Request[T]) -> T:
@@ -288,30 +288,30 @@ class Engine:
         return await self.run(page.job)
 
     async def faults(self) -> Sequence[Problem]:
-        """Say what is wrong beneath the rows: with files, indexes, counters of the engine's own."""
+        """Return what is wrong below the rows: with files, indexes, counters of the engine's own."""
         return ()
 
     async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
-        """Make anew what follows from rows, where `faults` finds it wrong, and return what was wrong.
+        """Make again what can be derived from rows, where `faults` finds it wrong. Return what was wrong.
 
-        Each is one transaction. With `dry_run` nothing is changed.
+        Each repair is one transaction. With `dry_run` nothing is changed.
         """
         return ()
 
     kind: str = ""
-    """What a backup says it is of. An engine without one cannot be backed up."""
+    """The name of this engine in a backup. An engine without one cannot be backed up."""
 
     async def copy_out(self, deposit: Deposit) -> Outline:
         """Put one state of everything into a deposit, while others read and write."""
         raise cannot_be_copied(self)
 
     def landing(self) -> Landing:
-        """Return the place of this engine as one that a copy can be taken in at. The engine is not open."""
+        """Return the place of this engine as a landing for a copy. The engine is not open."""
         raise cannot_be_copied(self)
 
 
 def unfinished(path: Path) -> Path:
-    """Return where a copy is taken in before it is put in the place of a path."""
+    """Return the path at which a copy is taken in before it is renamed to `path`."""
     return path.with_name(path.name + "-restoring")
 
 
@@ -321,13 +321,13 @@ def cannot_be_copied(engine: Engine) -> ConfigurationError:
 
 
 class IndexedEngine(Engine):
-    """An engine that searches, and finds messages by their ids, by an index."""
+    """An engine with an index, by which it searches and finds messages by their ids."""
 
     async def search(self, query: Query) -> Sequence[SearchHit]:
         raise NotImplementedError
 
     async def named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
-        """Return the logs and positions at which messages of an id may stand; every one that is there is among them."""
+        """Return the logs and positions at which a message may have this id. None that has it is left out."""
         raise NotImplementedError
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
@@ -337,7 +337,7 @@ class IndexedEngine(Engine):
 def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
     """Drive a job to its end, with `answer` carrying out its statements one by one.
 
-    Damage that it meets is raised in the job, which may have something else to look at.
+    Damage is raised inside the job, which may have another way to find what it needs.
     """
     try:
         statement = next(job)
@@ -369,5 +369,5 @@ def pair_of(key: str) -> tuple[str, str] | None:
 
 
 def order_of(order: str) -> Sequence[tuple[str, bool]]:
-    """Return the columns to sort by, each with whether it goes down."""
+    """Return the columns to sort by, each with True if its order is descending."""
     return [(column.removeprefix("-"), column.startswith("-")) for column in order.split()]

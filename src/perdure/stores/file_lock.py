@@ -1,4 +1,4 @@
-"""A lock between processes that is waited for with a time-out, and that no forked child keeps."""
+"""A lock between processes that has a time-out, and that no forked child keeps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ LOCK_TIMEOUT = 10.0
 
 # The open handles of all locks. A child forked from here closes its copies: a lock lasts as long as any copy does.
 _handles: set[int] = set()
+# Held while the process forks, so that the child never gets the set half changed. Reentrant, because the child closes
+# the handles before it releases this.
 _forking = threading.RLock()
 
 
 class FileLock:
-    """An OS lock on a side file that is never replaced. `flock`, since any unrelated close would drop a `lockf`.
+    """An OS lock on a side file that is never replaced. It is a `flock`: any unrelated close would drop a `lockf`.
 
-    Only one thread may use it at a time. SessionLocked is raised if another process keeps it beyond the time-out.
+    Only one thread may use it at a time. It raises SessionLocked if another process keeps it beyond the time-out.
     """
 
     def __init__(self, path: Path, timeout: float = LOCK_TIMEOUT) -> None:
@@ -36,14 +38,14 @@ class FileLock:
                 return
             waiter = _Waiter(self._path)
         if not waiter.wait(self._timeout):
-            self._waiter = waiter  # still in the kernel's queue: the next to come waits on with it
+            self._waiter = waiter  # still in the kernel's queue: the next attempt keeps that place
             raise locked_error(None, self._path, self._timeout)
         self._waiter = None
         close_handle(self._handle)
         self._handle = waiter.handle
 
     def try_once(self) -> bool:
-        """Take the lock if nobody has it, and return whether it was taken; `let_go` gives it back."""
+        """Take the lock if nobody has it. Return True if it was taken; then `let_go` gives it back."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,9 +63,9 @@ class FileLock:
 
 
 class _Waiter:
-    """A thread that waits for the lock with a handle of its own: `flock` knows no time-out.
+    """A thread that waits for the lock with a handle of its own, because `flock` has no time-out.
 
-    Asking again and again instead would leave whoever pauses longest without the lock.
+    If processes asked again and again instead, the one with the longest pauses would never get the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,13 +78,13 @@ class _Waiter:
         threading.Thread(target=self._serve, name=f"perdure lock {path.name}", daemon=True).start()
 
     def is_claimed(self) -> bool:
-        """Say that the lock is wanted again, and return whether it is still being waited for."""
+        """Say that the lock is wanted again. Return True if the thread is still waiting for it, or has it."""
         with self._mutex:
             self._is_wanted = not self._is_over
             return self._is_wanted
 
     def wait(self, timeout: float) -> bool:
-        """Return whether the lock came in time. If not, it is let go as soon as it comes."""
+        """Return True if the lock came in time. If not, the thread lets it go as soon as it comes."""
         self._came.wait(timeout)
         with self._mutex:
             self._is_wanted = self._came.is_set()
@@ -94,7 +96,7 @@ class _Waiter:
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX)
         except OSError as error:
-            self._error = error
+            self._error = error  # raised in the thread that waits
         with self._mutex:
             if self._is_wanted:
                 self._came.set()
@@ -112,7 +114,7 @@ def open_handle(path: Path | str, *, directory: int | None = None) -> int:
 
 
 def close_handle(handle: int) -> None:
-    """Close what `open_handle` has opened, unless this is a forked child, which has done so."""
+    """Close a handle of `open_handle`, unless this is a forked child, which has closed it already."""
     with _forking:
         if handle in _handles:  # in a forked child it is closed already, and its number may be another file's
             _handles.discard(handle)

@@ -1,7 +1,7 @@
 """A directory whose files are written whole or not at all, and shared by any number of processes.
 
-Nothing here follows a symbolic link. A failed fsync is final: the kernel may have dropped what was to be written, so
-no later success could be believed.
+Nothing here follows a symbolic link. A failed fsync is final: the kernel may have dropped the bytes, so a later
+success would prove nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe that somebody has put in place of a file must not hold the reader up.
 _READ = os.O_RDONLY | os.O_NONBLOCK | _SAFE
 _CHUNK = 4096
-# Others, such as a process that is out of handles, say nothing of the file, and hold for every file.
+# Any other error, such as too many open handles, says nothing about this file and concerns every file.
 _OF_ONE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
 
 
 class NotAFile(OSError):
-    """What stands under a file's name is a link, a pipe or a directory."""
+    """A link, a pipe or a directory has the name of a file."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.ELOOP, "it is a symbolic link or another thing that is not a plain file", name)
 
 
 class PutBack(Exception):
-    """A session's lock is not free, and the job that needs it has changed nothing: it may be done again later."""
+    """A session's lock is not free. The job that needs it has changed nothing, and may be done again later."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(session_id)
@@ -44,7 +44,7 @@ class PutBack(Exception):
 
 
 class Turn:
-    """A job's attempt: until when it may be put back because of a lock, and which locks earlier jobs wait for."""
+    """A job's attempt: the time until which a lock may put it back, and the locks that earlier jobs wait for."""
 
     def __init__(self, deadline: float, *, blocked: Container[str] = ()) -> None:
         self.deadline = deadline
@@ -52,7 +52,7 @@ class Turn:
 
 
 class Folder:
-    """An open directory. Every name is taken relative to it, wherever the directory is moved."""
+    """An open directory. Every name is relative to it, even after the directory was moved."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class Folder:
         os.close(self._handle)
 
     def require_in_place(self) -> None:
-        """Raise StoreError if the directory is no longer the one of its name: nobody would find what is written."""
+        """Raise StoreError if another directory, or none, has its name now. Nobody would find what is written."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -78,7 +78,7 @@ class Folder:
 
     @contextmanager
     def taking(self, turn: Turn | None) -> Iterator[None]:
-        """Have locks that are not free put the job back, for as long as it has written nothing."""
+        """Put the job back when it meets a lock that is not free, while it has written nothing."""
         self._turn, self._has_written = turn, False
         try:
             yield
@@ -89,14 +89,14 @@ class Folder:
         return os.listdir(self._handle)
 
     def size(self, name: str) -> int | None:
-        """A file's size; None if there is none of that name."""
+        """Return a file's size; None if it does not exist."""
         try:
             return os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_size
         except FileNotFoundError:
             return None
 
     def stamp(self, name: str) -> tuple[int, int, int] | None:
-        """Return what differs once a file has been appended to or replaced; None if there is none of that name."""
+        """Return a value that changes once a file is appended to or replaced; None if it does not exist."""
         try:
             found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
         except FileNotFoundError:
@@ -105,7 +105,10 @@ class Folder:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
-        """A handle on a file, or None if there is none of that name. UnreadableFile if the file is what refuses it."""
+        """Open a file to read, and yield its handle, or None if it does not exist.
+
+        Raise UnreadableFile if the error concerns this file alone.
+        """
         try:
             handle = self._open_to_read(name)
             try:
@@ -135,10 +138,10 @@ class Folder:
             return None if handle is None else read_from(handle, 0)
 
     def append(self, name: str, end: int, body: bytes) -> None:
-        """Put bytes at the end of a file, which is at `end`, and on the disk; or leave the file as it was."""
+        """Write bytes durably at the end of a file, which is at `end`, or leave the file as it was."""
         is_new = self.size(name) is None
         self._has_written = True
-        # A file that was removed meanwhile is not begun again with its end.
+        # A file that was removed meanwhile must not come back with only its end.
         flags = os.O_WRONLY | os.O_APPEND | _SAFE | (0 if end else os.O_CREAT)
         handle = os.open(name, flags, 0o600, dir_fd=self._handle)
         try:
@@ -146,8 +149,9 @@ class Folder:
                 undo.callback(_cut, handle, end)
                 _write_all(handle, body)
                 self._sync(handle)
-                if is_new:
+                if is_new:  # its name is on the disk only once the directory is
                     self.sync()
+                # Last, since the file may be replaced at any moment before. What nobody finds must not be acknowledged.
                 self._require_named(handle, name)
                 undo.pop_all()
         finally:
@@ -164,21 +168,21 @@ class Folder:
             os.close(handle)
 
     def stage(self, name: str, body: bytes) -> None:
-        """Write the file that `put_in_place` will make the one of this name."""
-        self.remove(temporary(name))
+        """Write a temporary file, which `put_in_place` renames to this name."""
+        self.remove(temporary(name))  # a writer that was killed may have left one
         with ExitStack() as undo:
             undo.callback(self.discard, temporary(name))
             self.write_new(temporary(name), body)
             undo.pop_all()
 
     def discard(self, *names: str) -> None:
-        """Remove files, as far as that can be done."""
+        """Remove files, as far as possible."""
         for name in names:
-            with suppress(OSError):
+            with suppress(OSError):  # it tidies up: its error must neither hide another one nor fail what is done
                 os.unlink(name, dir_fd=self._handle)
 
     def write_new(self, name: str, body: bytes) -> None:
-        """Write a file of which there must be none."""
+        """Write a new file, whose name must not exist yet."""
         self._has_written = True
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=self._handle)
         try:
@@ -196,14 +200,14 @@ class Folder:
         self.put_in_place(name)
 
     def remove(self, *names: str) -> None:
-        """Remove those of these files that are there."""
+        """Remove these files. Those that do not exist are ignored."""
         self._has_written = True
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._handle)
 
     def flag(self, directory: str, name: str) -> None:
-        """Put an empty file into a directory inside of this one: the few that are there are found at once."""
+        """Put an empty file into a directory inside this one. The few flags that are there are found quickly."""
         self._has_written = True
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700, dir_fd=self._handle)
@@ -216,7 +220,7 @@ class Folder:
             os.close(handle)
 
     def flags(self, directory: str) -> list[str]:
-        """Return the names of what was put into a directory by `flag`, and not removed."""
+        """Return the names that `flag` has put into a directory and that were not removed."""
         try:
             handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._handle)
         except FileNotFoundError:
@@ -227,7 +231,7 @@ class Folder:
             os.close(handle)
 
     def sync(self) -> None:
-        """Make what was created, renamed and removed last."""
+        """Make durable what was created, renamed or removed in the directory."""
         self._sync(self._handle)
 
     def _sync(self, handle: int) -> None:
@@ -242,11 +246,12 @@ class Folder:
 
     @contextmanager
     def locked(self, ids: Iterable[str], timeout: float) -> Iterator[None]:
-        """Hold the locks of several sessions, taken in one order by everybody; SessionLocked if that takes too long."""
+        """Hold the locks of several sessions. Raise SessionLocked if that takes too long."""
+        # A job that has written cannot be put back: it would write the same again.
         turn = None if self._has_written else self._turn
         deadline = time.monotonic() + timeout if turn is None else turn.deadline
         with ExitStack() as held:
-            for session_id in sorted(ids):
+            for session_id in sorted(ids):  # one order for all processes: no two wait for each other
                 if turn is not None and session_id in turn.blocked and time.monotonic() < deadline:
                     raise PutBack(session_id)
                 handle = self._lock(session_id, deadline, timeout, turn)
@@ -272,11 +277,11 @@ class Folder:
                 raise locked_error(session_id, self.path / name, timeout)
             if self._is_named(handle, name):
                 return handle
-            # A deletion has removed the lock that was waited for: whoever comes now locks another file.
+            # A deletion has removed the file of this lock. The next process would lock another file of that name.
             close_handle(handle)
 
     def _require_named(self, handle: int, name: str) -> None:
-        """Raise StoreError if what was written is in a file that nobody finds any more."""
+        """Raise StoreError if the bytes were written to a file that nobody finds any more."""
         self.require_in_place()
         if not self._is_named(handle, name):
             raise StoreError(
@@ -301,7 +306,7 @@ def temporary(name: str) -> str:
 
 
 def read_from(handle: int, start: int) -> bytes:
-    """Everything from a place in a file on."""
+    """Return all bytes of a file from `start` to its end."""
     parts: list[bytes] = []
     while part := os.pread(handle, max(_CHUNK, os.fstat(handle).st_size - start), start):
         parts.append(part)
@@ -310,7 +315,7 @@ def read_from(handle: int, start: int) -> bytes:
 
 
 def first_lines(handle: int, count: int) -> list[bytes]:
-    """The first lines of a file, and little else of it."""
+    """Return the first lines of a file. Little more of it is read."""
     head = b""
     while head.count(b"\n") < count and (part := os.pread(handle, _CHUNK, len(head))):
         head += part
@@ -330,7 +335,7 @@ def _open_directory(path: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory, for its owner alone, and those above it that are not there either."""
+    """Create a directory that only its owner can use, and the missing ones above it."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -340,7 +345,7 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make what was created in a directory last."""
+    """Make durable what was created in a directory."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -349,7 +354,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _write_all(handle: int, body: bytes) -> None:
-    """On a full disk a write may come back short and raise nothing."""
+    """Write all bytes. On a full disk a single write may come back short and raise nothing."""
     left = memoryview(body)
     while left:
         written = os.write(handle, left)
@@ -359,7 +364,7 @@ def _write_all(handle: int, body: bytes) -> None:
 
 
 def _cut(handle: int, end: int) -> None:
-    """Take back what was written in vain. Where even that fails, the next writer finds it torn and cuts it."""
+    """Cut off a failed write. If that fails too, the next writer finds the torn end and cuts it."""
     with suppress(OSError):
         os.ftruncate(handle, end)
 
@@ -377,6 +382,6 @@ def _flock(handle: int, deadline: float) -> bool:
 
 
 def _unlock(handle: int) -> None:
-    # Said aloud: a process that was started otherwise than by `os.fork` may have this handle too.
+    # Not left to the close: a process that was started otherwise than by `os.fork` may have this handle too.
     fcntl.flock(handle, fcntl.LOCK_UN)
     close_handle(handle)

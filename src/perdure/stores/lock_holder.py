@@ -1,4 +1,4 @@
-"""Who holds a lock on a file: what Linux tells of it, for an error that says what to do about it."""
+"""The process that holds a lock on a file, as Linux reports it, for an error that says what to do about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import SessionLocked
 
 
 class Holder(NamedTuple):
-    """A process that holds a lock. `is_stopped`: by a signal (SIGSTOP, Ctrl-Z) or a debugger, so it cannot let go."""
+    """A process that holds a lock. `is_stopped`: a signal (SIGSTOP, Ctrl-Z) or a debugger keeps it from letting go."""
 
     pid: int
     command: str
@@ -20,7 +20,7 @@ class Holder(NamedTuple):
 
 
 def locked_error(session_id: str | None, path: Path, timeout: float, beside: Iterable[Path] = ()) -> SessionLocked:
-    """Return the error that tells who holds the lock on a file, or on one of those beside it."""
+    """Return an error that names the process with the lock on a file, or on one of those beside it."""
     found = holder_of(path, *beside)
     if found is None:
         return SessionLocked(session_id, path, timeout)
@@ -30,26 +30,26 @@ def locked_error(session_id: str | None, path: Path, timeout: float, beside: Ite
 
 
 def holder_of(*paths: Path) -> Holder | None:
-    """Return the process that holds a lock for writing on one of these files; None if that cannot be told.
+    """Return the process that holds a lock for writing on one of these files; None if that is not known.
 
-    It cannot where there is no /proc/locks, and of a process in another pid namespace.
+    It is not known on a system without /proc/locks, or if the process is in another pid namespace.
     """
     for path in paths:
         for pid in _pids(path, "WRITE"):
-            with suppress(OSError):
+            with suppress(OSError):  # it may have ended since
                 return Holder(pid, _command(pid), _state(pid) in ("T", "t"))
     return None
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Tell whether a process has a file open that it locks for as long, as SQLite does with its files."""
+    """Tell whether a process has a file open. The process must lock it for that long, as SQLite does."""
     return pid in (*_pids(path, "READ"), *_pids(path, "WRITE"))
 
 
 def _pids(path: Path, how: str) -> Iterator[int]:
-    """Return the processes with a lock of a kind on a file, as /proc/locks has them.
+    """Yield the processes that /proc/locks shows with a lock of this kind on a file.
 
-    A line of it: `1: FLOCK  ADVISORY  WRITE 2421 fe:00:131 0 EOF`. One with an arrow is of a process that waits.
+    One of its lines: `1: FLOCK  ADVISORY  WRITE 2421 fe:00:131 0 EOF`. A line with an arrow shows a process that waits.
     """
     try:
         found = os.stat(path, follow_symlinks=False)

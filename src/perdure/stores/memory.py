@@ -41,19 +41,20 @@ from perdure.stores.store import Store
 from perdure.stores.tables import Record, Tables
 
 _ROWS_AT_ONCE = 1_000
-# Others may write all the time: then a long job is driven at once in the end.
+# Others may write all the time. After this many attempts, a long job is driven without pauses.
 _ATTEMPTS = 3
 _FACTS = itemgetter(*COLUMNS_OF_FACTS)
 
 
 class _Overtaken(Exception):
-    """Somebody has written while a job was reading."""
+    """Another job has written while this one was reading."""
 
 
 class MemoryEngine(Engine):
-    """Keeps the tables in memory. A job that writes is driven at once, so that nothing comes between its statements.
+    """An engine that keeps the tables in memory.
 
-    One that reads much lets others have their turns, and begins again if one of them has written.
+    A job that writes is driven without pauses, so nothing comes between its statements. A job that reads much lets
+    others have their turns, and begins again if one of them has written.
     """
 
     packs = False
@@ -63,7 +64,7 @@ class MemoryEngine(Engine):
         self._tables = Tables()
         self._tables.answer(Insert("meta", ("key", "value"), [("uid", self.origin), ("erasures", 0)]))
         self._writes = 0
-        """How many jobs have written so far."""
+        """The number of jobs that have written so far."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,13 +80,13 @@ class MemoryEngine(Engine):
         return self._at_once(job, kind)
 
     async def _read(self, job: Job[T]) -> T:
-        """Drive a job that reads, with a pause after every so many rows; _Overtaken if somebody has written in one."""
+        """Drive a job that reads, with a pause now and then. Raise _Overtaken if another job has written in a pause."""
         began, rows = self._writes, 0
         with closing(job):
             try:
                 statement = next(job)
                 while True:
-                    found = self._answer(statement)  # which is never damaged here
+                    found = self._answer(statement)  # nothing is ever damaged in memory
                     rows += len(found)
                     if rows >= _ROWS_AT_ONCE:
                         await asyncio.sleep(0)
@@ -102,16 +103,16 @@ class MemoryEngine(Engine):
         return self._whole_or_not_at_all(lambda: drive(job(), self._answer))
 
     def _whole_or_not_at_all(self, work: Callable[[], T]) -> T:
-        """Do work on the tables, and take back what it has changed if it fails."""
+        """Do work on the tables, and undo all of it if it fails."""
         self._tables.begin()
         try:
             return work()
-        except BaseException:
+        except BaseException:  # a KeyboardInterrupt too must leave no half of a change
             self._tables.take_back()
             raise
 
     async def commit(self, change: Change) -> Any:
-        # All at once: nothing can be cancelled in between.
+        # Without an await, so that nothing can be cancelled halfway.
         self._writes += 1
         return change.finish(self._whole_or_not_at_all(partial(self._make, change)))
 
@@ -119,7 +120,7 @@ class MemoryEngine(Engine):
         return change.finish(self._at_once(change.job, "write"))
 
     def _make(self, change: Any) -> Any:
-        """Make a change. How its session stands is looked up in passing, as every step of a run asks."""
+        """Make a change. The facts about its session are read here, since every step of a run needs them."""
         row = self._tables.tables["session"].only("id", str(change.session_id))
         meta = self._tables.tables["meta"].only("key", "erasures")
         if row is None or meta is None:
@@ -132,7 +133,7 @@ class MemoryEngine(Engine):
         return drive(change.made_to(facts), self._answer)
 
     def _appended(self, append: Append, facts: Facts, session: Record) -> Any:
-        """Write ahead what most steps of a run do, without a statement for each row: a run does it twice a step."""
+        """Make the append of most steps of a run. A run makes two a step, so no statement is made for each row."""
         append.refuse(facts)
         place, batch, tables = place_of(facts), append.batch, self._tables.tables
         assert batch is not None
@@ -163,10 +164,10 @@ class MemoryEngine(Engine):
 
 
 class MemoryStore(Store):
-    """Keeps every version in memory. What it accepts, every other store accepts."""
+    """A store in memory. Every other store accepts what this one accepts."""
 
     never_waits = True
-    """Whether every call is carried out at once, so that nothing can be cancelled in its middle."""
+    """True: every call is carried out at once, so that nothing can be cancelled halfway."""
 
     def __init__(self) -> None:
         super().__init__(MemoryEngine())

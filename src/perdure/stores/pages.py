@@ -1,9 +1,9 @@
-"""A page of a list as SQL: which index leads to its sessions, in their order, and what is asked of them besides.
+"""A page of a list as SQL: the index that leads to its sessions in their order, and the further conditions.
 
-A page costs what it shows, however many sessions there are. So the filters are served by one index that ends with the
-order. Where a list leaves sessions out by their status, or because they are sub-agents', its page is put together from
-one of each shelf that it shows: the sessions of one status, of sub-agents or not. Lists by time of update go by
-the minute, which an index has, and are sorted inside of it.
+The cost of a page depends on what it shows, not on the number of sessions. So one index, which ends with the order,
+serves the filters. A list may leave sessions out by their status, or because they belong to sub-agents. Then its page
+is merged from one for each shelf that it shows: the sessions of one status, of sub-agents or not. Lists by time of
+update use the minute, which an index has, and are sorted within each minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from perdure.stores.sql import Dialect
 
 FEW = 256
-"""So many sessions are quickly sorted. If one time leaves more, some of them are soon met in the order of the other."""
+"""The most sessions to sort. If a bound on one time leaves more, reading in the order of the other soon finds some."""
+# More than any list reaches: the limit is there for the planner, see `_sorted`.
 _UNLIMITED = 1_000_000
 _SHOWN = tuple(status.value for status in SessionStatus if status is not SessionStatus.DELETED)
 _COLUMNS = [f"{'head' if name in ('crc', 'body') else 'session'}.{name}" for name in HeaderRow._fields[2:]]
@@ -39,7 +40,7 @@ class _Condition(NamedTuple):
 
 
 class _Shelf(NamedTuple):
-    """Sessions of one status, of sub-agents or not. None stands for all that are shown."""
+    """The sessions of one status, of sub-agents or not. None means all that are shown."""
 
     status: str | None
     spawned: int | None
@@ -55,14 +56,15 @@ class PageText:
         self._order = page.query.order
         self._other: Order = "updated" if self._order == "created" else "created"
         self._asked = {key: value for key, value in page.where.items() if key not in _APART}
-        # A session has few children: what else is asked of them needs no index.
+        # A session has few children, so further conditions on them need no index.
         is_by_tag = bool(page.query.marks) and page.query.parent is None
         self._table = "tag" if is_by_tag else "session"
 
     def count(self) -> tuple[str, Sequence[Any]] | None:
-        """Return a statement that counts what the time leaves that the list does not go by: at most FEW and one.
+        """Return a statement that counts the sessions within the bounds on the other time, up to one more than FEW.
 
-        Return None if nothing is asked of that time, or the sessions are found by something else.
+        The other time is the one that the list is not ordered by. Return None if there are no bounds on it, or if
+        the sessions are found in another way.
         """
         bounds = self._bounds(self._table, self._other)
         if not bounds or self._query.id is not None or self._query.parent is not None:
@@ -72,7 +74,7 @@ class PageText:
         return f"SELECT count(*) FROM ({text}) AS counted", values
 
     def statement(self, *, few: bool) -> tuple[str, Sequence[Any]]:
-        """Return the statement for the page. Its rows are `HeaderRow`s. `few` tells what was counted."""
+        """Return the statement for the page. Its rows are `HeaderRow`s. `few` is true if at most FEW were counted."""
         text, values = _together([*(self._sorted() if few else self._in_order())])
         read = [self._dialect.read(name.partition(".")[0], name) for name in _COLUMNS]
         text = (
@@ -84,12 +86,13 @@ class PageText:
         return text, values
 
     def _in_order(self) -> Iterator[_Condition]:
-        """Return the parts of the page, each read in the order of the list, and as long as the page may be."""
+        """Yield the parts of the page, each read in the order of the list, and as long as the page may be."""
         table = self._table
         if self._query.id is not None:
             yield self._part("session", "session", [*self._hidden(), *self._of("session"), *self._within("session")])
             return
-        # What is not backdated was created before it was updated.
+        # A session that is not backdated was created before it was updated, so this bounds its creation, too. The
+        # few backdated ones are read by an index of their own.
         before = _time(self._query.updated_before) if self._order == "created" else None
         for shelf in (_Shelf(None, None),) if self._is_plain else self._shelves():
             conditions = [*self._on(table, shelf), *self._of(table), *self._within(table, before)]
@@ -100,19 +103,19 @@ class PageText:
             yield self._part("session", self._dialect.backdated, backdated)
 
     def _sorted(self) -> Iterator[_Condition]:
-        """Return the parts of a page of few sessions: found by the other time, and then sorted."""
+        """Yield the parts of a page of few sessions, which are found by the other time and then sorted."""
         for shelf in self._shelves():
-            # With a limit, so that no plan looks for them in the order of the list after all.
+            # With a limit, so that no plan searches in the order of the list after all.
             found = self._found(shelf, self._bounds(self._table, self._other), f"{self._table}.sid AS sid", _UNLIMITED)
             source = f"({found.text}) AS found JOIN session ON session.sid = found.sid"
             text, values = self._part("session", source, [*self._within("session")])
             yield _Condition(text, [*found.values, *values])
 
     def _found(self, shelf: _Shelf, bounds: Sequence[_Condition], what: str, most: int) -> _Condition:
-        """Return what there is on a shelf within bounds on the time that the list does not go by."""
+        """Return the sessions of a shelf that are within the bounds on the other time."""
         source = f"{self._table}{self._dialect.by(self._index(self._other))}"
         conditions = [*self._on(self._table, shelf), *self._of(self._table), *bounds]
-        # In the index's own order, by which a planner that knows nothing of the rows chooses it.
+        # In the index's own order, so that a planner without statistics chooses that index.
         time = f"{self._table}.{'recent' if self._other == 'updated' else 'created'}"
         return _select(what, source, conditions, f"{self._ordered(self._table, time)} LIMIT {most:d}")
 
@@ -125,13 +128,13 @@ class PageText:
         return _select(f"{time} AS time, {table}.sid AS sid", source, conditions, tail)
 
     def _ordered(self, table: str, *names: str) -> str:
-        # An index has the owner before the time, and not every planner sees that nobody is always the same.
+        # An index has the owner before the time. Not every planner sees that all rows without an owner are in order.
         nobody = [f"{table}.owner"] if self._query.owner is None else []
         return f"ORDER BY {', '.join(f'{name} DESC' for name in (*nobody, *names))}"
 
     @property
     def _is_plain(self) -> bool:
-        """Tell whether there is an index of all sessions that the list shows, whatever shelf they are on."""
+        """True if one index has all sessions that the list shows, of all shelves."""
         query = self._query
         is_filtered = query.owner is not UNSET or any((query.status, query.agent, query.parent, query.marks))
         return self._order == "created" and not is_filtered and not query.top_level
@@ -162,7 +165,7 @@ class PageText:
             yield _Condition(f"{table}.spawned = {shelf.spawned:d}")
 
     def _hidden(self) -> Iterator[_Condition]:
-        """Return the conditions on the shelf, of sessions on whatever shelf they are."""
+        """Yield the conditions that leave out sessions of shelves that the list does not show."""
         query = self._query
         if query.status is not None:
             yield self._condition("session", "status", query.status.value)
@@ -172,11 +175,11 @@ class PageText:
             yield _Condition("session.spawned = 0")
 
     def _of(self, table: str) -> Iterator[_Condition]:
-        """Return the conditions but for shelf and time, on a table's own columns where it has them."""
+        """Yield the conditions except for shelf and time, on a table's own columns where it has them."""
         for key, value in self._asked.items():
             is_own = table == "session" or condition_of(key)[0] in _OF_TAGS
             yield self._condition(table if is_own else "session", key, value)
-        # The index of the first leads to the sessions, in their order; each of the others is looked up.
+        # The index of the first mark leads to the sessions, in their order. Each other mark is looked up.
         first, *others = self._query.marks or (None,)
         if table == "tag":
             yield from (self._condition("tag", "tag", first), _Condition("tag.created IS NOT NULL"))
@@ -197,7 +200,7 @@ class PageText:
         return [self._condition(table, key, minute) for key, minute in minutes.items()]
 
     def _within(self, table: str, before: float | None = None) -> Iterator[_Condition]:
-        """Return the conditions on both times, with the place that the page starts behind."""
+        """Yield the conditions on both times, with the place that the page starts behind."""
         for key in ("updated >", "updated <"):
             if key in self._page.where:
                 yield self._condition("session", key, self._page.where[key])
@@ -206,7 +209,7 @@ class PageText:
         yield from self._behind_created(table, before) if self._order == "created" else self._behind_updated(table)
 
     def _behind_created(self, table: str, before: float | None) -> Iterator[_Condition]:
-        """Return the one condition on how new a session may be that holds if all do: an index is entered by one."""
+        """Yield the strictest of the upper bounds on the time of creation, as an index is entered by one bound."""
         start, asked = self._page.start, self._page.where.get("created <")
         times = [time for time in (asked, before) if time is not None]
         if times and (start is None or min(times) <= start.time):
@@ -229,7 +232,7 @@ class PageText:
 
     def _condition(self, table: str, key: str, value: Any) -> _Condition:
         column, sign = condition_of(key)
-        if column == "status":  # one of a few, for which a plan may be made
+        if column == "status":  # a literal: a plan may be made for each of the few values
             return _Condition(f"{table}.status = '{value}'")
         if value is None:
             return _Condition(f"{table}.{column} IS NULL")

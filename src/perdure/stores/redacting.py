@@ -1,8 +1,8 @@
-"""A store in front of another: no text goes through it that redactors would change.
+"""A store in front of another one, which lets no text through that redactors would change.
 
-It is the last gate. A run redacts what it hears where it hears it, so that the model is sent what is stored; here that
-costs a look at texts that are known already. Whatever else is written (metadata, names, prompts, items of inboxes, what
-adapters and imports write) is redacted here.
+It is the last gate. A run redacts its input as it arrives, so that the model is sent what is stored. Here that only
+costs a look at texts that are known already. Everything else that is written is redacted here: metadata, names,
+prompts, items of inboxes, and the data of adapters and imports.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from perdure.redaction.texts import Redaction, TextFunction
 from perdure.stores.urls import store_of
 
 _TELLS_NOTHING = frozenset({"turn_start", "message_start", "message_end", "parallel_loop_end"})
-"""Kinds of entries of runs that have no text in them. A message is named by its id there."""
+"""Kinds of entries of runs that have no text in them. They name a message by its id."""
 _WRITES = frozenset(
     ("save_all", "claim", "append", "sketch", "post", "note", "set_timer", "ring", "add_token", "redact", "restore")
 )
-"""What writes, beside `create` and `save`. A store need not have all of these verbs."""
+"""The verbs that write, beside `create` and `save`. A store need not have all of them."""
 
 
 def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunction]) -> SessionStore:
-    """Return a store whose every text is redacted before it is written. It can be given wherever a store can.
+    """Return a store that redacts every text before it is written. It can be used wherever a store can.
 
     `connect(redact=…)` makes one by itself. Give this one to an adapter of another framework.
     """
@@ -53,7 +53,7 @@ def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunctio
 
 
 class RedactingStore:
-    """Passes every verb on to another store, with redacted texts. It can do what that store can."""
+    """A store that passes every verb on to another one, with redacted texts. It has the verbs of that store."""
 
     exists: Any
     delete: Any
@@ -67,11 +67,11 @@ class RedactingStore:
                 continue
             verb = getattr(type(store), name, None) or getattr(store, name)
             if callable(verb):
-                # Set on the object, where protocols look for them. A verb that only reads costs nothing more.
+                # Set on the object, since protocols look for them there. A verb that only reads costs nothing more.
                 setattr(self, name, getattr(self, f"_{name}") if name in _WRITES else getattr(store, name))
 
     def over(self, store: Any) -> RedactingStore:
-        """Return the same in front of another store."""
+        """Return a store with the same redactors in front of another store."""
         return RedactingStore(store, self.redaction)
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,7 @@ class RedactingStore:
         return bool(getattr(self.inner, "never_waits", False))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "inner":
+        if name.startswith("_") or name == "inner":  # before __init__, as in a copy, `inner` would ask for itself
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -124,7 +124,8 @@ class RedactingStore:
         return appended
 
     async def _sketch(self, claim: Claim, piece: Sketch) -> bool:
-        # Its stream has held back what could be part of a secret. A piece that was not streamed so is not kept.
+        # Its stream has held back whatever could be part of a secret. A piece that still needs redaction was not
+        # streamed in that way, and is not kept.
         if self.redaction.text(piece.text) != piece.text:
             return False
         return bool(await self.inner.sketch(claim, piece))
@@ -159,7 +160,7 @@ class RedactingStore:
 
     def _session(self, session: AgentSession) -> AgentSession:
         if not isinstance(session, AgentSession):
-            return session  # which the store refuses
+            return session  # the store refuses it
         redaction, info = self.redaction, session.info
         for name, path in ((info.id, "$.id"), (info.owner, "$.owner"), (info.agent_name, "$.agent_name")):
             redaction.refuse(name, path)
@@ -188,6 +189,7 @@ class RedactingStore:
             return entry
         body = entry.body
         if isinstance(body, msgspec.Raw):
+            # An append has many entries. Most of them can be let through without being decoded.
             if entry.kind in _TELLS_NOTHING or (entry.kind == "turn_end" and b'"errors"' not in bytes(body)):
                 return entry
             if not self.redaction.may_touch(bytes(body).decode()):
@@ -197,7 +199,8 @@ class RedactingStore:
         return entry if made is entry.body else replace(entry, body=made)
 
     def _archived(self, archived: ArchivedSession) -> ArchivedSession:
-        """Return a session from elsewhere, redacted. InvalidData if a secret stands where a digest vouches for it."""
+        """Return a session from elsewhere, redacted. Raise InvalidData if a secret is in a head or in a value."""
+        # Heads name values by their hashes, so neither can be changed alone.
         for raw in (*archived.heads, *archived.values.values()):
             if self._is_touched(raw):
                 raise InvalidData(

@@ -1,6 +1,6 @@
-"""Jobs over sealed tables: what they write is sealed on its way to an engine, and what they read is opened.
+"""Jobs over sealed tables: rows are sealed on their way to an engine, and opened on their way back.
 
-A job knows nothing of it. Whose a row is, is looked up by a statement of the same transaction, unless it is known.
+A job does not know about it. A statement of the same transaction looks up the owner of a row, unless it is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Owner:
 
 
 def translated(job: Job[T], sealing: Sealing, owner: Owner | None = None) -> Job[T]:
-    """Drive a job over tables that may be sealed. With `owner`, all that it writes is theirs."""
+    """Drive a job over tables that may be sealed. With `owner`, all rows that it writes belong to that owner."""
     translation = _Translation(sealing, owner)
     answer = translation.answer if sealing.is_on else translation.checked
     try:
@@ -52,7 +52,7 @@ def translated(job: Job[T], sealing: Sealing, owner: Owner | None = None) -> Job
 
 
 class _Translation:
-    """The statements of one job, and what was found out about whose rows they are."""
+    """The translation of one job's statements, with the owners of rows that were found so far."""
 
     def __init__(self, sealing: Sealing, owner: Owner | None) -> None:
         self._sealing = sealing
@@ -63,7 +63,7 @@ class _Translation:
         self._seen: dict[str | None, None] = {}
 
     def checked(self, statement: Statement) -> Job[list[Any]]:
-        """Answer a statement of a store without keys, in which something may be sealed."""
+        """Answer a statement of a store without keys, which may have sealed rows."""
         self._note(statement)
         rows = yield statement
         if type(statement) is Select and statement.table in _BODIES and "body" in statement.columns:
@@ -91,13 +91,14 @@ class _Translation:
         return (yield statement)
 
     def _note(self, statement: Statement) -> None:
-        """Note which session a job is about, for the words of an error."""
+        """Note which session a job is about, to name it in errors."""
         if type(statement) is Select and statement.table == "session" and isinstance(statement.where.get("id"), str):
             self._session_id = str(statement.where["id"])
 
     def _select(self, asked: Select) -> Job[list[Any]]:
         if asked.table in _WITH_FILES and _is_plain(asked.where):
             return (yield from self._select_file(asked))
+        # The tag covers the name: without it, the body cannot be opened.
         if asked.table == "value" and "body" in asked.columns and "hash" not in {*asked.columns, *asked.where}:
             rows = yield replace(asked, columns=(*asked.columns, "hash"))
             return [row[:-1] for row in self._opened(replace(asked, columns=(*asked.columns, "hash")), rows)]
@@ -140,15 +141,16 @@ class _Translation:
             return stored
         try:
             return self._sealing.file_name(stored)
-        except (KeyUnavailable, InvalidData):  # it can be erased all the same
+        except (KeyUnavailable, InvalidData):  # the row can still be erased by this name
             return stored
 
     def _select_file(self, asked: Select) -> Job[list[Any]]:
-        """Look for a file by the hash that messages name it by."""
+        """Look for a file by the hash that messages use for it."""
         plain = asked.where["hash"]
         rest = {key: value for key, value in asked.where.items() if key != "hash"}
         columns = (*asked.columns, "hash")
         if asked.table == "attached" and "log" in rest:
+            # A message has few files. Their names are opened and compared here, so the limit comes afterwards.
             rows = yield replace(asked, columns=columns, where=rest, limit=None)
             found = [row[:-1] for row in rows if plain_name(self._file_name(row[-1])) == plain]
             return found if asked.limit is None else found[: asked.limit]
@@ -157,11 +159,12 @@ class _Translation:
         return [row[:-1] for row in self._opened(replace(asked, columns=columns), rows)]
 
     def _stored_name(self, plain: str) -> Job[str]:
-        """Return the name under which a file stands: under its owner's, as it is, or under another owner's."""
+        """Return the name that a file is stored under: its plain hash, or a name made with some owner's key."""
         if self._session_id is not None:
             for (owner,) in (yield Select("session", ("owner",), {"id": self._session_id})):
                 self._seen[owner] = None
         near = [root for owner in self._seen if (root := self._sealing.known_root(owner)) is not None]
+        # The likely owners first: there may be thousands of others.
         for candidates in ([plain, *_names(near, plain)], _names(self._sealing.roots(), plain)):
             rows = yield Select("blob", ("hash",), {"hash in": [str(each) for each in candidates]}, limit=1)
             if rows:
@@ -169,7 +172,7 @@ class _Translation:
         return plain
 
     def _sealed(self, given: Insert) -> Job[Insert]:
-        """Return new rows as they stand in the table."""
+        """Return new rows as the table keeps them."""
         table, columns = given.table, given.columns
         rows = [*given.rows]
         sealed: list[Row] = []
@@ -185,6 +188,7 @@ class _Translation:
 
     def _sealed_row(self, table: str, columns: Sequence[str], row: Row, owner: str | None) -> Row:
         found = dict(zip(columns, row, strict=True))
+        # A file may have any bytes, and so look like a sealed body.
         if is_sealed(found["body"]) and table != "blob":
             return row
         if table == "blob":
@@ -203,7 +207,7 @@ class _Translation:
         return tuple({**found, "name": name, "digest": digest, "crc": crc}.values())
 
     def _noted_file(self, columns: Sequence[str], row: Row) -> Job[Row]:
-        """Return a row that says which message shows a file: a new one of its owner's, or one that is there."""
+        """Return a row that says which message shows a file, with the name that the file is stored under."""
         found = dict(zip(columns, row, strict=True))
         if _is_plain(found):
             owner = yield from self._owner(found, None)
@@ -215,7 +219,7 @@ class _Translation:
         return tuple(found.values())
 
     def _changed(self, given: Update) -> Job[Update]:
-        """Return other bodies for rows as they stand in the table."""
+        """Return an update with its new body sealed, as the table keeps it."""
         owner = yield from self._owner(given.where, None)
         key = b""
         if owner is None:  # its session is gone: the row keeps the key that it has
@@ -226,7 +230,7 @@ class _Translation:
         return replace(given, values={**given.values, "crc": crc32(sealed), "body": sealed})
 
     def _detach(self, given: Delete) -> Job[list[Any]]:
-        """Delete the note that a message shows a file, by the hash that messages name it by."""
+        """Delete the note that a message shows a file, by the hash that messages use for it."""
         plain = given.where["hash"]
         rest = {key: value for key, value in given.where.items() if key != "hash"}
         for (name,) in (yield Select("attached", ("hash",), rest)):
@@ -235,7 +239,7 @@ class _Translation:
         return []
 
     def _keys(self, asked: Select) -> Job[list[Any]]:
-        """Read idempotency keys: those that are sealed, and those that were written before there were keys."""
+        """Read idempotency keys: those that are sealed, and those that were written before the store had keys."""
         columns = tuple(dict.fromkeys((*asked.columns, "name", "digest", "crc")))
         wheres: list[Where] = [asked.where]
         if "name" in asked.where:
@@ -253,7 +257,7 @@ class _Translation:
         return found
 
     def _owner(self, row: Where, whose: tuple[str, int | str] | None) -> Job[Owner | None]:
-        """Return whose a row is; None if its session is gone."""
+        """Return the owner of a row; None if its session is gone."""
         if self._fixed is not None:
             return self._fixed
         column, number = whose or next((name, row[name]) for name in ("sid", "log") if name in row)
@@ -272,12 +276,12 @@ class _Translation:
 
 
 def _is_plain(row: Where) -> bool:
-    """Tell whether a file is named by the hash that messages name it by."""
+    """Tell whether a row names a file by its plain hash, as messages do."""
     return type(row.get("hash")) is str and _HASH.fullmatch(row["hash"]) is not None
 
 
 def _with_bare_names(statement: Statement) -> Statement:
-    """Return a statement with the names of files as they are bound."""
+    """Return a statement whose names of files are plain strings, as drivers bind them."""
     if not isinstance(statement, Select | Delete) or statement.table not in _WITH_FILES:
         return statement
     where = {key: str(value) if isinstance(value, StoredName) else value for key, value in statement.where.items()}
@@ -290,4 +294,4 @@ def _names(roots: Sequence[Root], plain: str) -> list[str]:
 
 def _unchanged(name: str) -> Job[str]:
     return name
-    yield
+    yield  # makes it a generator, as the other branch of its caller is one

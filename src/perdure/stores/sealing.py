@@ -1,8 +1,8 @@
-"""Sealed bodies: rows as they stand in the tables of a store with keys, and as jobs see them.
+"""Sealed bodies: rows as the tables of a store with keys keep them, and as jobs see them.
 
-A sealed body is a mark, the id of its key, a nonce, and the text with its tag. Within it stands the checksum that the
-job has made of the body at its place, so that a row that was moved is noticed. The column `crc` has a checksum of the
-sealed bytes, which tells nothing of the text.
+A sealed body is a mark, the id of its key, a nonce, and the text with its tag. The text begins with the checksum that
+the job has made of the body and its place, so a row that was moved is noticed. The column `crc` has a checksum of the
+sealed bytes, which says nothing about the text.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = b"\x02"
-"""What a sealed body begins with. JSON, and what is packed, begin otherwise."""
+"""The first byte of a sealed body. JSON and packed bodies begin with other bytes."""
 _ID, _NONCE, _TAG, _CRC = 8, 12, 16, 4
 _NONCE_AT = 1 + _ID
 _TEXT_AT = _NONCE_AT + _NONCE
 _SHORTEST = _TEXT_AT + _TAG
 WITH_CRC = frozenset({"msg", "head", "batch", "inbox", "sketch", "timer"})
 NAMED = frozenset({"value", "blob"})
-"""The tables whose rows have a name instead of a place. It is part of what the tag covers."""
+"""The tables whose rows have a name instead of a place. The tag covers the name."""
 _AAD: Mapping[str, bytes] = {table: f"perdure 1 {table}".encode() for table in (*WITH_CRC, *NAMED, "key")}
 KEYED = "~"
-"""What names begin with that are made with a key."""
+"""The first character of names that are made with a key. No hash contains it."""
 
 
 class Tampered(Exception):
@@ -42,14 +42,14 @@ class Tampered(Exception):
 
 
 class StoredName(str):
-    """The name of a file as it stands in a sealed table; `plain` is the hash that messages name it by."""
+    """The name of a file in a sealed table. `plain` is the hash that messages use for it."""
 
     __slots__ = ("plain",)
     plain: str
 
 
 def plain_name(name: str) -> str:
-    """Return the hash that messages name a file by."""
+    """Return the hash that messages use for a file."""
     return name.plain if isinstance(name, StoredName) else name
 
 
@@ -63,7 +63,7 @@ def key_of(body: bytes) -> bytes:
 
 
 class _Cipher(NamedTuple):
-    """A key at hand, and what all bodies begin with that it seals."""
+    """A key at hand, and the first bytes of all bodies that it seals."""
 
     key: DataKey
     gcm: AESGCM
@@ -71,21 +71,22 @@ class _Cipher(NamedTuple):
 
 
 class Root:
-    """What names and words of an owner are derived from: the oldest of the owner's keys, so that they stay."""
+    """The source of an owner's names and words. It is the oldest of the owner's keys, so that they never change."""
 
     def __init__(self, key: DataKey) -> None:
         self.key = key
+        # A secret for each use, so that no use says anything about another.
         self._names = digest(key.secret, b"perdure names", "sha256")
         self._words = digest(key.secret, b"perdure words", "sha256")
         self._files = digest(key.secret, b"perdure files", "sha256")
 
     def name_of(self, body: bytes) -> str:
-        """Return a name for bytes, which tells nothing of them without the key: 128 bits, in 23 characters."""
+        """Return a name for bytes: 128 bits, in 23 characters. Without the key it says nothing about them."""
         made = blake2b(body, digest_size=16, key=self._names).digest()
         return KEYED + urlsafe_b64encode(made)[:22].decode()
 
     def word(self, word: str) -> str:
-        """Return what stands for a word in an index: 64 bits, in 16 characters."""
+        """Return the token for a word in an index: 64 bits, in 16 characters."""
         return blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8, key=self._words).hexdigest()
 
     def words(self, words: Iterable[str]) -> list[str]:
@@ -93,7 +94,7 @@ class Root:
         return [known.get(each) or known.setdefault(each, self.word(each)) for each in words]
 
     def file_name(self, plain: str) -> StoredName:
-        """Return the name under which a file of a hash stands. It can be turned back, with the key."""
+        """Return the name for a file in the tables. With the key, it can be turned back into the hash."""
         made = self._blocks().encryptor().update(bytes.fromhex(plain))
         found = StoredName(KEYED + urlsafe_b64encode(self.key.id + made).decode().rstrip("="))
         found.plain = plain
@@ -103,19 +104,20 @@ class Root:
         return str(self._blocks().decryptor().update(raw).hex())
 
     def _blocks(self) -> Any:
+        # Imported late, here and below: it comes with an extra, which a store without keys does not need.
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
         # A hash is two blocks that look random and never repeat: no mode hides more of them, or can be turned back.
         return Cipher(algorithms.AES(self._files), modes.ECB())
 
     def key_name(self, name: str) -> str:
-        """Return the name under which an idempotency key stands."""
+        """Return the name for an idempotency key in the tables."""
         made = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16, key=self._words).digest()
         return KEYED + urlsafe_b64encode(made)[:22].decode()
 
 
 class Sealing:
-    """Seals and opens bodies with the keys of a ring. Without a ring it only tells what is sealed."""
+    """The sealing and opening of bodies with the keys of a ring. Without a ring it only tells what is sealed."""
 
     def __init__(self, ring: KeyRing | None = None) -> None:
         self.ring = ring
@@ -129,7 +131,7 @@ class Sealing:
     def _cipher(self, key: DataKey) -> _Cipher:
         known = self._ciphers.get(key.id)
         if known is None or known.key is not key:
-            from perdure.keys import cipher  # a store without keys does without
+            from perdure.keys import cipher
 
             gcm = cipher(digest(key.secret, b"perdure seal", "sha256"))
             known = self._ciphers[key.id] = _Cipher(key, gcm, MARK + key.id)
@@ -143,7 +145,7 @@ class Sealing:
     def seal(
         self, table: str, owner: str | None, body: bytes, crc: int | None = None, name: str = "", key: bytes = b""
     ) -> bytes:
-        """Return a body sealed with the key of an owner, or with a key by its id."""
+        """Return a body sealed with the owner's key, or with the key that has the id `key`."""
         assert self.ring is not None
         known = self._cipher(self.ring.find(key) if key else self.ring.current(owner))
         nonce = os.urandom(_NONCE)
@@ -151,8 +153,10 @@ class Sealing:
         return known.start + nonce + known.gcm.encrypt(nonce, text, _aad(table, name))
 
     def open(self, table: str, body: bytes, name: str = "") -> tuple[bytes, int | None]:
-        """Return the body within a sealed one, and its checksum if its table has one. Raise Tampered, or what is wrong
-        with the key."""
+        """Return the body within a sealed one, and its checksum if its table has one.
+
+        Raise Tampered if it was changed, or the ring's error if the key cannot be had.
+        """
         from cryptography.exceptions import InvalidTag
 
         known = self._found(key_of(body))
@@ -165,10 +169,11 @@ class Sealing:
         return text[_CRC:], int.from_bytes(text[:_CRC], "big")
 
     def opened(self, table: str, body: Any, crc: Any = None, name: str = "") -> tuple[Any, Any]:
-        """Return a body and its checksum as jobs see them. What was tampered with has a checksum that never matches."""
+        """Return a body and its checksum as jobs see them. A changed body gets a checksum that never matches."""
+        # A file under its plain hash was never sealed, even if its bytes look like it.
         if not is_sealed(body) or (table == "blob" and not name.startswith(KEYED)):
             is_lost = table in NAMED and name.startswith(KEYED) and type(body) is bytes
-            return (b"", crc) if is_lost else (body, crc)  # under such a name, nothing stands unsealed
+            return (b"", crc) if is_lost else (body, crc)  # a body under a keyed name is always sealed
         try:
             return self.open(table, body, name)
         except Tampered:
@@ -179,7 +184,7 @@ class Sealing:
             return body, -1  # the id of the key has changed since it was written
 
     def opened_rows(self, table: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return rows that end with a checksum and a body as jobs see them: many at once, most under one key."""
+        """Return rows that end with a checksum and a body as jobs see them. Most of them have the same key."""
         from cryptography.exceptions import InvalidTag
 
         aad, start, decrypt = _AAD[table], b"", None
@@ -205,7 +210,7 @@ class Sealing:
         return found
 
     def sealed_row(self, table: str, owner: str | None, crc: int | None, body: bytes) -> tuple[int, bytes]:
-        """Return the checksum and the body of a row as they stand in the table."""
+        """Return the checksum and the body of a row as the table keeps them."""
         sealed = self.seal(table, owner, body, crc or 0)
         return crc32(sealed), sealed
 
@@ -214,22 +219,22 @@ class Sealing:
         return [(*row[:-2], *self.sealed_row(table, owner, row[-2], row[-1])) for row in rows]
 
     def root(self, owner: str | None) -> Root:
-        """Return what names of an owner are derived from; a key is made if there is none."""
+        """Return the source of an owner's names. A key is made if there is none."""
         assert self.ring is not None
         found = self.ring.first(owner)
         if found is None:
-            self.ring.current(owner)
+            self.ring.current(owner)  # it makes one
             found = self.ring.first(owner)
         assert found is not None, "one was made"
         return self._root(found)
 
     def known_root(self, owner: str | None) -> Root | None:
-        """Return the same, or None if the owner has no key: nothing was ever sealed with it."""
+        """Return the source of an owner's names. Return None if the owner has no key, and so no sealed names."""
         found = None if self.ring is None else self.ring.first(owner)
         return None if found is None else self._root(found)
 
     def roots(self) -> list[Root]:
-        """Return those of all owners."""
+        """Return the sources of all owners' names."""
         owners: Sequence[str | None] = () if self.ring is None else self.ring.owners()
         return [root for owner in owners if (root := self.known_root(owner)) is not None]
 
@@ -240,7 +245,7 @@ class Sealing:
         return known
 
     def file_name(self, stored: str) -> str:
-        """Return a file's name with the hash that it stands for. Raise what is wrong with the key."""
+        """Return a file's name together with its plain hash. Raise the ring's error if the key cannot be had."""
         if not stored.startswith(KEYED):
             return stored
         raw = _decoded(stored)
@@ -271,7 +276,7 @@ class Sealing:
             inner, plain, told = msgspec.json.decode(text, type=tuple[int, str, str])
         except (Tampered, InvalidData, msgspec.MsgspecError):
             return name, digest, -1
-        # An engine that protects the row by itself reads None, and -1 if it was changed.
+        # An engine that protects the row by itself returns None, and -1 if it was changed.
         return plain, told, crc if crc in (None, -1) else inner
 
 
@@ -285,7 +290,7 @@ def _decoded(stored: str) -> bytes:
         raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:
         raw = b""
-    # Other characters are passed over, and the last may have bits that count for nothing.
+    # The decoder skips foreign characters and ignores spare bits of the last one. Only one spelling is accepted.
     if urlsafe_b64encode(raw).decode().rstrip("=") != text:
         raise InvalidData("$", "not a name that was made with a key")
     return raw

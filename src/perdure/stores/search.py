@@ -1,4 +1,4 @@
-"""Searching messages: what a query asks for, which words a message has, how hits are ranked and shown.
+"""Searching messages: the terms of a query, the words of a message, the ranking and the snippets.
 
 Every store reads queries and words in the same way, so that all find the same. Words are folded: no case, no accents.
 """
@@ -30,7 +30,7 @@ from perdure.stores.jobs.loading import is_message_sound
 
 MOST_RANKED = 10_000
 _MOST_HITS = 1_000
-# Nobody means more than this, and a query as long as a book would hold everybody up.
+# Nobody needs more than this, and a query as long as a book would keep all others waiting.
 _MOST_TERMS = 32
 _MOST_WORDS = 32
 _LONGEST_QUERY = 4_000
@@ -42,14 +42,14 @@ _BEFORE, _AROUND = 50, 200
 
 
 class Term(NamedTuple):
-    """Words that have to stand together; of the last only the beginning, if it is a `prefix`."""
+    """Words that have to follow each other. If it is a `prefix`, the last one is only the beginning of a word."""
 
     words: tuple[str, ...]
     prefix: bool = False
 
 
 class Query(NamedTuple):
-    """A search, checked. Without terms it asks for nothing that can be found."""
+    """A checked search. Without terms it finds nothing."""
 
     terms: tuple[Term, ...]
     owner: str | None
@@ -58,7 +58,7 @@ class Query(NamedTuple):
 
     @property
     def has_prefixes(self) -> bool:
-        """Tell whether it asks for the beginning of a word."""
+        """True if it asks for the beginning of a word."""
         return any(term.prefix for term in self.terms)
 
     @classmethod
@@ -83,7 +83,7 @@ def _terms(text: str) -> tuple[Term, ...]:
 
 
 def text_of(message: Message) -> str:
-    """What of a message can be searched: its text, what tools were asked and what they answered."""
+    """Return the text of a message that can be searched: its own, and that of tool calls and their results."""
     return "\n".join(filter(None, map(_text_of_part, message.parts)))
 
 
@@ -108,8 +108,8 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, folded, in order."""
-    if text.isascii():
+    """Return the words of a text, folded, in order."""
+    if text.isascii():  # the usual case, without a step of Python for each word
         return _ASCII_WORD.findall(text.lower())
     return [_folded(match[0]) for match in _WORD.finditer(text)]
 
@@ -120,12 +120,13 @@ _ASCII_WORD = re.compile(r"[a-z0-9]+")
 def _folded(word: str) -> str:
     if word.isascii():
         return word.lower()
+    # Twice, as in Unicode's caseless matching: folding the case may give letters that can be decomposed again.
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", word).casefold())
     return "".join(letter for letter in plain if not unicodedata.combining(letter)) or word
 
 
 class Place(NamedTuple):
-    """A message where it stands, and the session that it is said to be of."""
+    """A message with its position, and the session that a hit names for it."""
 
     session_id: str
     message: Message
@@ -143,7 +144,7 @@ class Lent(NamedTuple):
 def attributed(
     owner: AgentSessionInfo | None, messages: Iterable[tuple[int, Message]], lent: Sequence[Lent], query: Query
 ) -> Iterator[Place]:
-    """Messages of one log as those of its owner; if that one is gone or hidden, of the first who still shows them."""
+    """Yield messages of one log as its owner's, or if that is gone or hidden, as those of another that shows them."""
     if owner is not None and not is_gone(owner):
         if _is_asked_for(owner, query):
             yield from (Place(owner.id, message, position) for position, message in messages)
@@ -157,7 +158,7 @@ def attributed(
 
 
 def is_gone(owner: AgentSessionInfo | None) -> bool:
-    """Tell whether a session is erased or hidden, so that what it has said is said to be of those who show it."""
+    """Tell whether a session is erased or hidden. Hits then name other sessions that show its messages."""
     return owner is None or owner.status is SessionStatus.DELETED
 
 
@@ -166,9 +167,9 @@ def _is_asked_for(info: AgentSessionInfo, query: Query) -> bool:
 
 
 def everywhere(query: Query) -> Job[list[SearchHit]]:
-    """Return the best of all messages, by looking at each of them: for engines without an index.
+    """Return the best hits by reading all messages, for engines without an index.
 
-    Damaged messages and sessions are left out; a list is what reports them.
+    Damaged messages and sessions are left out. A list reports them.
     """
     if not query.terms:
         return []
@@ -185,7 +186,7 @@ def everywhere(query: Query) -> Job[list[SearchHit]]:
         owner = infos.get(sid)
         if owner is not None or sid not in infos:
             if any(child == sid for child, *_ in shown.get(key, ())):
-                owner = None  # it has forgotten some of it, and its own rows say what it has
+                owner = None  # it has forgotten some of its log, and its own rows say what it still has
             if owner is not None and not is_gone(owner) and not _is_asked_for(owner, query):
                 continue
             lent = _lent(shown.get(key, ()), infos, heirs) if is_gone(owner) else ()
@@ -197,9 +198,10 @@ def everywhere(query: Query) -> Job[list[SearchHit]]:
 def _lent(
     rows: Iterable[Any], infos: Mapping[int, AgentSessionInfo | None], heirs: Mapping[int, Sequence[int]]
 ) -> list[Lent]:
-    """Return what is shown of a log, by whom: the oldest first, which is said to have it."""
+    """Return the stretches of a log that sessions show. The oldest session comes first, and is named in hits."""
     found: list[tuple[int, Lent]] = []
     for child, start, stop, since in rows:
+        # A row without a `since` is handed down: all forks whose line leads to this session show it, too.
         showing, todo = {child}, [child] if since is None else []
         while todo:
             young = [sid for sid in heirs.get(todo.pop(), ()) if sid not in showing]
@@ -229,7 +231,7 @@ def _read(key: int | str, rows: Iterable[tuple[int, int | None, bytes]]) -> Iter
 
 
 def rank(places: Iterable[Place], query: Query) -> list[SearchHit]:
-    """The best of all messages, by looking at each of them: for stores without an index."""
+    """Return the best hits by reading all messages, for stores without an index."""
     if not query.terms:
         return []
     ranking = Ranking(query)
@@ -238,7 +240,7 @@ def rank(places: Iterable[Place], query: Query) -> list[SearchHit]:
 
 
 class Ranking:
-    """Looks at all messages, one by one, and keeps those that a query asks for."""
+    """A ranking of all messages, read one by one, which keeps those that a query asks for."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -255,7 +257,7 @@ class Ranking:
                 self._counted.append((place, counts, size))
 
     def best(self) -> list[SearchHit]:
-        """Return the best, best first."""
+        """Return the best hits, best first."""
         terms, total = self._query.terms, self._total
         newest = nlargest(MOST_RANKED, self._counted, key=lambda each: age(each[0]))
         weights = [weight(total, sum(1 for _, counts, _ in newest if counts[at])) for at in range(len(terms))]
@@ -266,12 +268,12 @@ class Ranking:
 
 
 def age(place: Place) -> tuple[str, int]:
-    """Greater for newer messages: perdure's own ids are in the order of time."""
+    """Return a value that is greater for newer messages. Perdure's own ids are in the order of time."""
     return place.message.id if created_at(place.message.id) else "", place.position
 
 
 def best_of(hits: Iterable[SearchHit], limit: int) -> list[SearchHit]:
-    """Return the best of hits that were found apart from each other."""
+    """Return the best of hits from several searches."""
     return nlargest(limit, hits, key=_merit)
 
 
@@ -280,7 +282,7 @@ def _merit(hit: SearchHit) -> tuple[float, str, int]:
 
 
 def counts_of(message: Message, terms: Sequence[Term]) -> tuple[list[int], int]:
-    """How often a message has each term, and how many words it has."""
+    """Return the number of times that a message has each term, and the number of its words."""
     words = words_of(text_of(message))
     return [_count(words, term) for term in terms], len(words)
 
@@ -312,18 +314,19 @@ def _matches(words: Sequence[str], at: int, term: Term) -> bool:
 
 
 def weight(total: int, having: int) -> float:
-    """What a term says of a message that has it: the rarer, the more."""
+    """Return the weight of a term, which is greater for a rarer one."""
     return log(1.0 + (max(total - having, 0) + 0.5) / (having + 0.5))
 
 
 def score(weights: Sequence[float], counts: Sequence[int], length: int, mean: float) -> float:
-    """BM25: what its terms say of a message, each the more often it has them and the shorter it is."""
+    """Return the BM25 score of a message. It grows with the number of hits, and falls with the message's length."""
+    # The usual constants: k1 = 1.2, b = 0.75; and 2.2 is k1 + 1.
     damping = 1.2 * (0.25 + 0.75 * length / mean)
     return sum(each * count * 2.2 / (count + damping) for each, count in zip(weights, counts, strict=True))
 
 
 def show(place: Place, terms: Sequence[Term], value: float) -> SearchHit | None:
-    """The hit that a message is; None if it has not all the terms after all."""
+    """Return the hit for a message; None if it lacks one of the terms after all."""
     text = text_of(place.message)
     words = words_of(text)
     firsts = [next(_places_of(words, term), len(words)) for term in terms]
@@ -343,7 +346,7 @@ def show(place: Place, terms: Sequence[Term], value: float) -> SearchHit | None:
 
 
 def _word_spans(text: str, first: int) -> Iterator[tuple[int, int]]:
-    """Where the words of a text stand, from one of them on."""
+    """Return the spans of a text's words, beginning with the word number `first`."""
     pattern = _ASCII_SPAN if text.isascii() else _WORD
     return (match.span() for match in islice(pattern.finditer(text), first, None))
 
@@ -354,14 +357,14 @@ _ASCII_SPAN = re.compile(r"[A-Za-z0-9]+")
 def _asked_for(
     spans: Sequence[tuple[int, int]], words: Sequence[str], terms: Sequence[Term]
 ) -> Iterator[tuple[int, int]]:
-    """Those of the first words' spans that terms ask for. A long text has many more words than are shown."""
+    """Return the given spans whose words are part of a term. A long text has many more words than are shown."""
     near = words[: len(spans) + _MOST_WORDS]
     hit = {at + step for term in terms for at in _places_of(near, term) for step in range(len(term.words))}
     return (span for at, span in enumerate(spans) if at in hit)
 
 
 def _window(text: str, first: int) -> tuple[int, int]:
-    """The piece of a text around a place, cut between words where that is near."""
+    """Return the bounds of a snippet around a place, cut between words where a space is near."""
     start = max(0, first - _BEFORE)
     if start:
         space = text.find(" ", start, first)
@@ -374,12 +377,13 @@ def _window(text: str, first: int) -> tuple[int, int]:
 
 
 def created_at(message_id: str) -> datetime | None:
-    """The time in an id of version 7."""
+    """Return the time in an id of version 7; None if it is another id."""
     try:
         found = uuid.UUID(message_id)
     except ValueError:
         return None
     try:
+        # The first 48 of its 128 bits are the milliseconds since 1970.
         return datetime.fromtimestamp((found.int >> 80) / 1000, UTC) if found.version == 7 else None
-    except (ValueError, OverflowError):  # a year that no calendar of Python's has
+    except (ValueError, OverflowError):  # a year that Python's calendar does not have
         return None

@@ -1,6 +1,6 @@
-"""Statements as SQL: their text, made once for each shape, and the values to bind. What differs is in the dialect.
+"""Statements as SQL: their text, made once for each shape, and the values to bind. Databases differ in the dialect.
 
-A shape is all of a statement but its values: a save runs about ten statements, all of shapes that were seen before.
+A shape is a statement without its values. A save runs about ten statements, all of shapes that were seen before.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Adapter = Callable[[Any], Any]
 Sql = tuple[str, Sequence[Any]]
 """A text, and the values to bind."""
 Steps = Generator[Sql, list[Any], list[Any]]
-"""Statements, each of which is sent its rows; the rows of the last are returned."""
+"""Statements, one after the other. Each is sent its rows, and the rows of the last are returned."""
 
 _NULLABLE = frozenset({"owner", "parent", "claim", "expires", "run", "line", "since"})
-"""The columns that may hold NULL: `!=` is true of them there, as it is in Python."""
+"""The columns that may hold NULL. There `!=` compares as in Python: NULL differs from every value."""
 _OF_ENDS, _OF_CLAIMS = "session_again", "session_claimed"
-"""Indexes on the last four characters of ids, and on sessions with a claim, which are few. They are named: a planner
-could take another for the better one."""
+"""Indexes on the last four characters of ids, and on sessions with a claim, which are few. Statements name them, since
+a planner could prefer another one."""
 
 
 class Again(msgspec.Struct, frozen=True):
-    """Another way to rows of a table: where to look, and conditions that take the place of `column = value`."""
+    """Another way to rows of a table: another source, and conditions in place of `column = value`."""
 
     source: str
     conditions: Mapping[str, str] = {}
@@ -49,18 +49,18 @@ class Again(msgspec.Struct, frozen=True):
 
 
 class Dialect:
-    """How a database wants its SQL. Its methods are asked once for each shape of statement."""
+    """The SQL of one database. Its methods are called once for each shape of statement."""
 
     mark = "?"
-    """Stands for a value."""
+    """The placeholder for a value."""
     later = "?"
-    """Stands for the time of the clock and so many seconds more; see `moment`."""
+    """The placeholder for the clock's time plus a number of seconds; see `moment`."""
     again: Mapping[str, Again] = {}
     backdated = "session"
-    """Where sessions are found that were updated before they were created."""
+    """The source of sessions that were updated before they were created."""
 
     def by(self, index: str) -> str:
-        """Return what follows a table's name so that rows are found by an index; nothing where that is planned well."""
+        """Return the suffix to a table's name that asks for an index; "" if the planner needs no help."""
         return ""
 
     def read(self, table: str, column: str) -> str:
@@ -68,11 +68,11 @@ class Dialect:
         return column
 
     def adapter(self, table: str, column: str) -> Adapter | None:
-        """Return what makes a column's value one that the database takes; None if it takes it as it is."""
+        """Return a function that converts a column's values for the database; None if it takes them as they are."""
         return None
 
     def keeps(self, table: str, column: str) -> bool:
-        """Tell whether there is such a column. What is written to one that there is not is left out."""
+        """Tell whether the database has this column. Values for a column that it lacks are left out."""
         return True
 
     def among(self, column: str) -> str:
@@ -80,7 +80,7 @@ class Dialect:
         raise NotImplementedError
 
     def ending(self, column: str) -> str:
-        """Return the condition that a column's text ends with a value. It begins with what an index can serve."""
+        """Return the condition that a column's text ends with a value. Its first part can be served by an index."""
         raise NotImplementedError
 
     def adapted_list(self, adapter: Adapter | None, values: Iterable[Any]) -> Any:
@@ -88,30 +88,30 @@ class Dialect:
         raise NotImplementedError
 
     def moment(self, at: float | None, seconds: float) -> tuple[Any, ...]:
-        """Return the values bound in `later`; `at` is the time of the caller's clock."""
+        """Return the values to bind in `later`. `at` is the time of the caller's clock."""
         assert at is not None
         return (at + seconds,)
 
 
 class _Bound(NamedTuple):
-    """How one value is bound: what it is adapted by, and how often."""
+    """The binding of one value: its adapter, and the number of marks that it is bound to."""
 
     adapter: Adapter | None
     times: int = 1
 
 
 class _Plan(NamedTuple):
-    """The text of a shape. Where all values are bound as they are, `values` and `where` are None."""
+    """The text of a shape. If all values are bound as they are, `values` and `where` are None."""
 
     text: str
     where: Sequence[_Bound] | None
     values: Sequence[_Bound] | None = None
     kept: Sequence[int] | None = None
-    """For rows to insert: the places of the columns that are kept, where not all are."""
+    """For rows to insert: the places of the columns that the database has, if it lacks some."""
 
 
 class Translator:
-    """Turns statements into SQL of one dialect."""
+    """A translator of statements into SQL of one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -120,6 +120,7 @@ class Translator:
     def select(self, asked: Select) -> Sql:
         table, columns, where, order = asked.table, asked.columns, asked.where, asked.order
         limit, again = asked.limit, asked.again
+        # A limit of 1, or none, is part of the text. Any other one is bound, so that it makes no further shape.
         fixed = limit if limit is None or limit == 1 else 0
         shape = (table, columns, *where, order, fixed, again, _nones(where))
         plan = self._plans.get(shape)
@@ -193,7 +194,7 @@ class Translator:
         return f"({', '.join(key)}) DO UPDATE SET {changes}"
 
     def update(self, asked: Update, at: float | None = None) -> Sql:
-        """Return the text and its values; `at` is the caller's time, for what is to be set to a later one."""
+        """Return the text and its values. `at` is the caller's time, for values that are `Later`."""
         table, values, where = asked.table, asked.values, asked.where
         later = tuple([name for name, value in values.items() if type(value) is Later])
         shape = (Update, table, *values, later, *where, _nones(where))
@@ -221,10 +222,7 @@ class Translator:
         return _Plan(f"UPDATE {table} SET {', '.join(changes)}{conditions}", bound_where, _unless_plain(bound))
 
     def page(self, page: Page) -> Steps:
-        """Return the statements for a page of a list, one by one: each is sent the rows of the last.
-
-        The rows of the last statement are `HeaderRow`s.
-        """
+        """Yield the statements for a page of a list. The rows of the last one are `HeaderRow`s."""
         text, few = PageText(self._dialect, page), False
         if (count := text.count()) is not None:
             ((found,),) = yield count
@@ -257,7 +255,7 @@ class Translator:
 
 
 def _nones(where: Where) -> tuple[bool, ...] | None:
-    """Return which values are None, if any is: it is another condition then."""
+    """Return which values are None, if any is. They are compared by IS NULL, and so belong to the shape."""
     values = where.values()
     return tuple([value is None for value in values]) if None in values else None
 

@@ -1,4 +1,4 @@
-"""The store: what every verb checks, which job it is, and the sessions at hand. Written once, for every engine."""
+"""The store: each verb's checks, its job, and the sessions at hand. It is written once for all engines."""
 
 from __future__ import annotations
 
@@ -80,32 +80,33 @@ from perdure.stores.tapes import consolidate, with_end_read
 if TYPE_CHECKING:
     from perdure.stores.copies import Deposit, Landing, Outline
 
+# Seconds for a store that is closed. A database that does not answer must not keep a process from ending.
 _LAST_WORD = 5.0
 _DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile, KeyUnavailable)
 
 
 class Store:
-    """Keeps sessions in an engine's tables."""
+    """A store that keeps sessions in an engine's tables."""
 
     def __init__(self, engine: Engine, *, cache: int = 128, keys: KeyRing | None = None) -> None:
         self._engine = engine
         self._sealing = engine.sealing = Sealing(keys)
         self._owners: LRU[tuple[str, int], str | None] = LRU(1024)
-        """Whose the sessions are that are claimed, by session and epoch."""
+        """The owners of claimed sessions, by session and epoch."""
         self._unopened: KeyMissing | None = None
-        """Why the newest session cannot be opened, if the store was opened without keys and is sealed."""
+        """The error of the newest session, if the store is sealed and was opened without keys."""
         self._cache = SessionCache(cache)
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
         self._claims: dict[tuple[str, int], Claim] = {}
-        """Those that were taken here and not given back: they lapse when the store is closed."""
+        """The claims that were taken here and not given back. They lapse when the store is closed."""
         self._sketched: set[tuple[str, int]] = set()
         """The claims, by session and epoch, under which pieces of an answer may have been kept."""
         self._pack: Pack = packing.pack if engine.packs else bytes
 
     @property
     def keys(self) -> KeyRing | None:
-        """Return the ring that what it writes is sealed with; None if it has none."""
+        """The ring of keys that new rows are sealed with; None if the store has none."""
         return self._sealing.ring
 
     async def __aenter__(self) -> Self:
@@ -115,12 +116,12 @@ class Store:
                 await self._engine.run(loading.newest_head, "glance")
             except KeyMissing as error:
                 self._unopened = error
-            except StoreError:  # whoever uses it is told
+            except StoreError:  # damage does not keep a store from being opened: a verb that meets it raises it
                 self._unopened = None
         return self
 
     def _require_keys(self) -> None:
-        """Raise KeyMissing if a new session would be the first in a sealed store that is not sealed."""
+        """Raise KeyMissing if a new session would be written unsealed into a sealed store."""
         if self._unopened is not None:
             raise KeyMissing(self._unopened.key_id, has_ring=False)
 
@@ -135,7 +136,7 @@ class Store:
             await self._engine.__aexit__(*error)
 
     async def _lapse(self, claims: Sequence[Claim]) -> None:
-        """Have claims lapse, if that can be done at once: else they do when their leases have run out."""
+        """Let claims lapse now. If that fails, they lapse at the end of their leases."""
         with suppress(PerdureError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
                 await self._engine.run(partial(claiming.lapse, claims), "write")
@@ -148,11 +149,11 @@ class Store:
         self._cache.pinned.discard(SessionId(session_id))
 
     def evict(self, session_id: str) -> None:
-        """Let go of a session that is at hand; the next load reads it again."""
+        """Let go of a session that is at hand. The next load reads it again."""
         self._cache.forget(SessionId(session_id))
 
     def _forget_all(self) -> None:
-        """Let go of everything: it may be of what is about to be erased."""
+        """Let go of everything, since it may contain data that is about to be erased."""
         self._cache.forget_all()
         self._values.forget_all()
         self._definitions.forget_all()
@@ -182,7 +183,7 @@ class Store:
         key: Key | None = None,
         whole: bool = True,
     ) -> AgentSession:
-        """Save a session. Unless it is to be returned `whole`, what was not read of its view is not read now either."""
+        """Save a session. With `whole=False`, parts of its view that were not read before are not read now either."""
         checked.save(session, claim, written, entries, taken, key)
         expect(whole, bool, "$.whole")
         change = self._kept_as(session, written, claim, entries, taken, key)
@@ -246,21 +247,21 @@ class Store:
         )
 
     def _name_of(self, owner: str | None) -> Namer:
-        """Return what makes the names of an owner's values: by a key, if there are keys."""
+        """Return the function that names an owner's values. If the store has keys, it uses the owner's key."""
         if not self._sealing.is_on:
             return hash_of
         if owner is not None:
-            codec.check_text(owner, "$.info.owner")  # before a key is made for it
+            codec.check_text(owner, "$.info.owner")  # first, since the next line may make a key for the owner
         return self._sealing.root(owner).name_of
 
     async def _owner_of(self, session_id: str) -> str | None:
-        """Return whose a session is. Without keys nobody needs to know."""
+        """Return the owner of a session. Return None if the store has no keys, since only sealing needs it."""
         if not self._sealing.is_on:
             return None
         return await self._engine.run(partial(claiming.owner_by_id, SessionId(session_id)), "glance")
 
     async def _owner_of_claim(self, claim: Claim) -> str | None:
-        """Return whose a session is that is claimed: it is looked up once for each claim."""
+        """Return the owner of a claimed session. It is looked up once for each claim."""
         if not self._sealing.is_on:
             return None
         key = (claim.session_id, claim.epoch)
@@ -269,7 +270,7 @@ class Store:
         return self._owners.get(key)
 
     def _known(self, session: AgentSession) -> CachedSession | None:
-        """Return what is at hand of a session, if it is of the version to be replaced: nothing has changed since."""
+        """Return the session at hand if it has the version that is about to be replaced, and so is current."""
         cached = self._cache.get(session.id)
         return cached if cached is not None and cached.session.version == session.version else None
 
@@ -277,25 +278,25 @@ class Store:
         return prepare_batch(entries, self._pack)
 
     async def _read_again(self, change: Keep, kept: CachedSession) -> AgentSession:
-        """Return what was saved with all that it shows, some of which was not at hand."""
-        with suppress(CorruptRecord):  # it is saved all the same
+        """Return a saved session with its whole view, some of which was not at hand."""
+        with suppress(CorruptRecord):  # the save has succeeded, whatever is wrong with older messages
             return await self.load(change.session_id, change.version) or kept.session
         return kept.session
 
     def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:
-        """Take note of what was saved, whether or not its caller still waits."""
+        """Keep a saved session at hand, whether or not its caller still waits."""
         if change.claim is not None:
             self._forget_claim(change.claim)
         session = consolidate(kept.session) if change.moves else kept.session
         cached = replace(kept, session=session, at_hand=is_at_hand(session))
         self._remember_beginning(change)
-        # What a new fork shows of others was read before it was created, and may have been redacted in between.
+        # A new fork's messages of others were read before it was created. They may have been redacted in between.
         if not (change.is_new and kept.refs):
             self._cache.keep(session.id, cached)
         return cached
 
     def _remember_beginning(self, change: Keep) -> None:
-        """Take note of what was looked up of the session that a new one was forked from, for its next fork."""
+        """Keep what was looked up about the parent of a new fork, for the parent's next fork."""
         parent = change.parent
         if change.inherited.line is None or parent is None or parent.began_with is not None:
             return
@@ -312,9 +313,9 @@ class Store:
     async def load(
         self, session_id: str, version: int | None = None, *, last: int | None = None
     ) -> AgentSession | None:
-        """Return a session. With `last`, only so many messages at the end of its view are read, or a few more.
+        """Return a session. With `last`, only that many messages at the end of its view are read, or a few more.
 
-        To look at one that was not read raises NotLoaded. Such a session can be appended to, and saved.
+        A look at a message that was not read raises NotLoaded. Such a session can still be appended to, and saved.
         """
         key, version = SessionId(session_id), checked_version(version)
         if last is not None:
@@ -325,7 +326,7 @@ class Store:
         load = Load(key, version, self._origin, cached, self._values, last=last)
         loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
-            # Something was erased since: what is at hand may be what was erased.
+            # Something in the store was erased since then, perhaps messages that are at hand.
             load = Load(key, version, self._origin, None, self._values, last=last)
             loaded = await self._engine.fetch(load)
         if loaded is None:
@@ -339,7 +340,7 @@ class Store:
         if load.last is not None and not (is_whole or has_end(session.state.transcript, load.last)):
             if cached is None:
                 return await self.load(session_id, version)  # the end begins inside a block
-            # Less of the end is at hand than is asked for. Without it, so much is read, and not everything.
+            # Less of the end is at hand than is asked for. Without it, only `last` messages are read, and not all.
             self._cache.forget(key)
             return await self.load(session_id, version, last=last)
         if version is None or (cached is not None and version == cached.session.version):
@@ -351,7 +352,7 @@ class Store:
         return session
 
     def glance(self, session_id: str, *, last: int | None = None) -> AgentSession | None:
-        """Return the newest version of a session if it is at hand, or so much of its end; None if it has to be loaded.
+        """Return the newest version of a session if it, or `last` messages of its end, are at hand; None otherwise.
 
         It waits for nothing and may be called in any thread.
         """
@@ -386,12 +387,13 @@ class Store:
         return page.listed(await self._engine.page(page), self._sealing)
 
     async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
+        # Here and below: jobs that not every program needs are imported when they are needed.
         from perdure.stores.jobs.previewing import previews
 
         keys = checked.session_ids(session_ids)
         try:
             return await self._engine.run(partial(previews, keys, self._values))
-        except (CorruptRecord, KeyUnavailable):  # seen twice, the second time in one state of all tables: it is damage
+        except (CorruptRecord, KeyUnavailable):  # the engine has checked it in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
     async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
@@ -402,16 +404,16 @@ class Store:
         asked = (SessionId(session_id), before, limit, known)
         try:
             return await self._engine.run(partial(versions, *asked))
-        except CorruptRecord as damage:  # seen twice, the second time in one state of all tables: it is damage
+        except CorruptRecord as damage:  # the engine has checked it in one state of all tables: it is damage
             try:
                 return await self._past_damage(partial(versions, *asked, is_strict=False))
-            except SessionNotFound:  # it was found, and nothing of it can be read
+            except SessionNotFound:  # the session exists, but nothing of it can be read
                 raise damage from None
         finally:
             self._keep_definitions(known)
 
     async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
-        """Drive a job that leaves out what is damaged."""
+        """Drive a job that leaves out damaged rows."""
         return await self._engine.run(job)
 
     async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
@@ -434,7 +436,7 @@ class Store:
             self._definitions.keep(key, known[key])
 
     async def _heads_one_by_one(self, keys: Iterable[SessionId]) -> SessionHeads:
-        """Read heads of which one is damaged: each alone, so that it stops no other."""
+        """Read heads one at a time, so that a damaged one does not stop the others."""
         found: dict[str, SessionHead] = {}
         damaged: dict[str, Damage] = {}
         for key in keys:
@@ -493,7 +495,7 @@ class Store:
         self._claims[claim.session_id, claim.epoch] = claim
 
     def _note_claim_taken_over(self, claim: Claim) -> None:
-        self._sketched.add((claim.session_id, claim.epoch))  # whoever had it before may have left some
+        self._sketched.add((claim.session_id, claim.epoch))  # the holder before may have left some
         self._note_claim(claim)
 
     def _forget_claim(self, claim: Claim) -> None:
@@ -501,21 +503,21 @@ class Store:
         self._sketched.discard((claim.session_id, claim.epoch))
 
     def _has_sketches(self, claim: Claim) -> bool:
-        """Tell whether pieces of an answer may have been kept under a claim, so that something has to drop them."""
+        """Tell whether pieces of an answer may have been kept under a claim, so that they have to be dropped."""
         return (claim.session_id, claim.epoch) in self._sketched
 
     async def sketch(self, claim: Claim, piece: Sketch) -> bool:
         from perdure.stores.jobs import sketching
 
         checked.sketch(claim, piece)
-        self._sketched.add((claim.session_id, claim.epoch))  # before: a write that fails may have arrived
+        self._sketched.add((claim.session_id, claim.epoch))  # first: a write that fails may still have arrived
         return await self._engine.run(partial(sketching.keep, claim, piece), "write")
 
     async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
         from perdure.stores.jobs import sketching
 
         checked.progress(after)
-        kind: Kind = "glance" if after else "read"  # from the beginning on there may be much
+        kind: Kind = "glance" if after else "read"  # from the beginning there may be many rows
         return await self._engine.run(partial(sketching.progress, SessionId(session_id), after), kind)
 
     async def heartbeat(self, claim: Claim) -> None:
@@ -605,7 +607,7 @@ class Store:
         return await self._engine.run(partial(loading.read_log, log.key, start, stop))
 
     def _is_key(self, key: int | str) -> bool:
-        """Tell whether something may be the key of a log here."""
+        """Tell whether a value may be the key of a log in this store."""
         return type(key) is self._engine.key_of_log and (not isinstance(key, int) or 0 <= key <= LAST)
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
@@ -748,7 +750,7 @@ class Store:
         await self._engine.run(partial(erasing.delete, key, expected), "erase")
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
-        """Erase sessions at the price of one, and return which; those that are being run, or gone already, are left."""
+        """Erase sessions at the price of one, and return their ids. Running or missing sessions are left out."""
         from perdure.stores.jobs import erasing
 
         keys = checked.session_ids(session_ids)
@@ -772,7 +774,7 @@ class Store:
                 partial(redaction.redact, request, now(), self._pack, self._name_of), "erase", long=True
             )
         finally:
-            self._forget_all()
+            self._forget_all()  # again: a load that ran meanwhile may have kept the old text
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
         from perdure.stores.jobs.forgetting import forget
@@ -856,7 +858,7 @@ class Store:
         return await self._engine.run(partial(places_of, asked, found, self._origin)) if found else []
 
     async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
-        """Return where messages of an id may stand; without an index, by looking at all messages."""
+        """Return the places where a message may have this id. Without an index, all messages are read."""
         from perdure.stores.jobs.finding import named
 
         return await self._engine.run(partial(named, message_id), long=True)
@@ -870,7 +872,7 @@ class Store:
     async def restore(self, archived: ArchivedSession) -> bool:
         from perdure.stores.jobs import archive
 
-        await aside(checked.restore, archived)
+        await aside(checked.restore, archived)  # the check of a large archive must not block the event loop
         self._require_keys()
         return await self._engine.run(
             partial(archive.restore, archived, self._origin, self._pack, self._name_of), "write", long=True
@@ -884,9 +886,9 @@ class Store:
     async def repair(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> Sequence[Problem]:
-        """Write again what follows from versions and messages, where it is wrong, and return what was wrong.
+        """Write again what can be derived from versions and messages, where it is wrong. Return what was wrong.
 
-        What was repaired of a session is put on its record. Each session is one transaction. With `dry_run` nothing is
+        The repairs of a session are put on its record. Each session is one transaction. With `dry_run` nothing is
         changed.
         """
         from perdure.stores.jobs import repairing
@@ -894,7 +896,7 @@ class Store:
         self._forget_all()
         found = [*await self._engine.mend(dry_run=dry_run)]
         before, ids = len(found), list[str]()
-        with suppress(*_DAMAGES):  # where a table cannot be read, nothing is taken to be left over
+        with suppress(*_DAMAGES):  # if a table cannot be read, no row may be taken for left over
             if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
                 if not dry_run:
                     job = partial(repairing.repair_left_over, dry_run=False)
@@ -903,17 +905,17 @@ class Store:
         with suppress(*_DAMAGES):
             ids = await self._engine.run(repairing.sessions, long=True)
         for done, session_id in enumerate(ids, 1):
-            with suppress(*_DAMAGES, SessionLocked):  # a damaged session is for the check to report
+            with suppress(*_DAMAGES, SessionLocked):  # the check reports a damaged session, and others are repaired
                 found += await self._repair_session(session_id, dry_run)
             if progress is not None:
                 progress(done, len(ids))
-        if len(found) > before and not dry_run:  # what an engine keeps beside rows may say again what they said
+        if len(found) > before and not dry_run:  # an engine may keep copies of rows that are repaired only now
             found += await self._engine.mend(dry_run=False)
         self._forget_all()
         return [*dict.fromkeys(found)]
 
     async def _repair_session(self, session_id: str, dry_run: bool) -> Sequence[Problem]:
-        """Repair a session, in a transaction that is only begun if something is wrong with it."""
+        """Repair a session. A transaction is begun only if something is wrong with it."""
         from perdure.stores.jobs.repairing import repair_session
 
         wrong = await self._engine.run(partial(repair_session, session_id, self._pack, dry_run=True), long=True)
@@ -924,12 +926,12 @@ class Store:
 
     @property
     def origin(self) -> str:
-        """The store's own id, which no other has; StoreError if it is not open."""
+        """The store's own id, which no other store has. Raise StoreError if the store is not open."""
         return self._origin
 
     @property
     def kind(self) -> str:
-        """The kind of engine that a backup has to be of to be restored here."""
+        """The kind of engine. Only a backup of the same kind can be restored here."""
         return self._engine.kind
 
     def require_copyable(self) -> None:
@@ -942,23 +944,23 @@ class Store:
         return await self._engine.copy_out(deposit)
 
     def landing(self) -> Landing:
-        """Return the place of this store, which is not open, as one that a copy can be taken in at."""
+        """Return the place of this store as a landing for a copy. The store is not open."""
         return self._engine.landing()
 
     def at(self, engine: Engine) -> Self:
         """Return a store like this one, not open, on another engine."""
-        other = copy.copy(self)
+        other = copy.copy(self)  # a subclass may have fields of its own
         other._engine = engine
         other._cache, other._definitions, other._values = SessionCache(0), LRU(256), LRU(256)
         other._claims, other._sketched = {}, set()
         return other
 
     async def lapse_claims(self) -> int:
-        """Have all claims lapse, for a store whose runners are gone; return how many there were."""
+        """Let all claims lapse, for a store whose runners are gone. Return their number."""
         return await self._engine.run(claiming.lapse_all, "write")
 
     async def count(self, table: str) -> int:
-        """Return how many rows a table has."""
+        """Return the number of rows in a table."""
         return await self._engine.run(partial(_count, table))
 
 
@@ -974,7 +976,7 @@ class IndexedStore(Store):
 
         query = Query.of(text, owner, session_id, limit)
         if self._sealing.is_on and query.has_prefixes:
-            # What stands for words in a sealed index has no beginning: every message is opened and looked at.
+            # Tokens in a sealed index do not begin as their words do. So every message is opened and read.
             return await super().search(text, owner=owner, session_id=session_id, limit=limit)
         return await self._engine.search(query)
 
@@ -992,9 +994,10 @@ def _count(table: str) -> Job[int]:
 
 
 def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Attachments]:
-    """Return messages as they are written, and the images and files that stand apart from them."""
+    """Return messages as they are written, and the images and files that are stored apart from them."""
     rows, attachments = list[tuple[str, bytes]](), list[tuple[int, codec.Attachment]]()
     for message in messages:
+        # First the cheap test: most messages are one text, and this is on the path of every append.
         if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
             message, found = codec.detached(message)
             attachments += [(len(rows), each) for each in found]

@@ -1,4 +1,4 @@
-"""The tables in this process's memory, for engines that keep them there."""
+"""Tables in this process's memory, for engines that keep them there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 class Touched(NamedTuple):
-    """A row that was added, changed or removed, and what it was before: None if it was not there."""
+    """A row that was added, changed or removed, with its values before that; None if it was not there."""
 
     table: str
     row: Record
@@ -49,13 +49,13 @@ class Touched(NamedTuple):
 
 
 class Tables:
-    """All tables. What was changed since `begin` is known, and can be taken back."""
+    """All tables. The changes since `begin` are noted, and can be taken back."""
 
     def __init__(self) -> None:
         self.tables = {name: Rows(name, table, self._note) for name, table in TABLES.items()}
         self.touched: list[Touched] = []
         self._is_noting = True
-        # By type, since a match over all of them takes longer than many a statement.
+        # By type, since a match over all of them takes longer than most statements.
         self._answers: Mapping[type, Callable[[Any], list[Any]]] = {
             Select: self._select,
             Count: self._count,
@@ -79,7 +79,7 @@ class Tables:
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
-        """Change rows for good, as an engine does that reads them from elsewhere."""
+        """Change rows without notes, for an engine that reads them from elsewhere."""
         before, self._is_noting = self._is_noting, False
         try:
             yield
@@ -87,7 +87,7 @@ class Tables:
             self._is_noting = before
 
     def answer(self, statement: Statement) -> list[Any]:
-        """Carry out a statement on rows; others are the engine's own."""
+        """Carry out a statement on rows. An engine carries out all other statements itself."""
         return self._answers[type(statement)](statement)
 
     def _select(self, asked: Select) -> list[Any]:
@@ -121,7 +121,7 @@ class Tables:
 
 
 class Rows:
-    """One table. `note` is told of each change."""
+    """One table. It calls `note` for each change."""
 
     def __init__(self, name: str, table: Table, note: Callable[[Touched], None]) -> None:
         self._name = name
@@ -129,7 +129,8 @@ class Rows:
         self._note = note
         self._numbers = count(1)
         self.number_for: Callable[[Record], Any] = lambda row: next(self._numbers)
-        """Gives a new row its number, if the table is numbered."""
+        """The function that gives a new row its number, if the table is numbered."""
+        # By `id(row)`, here and in every index: rows are dicts, and a table without a key may have equal ones.
         self._all: dict[int, Record] = {}
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}
         self._ways: dict[tuple[str, ...], dict[Row, dict[int, Record]]] = {way: {} for way in ways}
@@ -138,7 +139,7 @@ class Rows:
         self._unique = set(table.unique)
         self._uneven: dict[tuple[str, str], dict[int, Record]] = {pair: {} for pair in table.pairs}
         """The rows in which the first column of a pair is greater than the second."""
-        # Not by the number that rows are given: one that has none yet is like no other.
+        # The last of each says whether it is the index by number: a new row without a number repeats none.
         self._likes = [(self._ways[way], self._key_of[way], way == (table.number,)) for way in table.unique]
         self._blank: Record = dict.fromkeys(table.columns)
         self._ways_by = {name: [way for way in self._ways if name in way] for name in table.columns}
@@ -146,7 +147,7 @@ class Rows:
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def find(self, where: Where) -> list[Record]:
-        """Return the rows that meet all conditions, by the narrowest way there is. The list is the caller's own."""
+        """Return the rows that meet all conditions, by the narrowest index. The caller may keep the list."""
         shape = tuple(where)
         plan = self._plans.get(shape)
         if plan is None:
@@ -170,12 +171,12 @@ class Rows:
         return [row for row in rows if all(_holds(compare, row[column], value) for column, compare, value in asked)]
 
     def only(self, column: str, value: Any) -> Record | None:
-        """Return the row that has a value in a column by which each row is unique; None if there is none."""
+        """Return the row with a value in a unique column; None if there is none."""
         found = self._ways[column,].get((value,))
         return next(iter(found.values())) if found else None
 
     def put(self, row: Record, or_set: tuple[str, ...] | None) -> Any:
-        """Add a row and return its number; see `Insert.or_set` for one that is there."""
+        """Add a row and return its number. `Insert.or_set` says what happens if its key is there already."""
         there = self._like(row)
         if there is None:
             return self.add(row)
@@ -186,7 +187,7 @@ class Rows:
         return there.get(self._table.number)
 
     def _like(self, row: Record) -> Record | None:
-        """Return the row that a new one would be the second of."""
+        """Return the row whose key a new row would repeat; None if there is none."""
         for bucket, key_of, is_number in self._likes:
             if is_number and self._table.number not in row:
                 continue
@@ -196,7 +197,7 @@ class Rows:
         return None
 
     def add(self, row: Record) -> Any:
-        """Add a row of which it is known that there is none like it, and return its number."""
+        """Add a row whose key is known to be new, and return its number."""
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
             row[numbered] = self.number_for(row)
@@ -210,7 +211,7 @@ class Rows:
         self._note(Touched(self._name, row, dict(row)))
 
     def change(self, row: Record, values: Mapping[str, Any]) -> None:
-        """Give a row other values; `"column +"` adds to the one there."""
+        """Change values in a row. `"column +"` adds to the present one."""
         before, moved = dict(row), set[tuple[str, ...]]()
         for key, value in values.items():
             if key in self._unindexed:
@@ -228,9 +229,9 @@ class Rows:
         self._note(Touched(self._name, row, before))
 
     def _compare(self, row: Record) -> None:
-        """Take note of the pairs of columns in which a row is uneven."""
+        """Note the pairs of columns in which a row is uneven."""
         for (first, second), uneven in self._uneven.items():
-            if (row[first] or 0) > (row[second] or 0):  # one that is read from a header only has neither
+            if (row[first] or 0) > (row[second] or 0):  # a row that was read from a header alone has neither
                 uneven[id(row)] = row
             else:
                 uneven.pop(id(row), None)
@@ -240,7 +241,7 @@ class Rows:
         return id(row) in self._all
 
     def restore(self, row: Record, before: Record | None) -> None:
-        """Make a row what it was before; None if it was not there."""
+        """Make a row what it was before. None means that it was not there."""
         if self.holds(row):
             self._leave(row)
         if before is not None:
@@ -268,7 +269,7 @@ class Rows:
             uneven.pop(id(row), None)
 
     def _leave_way(self, way: tuple[str, ...], before: Record, row: Record) -> None:
-        """Take a row out of an index, where it stands by the values that it had before."""
+        """Take a row out of an index, which has it under the values that it had before."""
         bucket, key = self._ways[way], self._key_of[way](before)
         del bucket[key][id(row)]
         if not bucket[key]:
@@ -279,19 +280,19 @@ _NONE: Mapping[int, Record] = {}
 
 
 class _Plan(NamedTuple):
-    """How rows are found for conditions of one shape."""
+    """A plan to find rows for conditions of one shape."""
 
     way: tuple[str, ...]
-    """The longest index whose columns all have to be equal to something."""
+    """The longest index all of whose columns have a condition with `=`."""
     keys: tuple[str, ...]
-    """The conditions that say to what."""
+    """The keys of those conditions."""
     left: Sequence[tuple[str, str, Callable[[Any, Any], bool]]]
-    """The other conditions: their keys, columns, and what compares."""
+    """The other conditions: their keys, columns, and functions that compare."""
     narrow: tuple[str, ...] = ()
-    """An index of one column more, which is asked for a few values or a stretch of them."""
+    """An index with one more column, for conditions that give it a few values or a range of them."""
     left_if_narrow: Sequence[tuple[str, str, Callable[[Any, Any], bool]]] = ()
     pair: tuple[str, str] | None = None
-    """Columns of which the first has to be greater: these rows are few, so that no other way is looked for."""
+    """Columns of which the first has to be greater. These rows are few, so no index is used."""
 
     @classmethod
     def of(cls, shape: tuple[str, ...], ways: Iterable[tuple[str, ...]], unique: Container[tuple[str, ...]]) -> _Plan:
@@ -318,7 +319,7 @@ class _Plan(NamedTuple):
         return cls(way, keys, left)
 
     def wanted(self, where: Where, most: int) -> Iterable[Any] | None:
-        """Return the few values that the column behind `way` may have; None if they are many."""
+        """Return the values that the column after `way` may have; None if they are more than `most`."""
         column = self.narrow[-1]
         if f"{column} in" in where:
             return dict.fromkeys(where[f"{column} in"])
@@ -333,14 +334,14 @@ def holds(where: Where, row: Record) -> bool:
 
 
 def _holds(compare: Callable[[Any, Any], bool], found: Any, value: Any) -> bool:
-    """Tell whether a condition holds. As in SQL, nothing but = and != can be said of what is not there."""
+    """Tell whether a condition is true. As in SQL, a value that is None meets no condition except = and !=."""
     if found is None and value is not None and compare not in (operator.eq, operator.ne):
         return False
     return compare(found, value)
 
 
 def _picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
-    if len(columns) == 1:
+    if len(columns) == 1:  # `itemgetter` with one name returns a value, not a tuple
         (only,) = columns
         return lambda row: (row[only],)
     return operator.itemgetter(*columns)

@@ -1,4 +1,4 @@
-"""The tapes at hand: what is known of logs while a session is loaded, and after it was saved."""
+"""The tapes at hand: the parts of logs that are known while a session is loaded, and after it was saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.stores.format.rows import Stretch
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return stretches in order, those that touch made one, without those of no messages."""
+    """Return stretches in order. Those that touch are joined, and empty ones are left out."""
     found: list[list[Any]] = []
     for log, start, stop in sorted(stretches, key=lambda stretch: (str(stretch[0]), stretch[1])):
         if found and found[-1][0] == log and start <= found[-1][2]:
@@ -29,7 +29,7 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 def without(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> Iterator[Stretch]:
-    """Yield what is in the one and not in the other."""
+    """Yield the parts of stretches that are not in the others."""
     spans: dict[int | str, list[tuple[int, int]]] = {}
     for log, low, high in merged(others):
         spans.setdefault(log, []).append((low, high))
@@ -47,7 +47,7 @@ def without(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> Iterator
 
 
 class TapeCache:
-    """The tapes at hand for one load: those of a session known from before, and what is read in addition."""
+    """The tapes at hand for one load: those of a session that is known already, and what is read in addition."""
 
     def __init__(self, origin: str, known: AgentSession | None = None) -> None:
         self._origin = origin
@@ -65,7 +65,7 @@ class TapeCache:
                 tapes.append(tape)
 
     def missing(self, wanted: Iterable[Stretch]) -> list[Stretch]:
-        """What has to be read, merged and in order."""
+        """Return the stretches that have to be read, merged and in order."""
         gaps = [(log, self._known_up_to(log, start), stop) for log, start, stop in merged(wanted)]
         return [gap for gap in gaps if gap[1] < gap[2]]
 
@@ -73,9 +73,9 @@ class TapeCache:
         return max((t.end for t in self._tapes.get(log, ()) if t.base <= start <= t.end), default=start)
 
     def put(self, log: int | str, start: int, messages: list[Message]) -> None:
-        """Messages that were read from a log: onto the tape that ends there, or a new one."""
+        """Put messages that were read from a log onto the tape that ends there, or onto a new one."""
         touching = [tape for tape in self._tapes.get(log, ()) if tape.base <= start <= tape.end]
-        # Of several the one that begins first: it holds all that is known of the stretch that was wanted.
+        # Of several, take the one that begins first. It has all known messages of the stretch that was wanted.
         tape = min(touching, key=attrgetter("base"), default=None)
         if tape is None or tape.items is None:
             self._keep(Tape(messages, LogRef(self._origin, log), start))
@@ -83,7 +83,7 @@ class TapeCache:
             grow(tape, start, messages)
 
     def parted(self, span: Span) -> Sequence[Span]:
-        """Return a span that has not been read as two, if there is a tape with its end."""
+        """Return a span that was not read, in two parts if there is a tape with its end."""
         assert span.tape.ref is not None
         for tape in self._tapes.get(span.tape.ref.key, ()):
             if span.start < tape.base < span.stop <= tape.end:
@@ -101,20 +101,21 @@ class TapeCache:
 
 
 def with_end_read(view: Transcript, tapes: TapeCache) -> Transcript:
-    """Return a view with each span that was not read parted in two, if its end was."""
+    """Return a view in which spans that were not read are parted in two if their end was read."""
     pieces: list[Piece] = []
     for piece in view.pieces:
         pieces += tapes.parted(piece) if isinstance(piece, Span) and piece.tape.items is None else (piece,)
     return Transcript(pieces)
 
 
+# One for all tapes: it is held only for a moment.
 _growing = threading.Lock()
 
 
 def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
-    """Add to a tape those messages of its log, from position `start` on, that it does not have yet.
+    """Add messages of its log to a tape, as far as it does not have them yet. They begin at position `start`.
 
-    Sessions share tapes, and event loops in several threads share sessions: two may find the same messages lacking.
+    Sessions share tapes, and event loops in several threads share sessions. So two may read the same messages.
     """
     with _growing:
         if tape.items is not None and start <= tape.end:
@@ -122,9 +123,9 @@ def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
 
 
 def consolidate(session: AgentSession) -> AgentSession:
-    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
+    """Return the same session on fewer tapes: messages that a save has put behind a tape's end move onto it.
 
-    To be called only once the save is durable: a tape must never hold what the log does not.
+    Call it only once the save is durable. A tape must never have a message that its log does not have.
     """
     pieces: list[Piece] = []
     for piece in session.state.transcript.pieces:

@@ -18,10 +18,10 @@ _FORMS = (
 def store_of(
     url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool = False, keys: KeyRing | None = None
 ) -> SessionStore:
-    """Return the store that a URL names, not opened yet; a store is given back as it is.
+    """Return the store that a URL names, not opened yet. A store is returned as it is.
 
-    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`. With `keys`, what is written is
-    sealed: a SQLite file and PostgreSQL can be.
+    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`. With `keys`, new rows are
+    sealed. Only a SQLite file or PostgreSQL can be sealed.
     """
     expect_count(cache, "$.cache")
     expect(commit_in_loop, bool, "$.commit_in_loop")
@@ -45,7 +45,7 @@ def store_of(
 
 
 def accept_lost_commits(url: str) -> Path | None:
-    """Give up the commits that the log of a SQLite file has lost. Return where the damaged log is kept, if it is."""
+    """Give up the commits that the log of a SQLite file has lost. Return the path of the damaged log if it is kept."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         raise ConfigurationError(f"{_without_password(url)!r} is not a SQLite file, and has no log that loses commits.")
@@ -61,6 +61,7 @@ _UNSEALED = {
 
 
 def _memory(url: str, rest: str, cache: int) -> SessionStore:
+    # Each store is imported only when a URL names it: they load libraries that the others do not need.
     from perdure.stores.memory import MemoryStore
 
     if rest:
@@ -77,7 +78,7 @@ def _file(url: str, rest: str, cache: int) -> SessionStore:
 def _sqlite(url: str, rest: str, cache: int, commit_in_loop: bool, keys: KeyRing | None) -> SessionStore:
     from perdure.stores.sqlite import SqliteStore
 
-    # As elsewhere, three slashes come before a path from here, and four before one from the root.
+    # As elsewhere, three slashes come before a relative path, and four before an absolute one.
     if not rest.startswith("/"):
         raise ConfigurationError(
             f"{_without_password(url)!r} has no path. Use sqlite:///file.db, or sqlite:////absolute/file.db."
@@ -126,7 +127,7 @@ def _postgres(url: str, rest: str, cache: int, keys: KeyRing | None) -> SessionS
     schemas = [_unquoted(each.removeprefix("schema=")) for each in options if each.startswith("schema=")]
     if len(schemas) > 1:
         raise ConfigurationError(f"{_without_password(url)!r} names {len(schemas)} schemas; a store is in one.")
-    # The rest is the driver's to read; `schema` is an option that it does not know.
+    # The driver reads the rest. It does not know the option `schema`.
     others = "&".join(each for each in options if not each.startswith("schema="))
     _check_known(each.partition("=")[0] for each in options if not each.startswith("schema="))
     dsn = f"{address}?{others}" if others else address
@@ -151,7 +152,7 @@ _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
 
 
 def _without_password(url: str) -> str:
-    """Return a URL that can be shown: a password is before the last @, behind a question, or in `password=…`."""
+    """Return a URL that can be shown. A password is before the last @, after a question mark, or in `password=…`."""
     _, found, place = url.rpartition("@")
     shown, is_cut, _ = (f"…@{place}" if found else url).partition("?")[0].partition("password")
     return f"{shown}password…" if is_cut else shown

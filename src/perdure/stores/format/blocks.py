@@ -1,10 +1,10 @@
-"""How compaction blocks are stored: small ones where they stand, large ones apart, as values under their hashes.
+"""The stored form of compaction blocks: small ones are kept in place, large ones apart, as values under their hashes.
 
-Each compaction covers the one before, so blocks nest without end. A block within a block is written into it, until
-what it holds is over CUT bytes: then it stands apart, and is named. What is inside of a block never changes, so the
-cuts stay where they are, and a further compaction writes what is new, and no more than CUT bytes of what is not.
+Each compaction covers the one before, so blocks nest without end. A block within a block is written into it, up to
+CUT bytes. A larger one is stored apart, and is named. The inside of a block never changes, so the cuts stay where they
+are. A further compaction writes what is new, and at most CUT bytes that were written before.
 
-What was found out about a block is kept on the block, and goes with it: no save walks what an earlier one has walked.
+The stored form of a block is kept on the block, and goes with it. No save walks what an earlier one has walked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from perdure.model.transcript import Block, LogRef, Piece, Span
 from perdure.stores.format.rows import Namer, Values, hash_of
 
 INLINE = 512
-"""A block of a view that takes no more bytes than this stands in the view; a larger one is named there."""
+"""The most bytes of a block that is written into a view. A larger one is named there."""
 CUT = 4096
-"""A covered block that takes more bytes than this is named by what covers it."""
+"""The most bytes of a covered block that is written into the one that covers it. A larger one is named there."""
 _MOST_PIECES = 1_000_000
-"""So many pieces a view can come to. Names can be repeated, so that a few bytes could stand for any number."""
+"""The most pieces of a view. Names can be repeated, so a few bytes could otherwise expand to any number."""
 _REMEMBERED = "stored"
 
 Intervals = tuple[tuple[int, int], ...]
@@ -32,7 +32,7 @@ Reach = Mapping[LogRef, Intervals]
 
 
 class StoredBlock:
-    """A block whose messages all are in logs, as it is stored."""
+    """The stored form of a block whose messages are all in logs."""
 
     __slots__ = ("_name", "inline", "name_of", "named", "reach", "value")
 
@@ -46,14 +46,14 @@ class StoredBlock:
         name_of: Namer = hash_of,
     ) -> None:
         self.name_of = None if name is not None else name_of
-        """What makes its name; None if it was read under one."""
+        """The function that makes its name; None if it was read under its name."""
         self.value = value
         self.reach = reach
-        """The stretches of logs that it names, blocks within it too."""
+        """The stretches of logs that it names, including those of blocks within it."""
         self.named = named
         """The blocks that it names."""
         self.inline = inline
-        """How it stands among what another block covers; None if it is named there."""
+        """Its bytes among the pieces that another block covers; None if it is named there."""
         self._name = name
 
     @property
@@ -72,11 +72,9 @@ class StoredBlock:
 
 
 def stored(block: Block, name_of: Namer | None = None) -> StoredBlock:
-    """The stored form of a block, its names as they are made now, or whichever they are.
-
-    Not by recursion: blocks may nest without end.
-    """
+    """Return the stored form of a block. With `name_of`, a form whose names were made in another way is not used."""
     made: dict[int, StoredBlock] = {}
+    # No recursion: blocks may nest deeper than Python's stack.
     todo = [block]
     while todo:
         known = made.get(id(todo[-1])) or _named_so(todo[-1], name_of)
@@ -94,12 +92,13 @@ def stored(block: Block, name_of: Namer | None = None) -> StoredBlock:
 
 
 def _named_so(block: Block, name_of: Namer | None) -> StoredBlock | None:
-    """Return what is known of a block, unless its name was made in another way: for another owner's key."""
+    """Return the known form of a block, unless its name was made in another way, as with another owner's key."""
     known = remembered(block)
     return None if known is not None and name_of is not None and known.name_of not in (None, name_of) else known
 
 
 def remembered(block: Block) -> StoredBlock | None:
+    # On the block itself: a table by identity would keep erased text in memory, or forget what an open session needs.
     known: StoredBlock | None = block.__dict__.get(_REMEMBERED)
     return known
 
@@ -109,9 +108,10 @@ def _remember(block: Block, known: StoredBlock) -> None:
 
 
 def _forget_inlined(blocks: Iterable[Block]) -> None:
-    """Let go of what is known of blocks within these: it has become part of what is known of a larger one.
+    """Let go of the known forms of blocks within these, which are part of a larger form now.
 
-    Of these themselves it is kept, since the steps of the last run may show them. What is shown again is made again.
+    The forms of these blocks themselves are kept, since the steps of the last run may show them. If an inner block is
+    shown again, its form is made again.
     """
     for piece in (inner for block in blocks for inner in block.covered):
         if isinstance(piece, Block):
@@ -173,7 +173,7 @@ def _merged(intervals: list[tuple[int, int]]) -> Intervals:
 
 
 def unsettled_spans(pieces: Iterable[Piece], origin: str) -> Iterator[Span]:
-    """The spans that pieces name, covered ones too, that are not in a log of this store."""
+    """Yield the spans that pieces name, covered ones too, that are not in a log of this store."""
     todo = list(pieces)[::-1]
     while todo:
         piece = todo.pop()
@@ -185,20 +185,20 @@ def unsettled_spans(pieces: Iterable[Piece], origin: str) -> Iterator[Span]:
 
 
 def is_known_in(block: Block, origin: str) -> bool:
-    """Whether it is known without a look inside that all of a block is in this store."""
+    """Tell whether all of a block is known to be in this store, without a look inside."""
     known = remembered(block)
     return known is not None and known.is_settled_in(origin)
 
 
 class BlocksApart:
-    """The blocks that the views of one head name, by name: collects them while the head is written."""
+    """The blocks that the views of one head name, by name, collected while the head is written."""
 
     def __init__(self, name_of: Namer = hash_of) -> None:
         self._name_of = name_of
         self._named: dict[str, StoredBlock] = {}
 
     def dump(self, block: Block) -> Any:
-        """A block as it stands in a view."""
+        """Return the form of a block in a view: its bytes or its name."""
         known = stored(block, self._name_of)
         if known.is_small:
             self._named |= {each.name: each for each in known.named}
@@ -210,7 +210,7 @@ class BlocksApart:
         return [*self._named]
 
     def values(self) -> Values:
-        """The values of these and of all blocks within them."""
+        """Return the values of these blocks and of all blocks within them."""
         values: Values = {}
         todo = [*self._named.values()]
         while todo:
@@ -222,7 +222,7 @@ class BlocksApart:
 
 
 class BlocksAtHand:
-    """The blocks that a head names, read from its values. Called with a name it gives the block."""
+    """The blocks that a head names, read from its values. A call with a name returns the block."""
 
     def __init__(self, values: Mapping[str, bytes], span_of: codec.SpanOf) -> None:
         self._values = values
@@ -231,6 +231,7 @@ class BlocksAtHand:
         self._sizes: dict[str, int] = {}
 
     def __call__(self, name: str) -> Block:
+        # A block is made after those within it. One that is opened twice before it is made covers itself: damage.
         todo, opened = [name], set[str]()
         while todo:
             if todo[-1] in self._made:
@@ -261,7 +262,7 @@ class BlocksAtHand:
             self._remember(name)
 
     def _remember(self, name: str) -> None:
-        """What was read need not be made again by the next save."""
+        """Keep the form of a block that was read, so that the next save need not make it again."""
         block = self._made[name]
         if remembered(block) is None:
             named = tuple(known for each in _blocks_named(block) if (known := remembered(each)) is not None)
@@ -271,7 +272,7 @@ class BlocksAtHand:
 
 
 def _blocks_named(block: Block) -> Iterator[Block]:
-    """The blocks within a block that are known: those it names, since what is written into it is not yet."""
+    """Yield the known blocks within a block. They are those that it names: blocks written into it are not known yet."""
     todo = [*block.covered]
     while todo:
         piece = todo.pop()
@@ -283,7 +284,7 @@ def _blocks_named(block: Block) -> Iterator[Block]:
 
 
 def _reach_within(block: Block) -> Reach | None:
-    """The reach of a block of which those that it names are known; None if some of it is in no log."""
+    """Return the reach of a block, given the reach of those that it names; None if some of it is in no log."""
     spans: list[Span] = []
     others: list[Reach] = []
     todo: list[Piece] = [*block.covered, *block.shown]
@@ -301,7 +302,7 @@ def _reach_within(block: Block) -> Reach | None:
 
 
 def names_in(plain: Any) -> list[str]:
-    """The blocks that a stored block names."""
+    """Return the names of blocks in a stored block."""
     if not isinstance(plain, dict) or not isinstance(plain.get("covered"), list):
         raise InvalidData("$", "a block is an object that says what it covers")
     return [item for item in plain["covered"] if isinstance(item, str)]

@@ -1,4 +1,4 @@
-"""Gathering the values that versions name by hash. Blocks name further ones, so that they are found one by one."""
+"""Gathering the values that versions name by hash. Blocks name further ones, so they are found step by step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perdure.stores.format.rows import Values
 
 
 class Gathering:
-    """The values of one version. Blocks that were `met` before, with all that is within them, are left out.
+    """The values of one version. Blocks that were `met` before are left out, with all that is within them.
 
-    Neighbouring versions show much the same blocks, nested without end: one who reads many versions meets each once.
-    To be used as `for key in gathering: gathering.put(key, …)`.
+    Versions next to each other show mostly the same blocks, nested without end. A job that reads many versions reads
+    each block once. Use it as `for key in gathering: gathering.put(key, …)`.
     """
 
     def __init__(self, head: StoredHead, met: Container[str] = ()) -> None:
@@ -39,7 +39,7 @@ class Gathering:
             yield self._todo.pop()
 
     def put(self, key: str, value: bytes) -> None:
-        """Put a value that was asked for; that of a block may name further ones, which are asked for next."""
+        """Put a value that was asked for. A block's value may name further ones, which are asked for next."""
         self.values[key] = value
         if key in self._named:
             return
@@ -50,7 +50,7 @@ class Gathering:
 
     @property
     def parts(self) -> Values:
-        """The values that the version names itself, without blocks."""
+        """The values that the version names itself, except for blocks."""
         return {key: self.values[key] for key in self._named}
 
     @property
@@ -60,7 +60,7 @@ class Gathering:
 
 
 def gathered(head: StoredHead, value_of: Callable[[str], bytes], met: Container[str] = ()) -> Gathering:
-    """Return the values of a version, by what finds one."""
+    """Return the values of a version. `value_of` finds one by its name."""
     gathering = Gathering(head, met)
     for key in gathering:
         gathering.put(key, value_of(key))

@@ -1,4 +1,4 @@
-"""Heads: a head is one version of a session. What is large in it, or the same in many, it names by hash."""
+"""Heads: a head is one version of a session. It names large parts, and parts that many heads share, by hash."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from perdure.stores.format.settled import Settled
 
 INLINE = 256
 INLINE_RUN = 2048
-"""How long a run may be that stands in the first head which tells of it. Later heads name it by hash, as all do that
-is longer: most runs are told of by one head alone, and a row for them with its indexes takes four pages more."""
+"""The most bytes of a run that is written into the first head with it. Later heads, and longer runs, name it by hash.
+Most runs are in one head alone, and a row of their own with its indexes takes four pages more."""
+# A prefix of pieces ends at a multiple of this, so that a growing transcript names the same prefix again.
 PREFIX = 32
 FORMAT = 3
-"""The newest format of a head: metadata has values that stand apart. One that has none is in the second if it names a
-block, and else in the first, which every release reads."""
+"""The newest format of a head: it has values of the metadata that are stored apart. A head without any is in the second
+format if it names a block. Otherwise it is in the first, which every release reads."""
 _WITH_BLOCKS = 2
 _BLOCK = "block "
-"""What the names of blocks in `hashed` begin with. A number follows."""
+"""The beginning of the names of blocks in `hashed`. A number follows."""
 
 
 class Head(Value, frozen=True):
-    """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`; a new run over
-    INLINE_RUN bytes.
+    """One version of a session, as it is stored. `hashed` names a part over INLINE bytes, or a run over INLINE_RUN.
 
-    So are large values of the metadata, and the blocks that its views name; and these may name further ones.
+    It also names large values of the metadata, and the blocks of its views, which may name further blocks.
     """
 
     info: AgentSessionInfo
@@ -74,20 +74,20 @@ class _InfoOfHead(msgspec.Struct, frozen=True):
 
 
 class _RanState(msgspec.Struct, frozen=True):
-    """As much of a state as tells whether its session has run."""
+    """The part of a state that tells whether its session has run."""
 
     execution_count: int = 0
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """As much of a run as names it, and tells whether it goes on."""
+    """The part of a run that names it, and tells whether it continues."""
 
     execution_id: str
     status: str = ""
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether it waits for a person, and goes on then."""
+        """True if the run waits for a person, and continues then."""
         return self.status == ExecutionStatus.IN_PROGRESS
 
 
@@ -96,7 +96,7 @@ class _SpawnedInfo(msgspec.Struct, frozen=True):
 
 
 class _SpawnedHead(msgspec.Struct, frozen=True):
-    """As much of a head as tells whether its session is a sub-agent's."""
+    """The part of a head that tells whether its session is a sub-agent's."""
 
     info: _SpawnedInfo
 
@@ -109,9 +109,9 @@ def encode_head(
     at_hand: CachedSession | None = None,
     name_of: Namer = hash_of,
 ) -> tuple[bytes, Values, StoredMetadata | None]:
-    """Return the head of a settled session, the values it takes to read it, and the metadata in it.
+    """Return the head of a settled session, the values that it names, and its metadata.
 
-    The version at hand has to be in the store: values of the metadata that are the same there are left out.
+    The version at hand has to be in the store: large values of the metadata that are the same there are left out.
     """
     blocks = BlocksApart(name_of)
     inline_run = INLINE_RUN if tells_of_new_run else INLINE
@@ -139,12 +139,13 @@ def encode_head(
     if metadata is not None and metadata.apart:
         format = FORMAT
     head = _NewHead(session.info, definition, _slim(session.state), op, parts, hashed, format)
+    # One call checks and encodes a head in which nothing is wrong. Otherwise the slow way finds what it is.
     body = None if session.unknown else codec.encode_if_sound(head)
     return body or _joined_head(head, session.unknown), values, metadata
 
 
 def _joined_head(head: _NewHead, unknown: Mapping[str, Any]) -> bytes:
-    """Return a head put together from parts that are checked one by one; a `Head` is what it is read as."""
+    """Return the bytes of a head, joined from parts that are checked one by one. They are read as a `Head`."""
     if unknown:
         codec.encode_json(unknown)
     format = None if head.format == codec.FORMAT else head.format
@@ -162,20 +163,21 @@ def _joined_head(head: _NewHead, unknown: Mapping[str, Any]) -> bytes:
 
 
 def numbered(blocks: Iterable[str]) -> dict[str, str]:
-    """The blocks that a head's views name, as they stand in its `hashed`."""
+    """Return the blocks that a head's views name, as entries of its `hashed`."""
     return {f"{_BLOCK}{number}": name for number, name in enumerate(blocks, 1)}
 
 
 def is_block(part: str) -> bool:
-    """Whether a name in `hashed` is that of a block."""
+    """Tell whether a name in `hashed` is that of a block."""
     return part.startswith(_BLOCK)
 
 
+# By identity, since to hash a definition is to walk through all of it. An entry keeps its definition, and so the id.
 _definitions: LRU[tuple[int, Namer], tuple[AgentDefinition, str, bytes]] = LRU(256)
 
 
 def _definition_stored(definition: AgentDefinition, name_of: Namer) -> tuple[str, bytes]:
-    """Return a definition's name and bytes, kept: sessions share definitions, and each of their saves names one."""
+    """Return a definition's name and bytes. They are cached, since every save of every session names a definition."""
     key = (id(definition), name_of)
     kept = _definitions.get(key)
     if kept is None or kept[0] is not definition:
@@ -189,7 +191,10 @@ _BLANK = AgentState()
 
 
 def _slim(state: AgentState) -> AgentState:
-    """The state without what stands in parts of its own. A blank context must be the default itself to be left out."""
+    """Return the state without the parts that are stored by themselves.
+
+    A blank context has to be the default object itself, or else the encoder would not leave it out.
+    """
     unknown = state.context.unknown
     return replace(state, context=AgentContext(unknown=unknown) if unknown else _BLANK.context, execution=None)
 
@@ -223,20 +228,20 @@ def _parts_of_view(view: Transcript, blocks: BlocksApart) -> tuple[tuple[str, by
 
 
 def prefix_length(pieces: list[Any]) -> int:
-    """How many of the stored pieces stand in a part of their own, since they stay as they are from save to save."""
+    """Return the number of stored pieces that go into a part of their own, as they do not change from save to save."""
     if len(pieces) == 1 and type(pieces[0]) is list:
         return 0
     return max(len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0, _end_of_blocks(pieces))
 
 
 def _end_of_blocks(pieces: list[Any]) -> int:
-    """Where the last block ends, if blocks are large: they stay as they are from save to save."""
+    """Return the place after the last block if the blocks are large, since they do not change from save to save."""
     end = max((place for place, piece in enumerate(pieces, 1) if isinstance(piece, dict | msgspec.Raw)), default=0)
     return end if end and len(msgspec.json.encode(pieces[:end])) > 2 * INLINE else 0
 
 
 def joined(pieces: Iterable[Any]) -> list[Any]:
-    """Return stored pieces, neighbours in one log made one, so that a head has one form wherever it has been."""
+    """Return stored pieces, with neighbours in one log joined. So a head has the same form in every store."""
     found: list[Any] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -248,7 +253,7 @@ def joined(pieces: Iterable[Any]) -> list[Any]:
 
 
 class StoredHead:
-    """A head that has been read, on its way to being a session again."""
+    """A head that was read, from which the session is made again."""
 
     def __init__(self, raw: bytes, session_id: str, version: int) -> None:
         self.raw = raw
@@ -264,7 +269,7 @@ class StoredHead:
             raise CorruptRecord(*self._where, f"it is head {found.version} of session {found.id!r}")
 
     def hashes(self, values: Mapping[str, bytes] = EMPTY) -> list[str]:
-        """The values it takes to rebuild the session, as far as those at hand tell: blocks name further ones."""
+        """Return the values that the session is made of, as far as those at hand tell. Blocks name further ones."""
         found = dict.fromkeys([self.head.definition, *self.head.hashed.values()])
         todo = [key for part, key in self.head.hashed.items() if is_block(part)]
         while todo:
@@ -283,7 +288,7 @@ class StoredHead:
         return self._named.get(key, [])
 
     def wanted(self, values: Mapping[str, bytes], last: int | None = None) -> list[Stretch]:
-        """The stretches of logs that the session shows: its view, or the end of it, and its last run's output."""
+        """Return the stretches of logs that the session shows: its view or the end of it, and its last run's output."""
         with self._damage():
             found = [*_shown(self._pieces(values), values)]
             if last is not None:
@@ -294,7 +299,7 @@ class StoredHead:
         return found
 
     def unread(self, values: Mapping[str, bytes]) -> list[str]:
-        """Return the values that it takes to tell what the view shows, and that are not at hand.
+        """Return the missing values without which the messages of the view are not known.
 
         The pieces of a long view have to be read before it is known which blocks are among them.
         """
@@ -305,7 +310,7 @@ class StoredHead:
             return [piece for piece in self._pieces(values) if isinstance(piece, str) and piece not in values]
 
     def run(self, values: Mapping[str, bytes]) -> Ran | None:
-        """Return the run that the version shows the end of, or None."""
+        """Return the run that is in this version, or None."""
         with self._damage():
             execution = self._part("execution", values)
             return None if execution is None else msgspec.json.decode(execution, type=Ran)
@@ -316,17 +321,17 @@ class StoredHead:
             return [*_shown(self._pieces(values), values)]
 
     def named_beside_view(self) -> list[str]:
-        """Return the values that it takes to read the definition and the metadata."""
+        """Return the names of the values that the definition and the metadata are made of."""
         whole = (key for part, key in self.head.hashed.items() if part == "metadata")
         return [self.head.definition, *whole, *self.apart.values()]
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the names of the values of the metadata that stand apart, by their keys."""
+        """The names of the values of the metadata that are stored apart, by their keys."""
         return apart_in(self.head.hashed)
 
     def stored_metadata(self, values: Mapping[str, bytes]) -> StoredMetadata | None:
-        """Return the metadata as the head has it; None if there is none."""
+        """Return the metadata as the head has it; None if the session has none."""
         rest = self._part("metadata", values)
         return None if rest is None else StoredMetadata(rest, self.apart)
 
@@ -340,7 +345,7 @@ class StoredHead:
     def without_view(
         self, values: Mapping[str, bytes], definitions: MutableMapping[str, AgentDefinition]
     ) -> SessionHead:
-        """Return the session without what it shows. Definitions that are decoded are added to those at hand."""
+        """Return the session without its view. Definitions that are decoded are added to those at hand."""
         key = self.head.definition
         with self._damage():
             if key not in definitions:
@@ -349,14 +354,15 @@ class StoredHead:
 
     @property
     def usage(self) -> Usage | None:
-        """Return what all runs of the session have used so far; None if an older release did not count it."""
+        """The usage of all runs of the session so far; None if an older release did not count it."""
         with self._damage():
             ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
         return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
-        """Raise CorruptRecord for whatever is wrong with the pieces of a view."""
+        """Raise CorruptRecord for any error in the data of a head."""
+        # Plain values are walked here without a check of their types, so damage shows as any of these errors.
         try:
             yield
         except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -398,7 +404,7 @@ class StoredHead:
 
 
 def unpacked_head(body: bytes, crc: int | None, session_id: str, sid: int, version: int) -> bytes:
-    """A head's JSON; CorruptRecord unless its row is what was written."""
+    """Return a head's JSON. Raise CorruptRecord unless its row is what was written."""
     where = f"head {version}"
     check_row(body, crc, session_id, where, sid, version)
     try:
@@ -408,7 +414,7 @@ def unpacked_head(body: bytes, crc: int | None, session_id: str, sid: int, versi
 
 
 def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
-    """The header in a head, without the rest of it."""
+    """Return the header in a head, without the rest of it."""
     try:
         return codec.decode(_InfoOfHead, raw).info
     except InvalidData as error:
@@ -416,7 +422,7 @@ def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
 
 
 def was_spawned(body: bytes | None) -> int:
-    """Return 1 if a head as it is stored is that of a sub-agent's session; 0 if not, or if it is damaged."""
+    """Return 1 if a stored head belongs to a sub-agent's session; 0 if not, or if it is damaged."""
     try:
         info = msgspec.json.decode(unpack(body or b""), type=_SpawnedHead).info
     except (InvalidData, msgspec.MsgspecError, UnicodeDecodeError):
@@ -436,7 +442,7 @@ def _shown(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stret
 
 
 def _end_of(stretches: list[Stretch], last: int) -> list[Stretch]:
-    """Return the end of a view: stretches with so many messages."""
+    """Return the end of a view: stretches with `last` messages."""
     found: list[Stretch] = []
     for log, start, stop in reversed(stretches):
         if last <= 0:

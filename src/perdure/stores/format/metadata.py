@@ -1,6 +1,6 @@
-"""Metadata as heads have it: a large value stands apart, under its own hash, so that it is written once while it stays.
+"""Metadata as heads have it: a large value is stored apart, under its own hash, and written again only if it changes.
 
-A head names it in `hashed` as `metadata KEY`; among the other values, null holds its place.
+A head names it in `hashed` as `metadata KEY`. Null holds its place among the other values.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from perdure.stores.cache import CachedSession, StoredMetadata
 from perdure.stores.format.rows import Namer, Values, hash_of
 
 LARGE = 4096
-"""How many bytes a value may take that stands among the others. A row of its own takes four pages to write."""
+"""The most bytes of a value that is kept among the others. A row of its own takes four pages to write."""
 _PART = "metadata "
 
 
 def stored_metadata(
     metadata: Mapping[str, Any], at_hand: CachedSession | None, name_of: Namer = hash_of
 ) -> tuple[StoredMetadata, Values]:
-    """Return metadata as it is stored, and the values that stand apart in it and are new.
+    """Return metadata as it is stored, and its new values that are stored apart.
 
-    What is the same object in the version at hand is neither checked nor encoded again.
+    A value that is the same object in the version at hand is neither checked nor encoded again.
     """
     if at_hand is None or at_hand.metadata is None:
         return taken_apart(metadata, name_of=name_of)
@@ -39,7 +39,7 @@ def stored_metadata(
 def taken_apart(
     metadata: Mapping[str, Any], known: Mapping[str, str] = EMPTY, name_of: Namer = hash_of
 ) -> tuple[StoredMetadata, Values]:
-    """Return metadata as it is stored, and its large values but for those that are known to stand apart."""
+    """Return metadata as it is stored, and its large values except for those that are known to be stored apart."""
     among = _without(metadata, known) if known else metadata
     codec.check_json(among, "$.state.metadata")
     rest = codec.encode(among)
@@ -54,16 +54,17 @@ def taken_apart(
 
 def put_together(rest: Mapping[str, Any], apart: Mapping[str, str], values: Mapping[str, bytes]) -> Mapping[str, Any]:
     """Return metadata as it was before it was taken apart, its keys in the same order."""
+    # `rest` has null in the place of each value that is put in, which keeps that place.
     return {**rest, **{key: codec.decode_plain(values[name]) for key, name in apart.items()}} if apart else rest
 
 
 def parts_of(apart: Mapping[str, str]) -> dict[str, str]:
-    """Return values that stand apart as a head names them."""
+    """Return the names of values that are stored apart, as entries of a head's `hashed`."""
     return {f"{_PART}{key}": name for key, name in apart.items()}
 
 
 def apart_in(hashed: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of the values that stand apart, by their keys, of all that a head names."""
+    """Return the names of the values that are stored apart, by their keys, from a head's `hashed`."""
     return {part.removeprefix(_PART): name for part, name in hashed.items() if part.startswith(_PART)}
 
 

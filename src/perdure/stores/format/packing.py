@@ -1,8 +1,8 @@
-"""Small JSON, packed: deflate that has read a typical run before it begins.
+"""Small JSON, packed: deflate with a dictionary of what a typical run writes.
 
-What runs put on record is many small rows of the same shape. A row alone holds little that repeats; against a
-dictionary of the words that all of them share it shrinks to a quarter. The dictionary is part of the stored format:
-it is never changed, and a better one would come beside it under a mark of its own.
+Runs put many small rows of the same shape on record. A row alone has little that repeats. With a dictionary of the
+words that all rows share, it shrinks to a quarter. The dictionary is part of the stored format. It never changes: a
+better one would be added under a mark of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perdure.model.value import JSON
 from perdure.protocols import Entry
 
 _MARK = b"\x01"
-# JSON begins with one of these; what is packed, with its mark.
+# JSON begins with one of these bytes, and packed JSON with its mark.
 _PLAIN = b'{["-0123456789tfn'
-# What deflate looks back for: the rarest first, the commonest last, where it is cheapest to point at.
+# The strings that deflate looks back for: the rarest first, the commonest last, where a reference is cheapest.
 _DICTIONARY = (
     b'"parallel_loop_start""parallel_loop_end""input_rejected","reason":"redacted""compaction""tags":["owner":"'
     b'"parent_id":""spawn_ref":{"session_id":"","loop_id":"","call_id":"","label":"","tool_call_id":"'
@@ -61,26 +61,27 @@ _DICTIONARY = (
 
 
 def _deflating(window: int, memory: int) -> zlib._Compress:
+    # Negative: without the header and checksum of zlib, since rows have checksums of their own.
     return zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_DICTIONARY)
 
 
 _SMALL = 4096
-# A window of 8 KB holds the dictionary and what is small. A larger one, or a larger table, takes longer to copy.
+# A window of 8 KB has room for the dictionary and a small row. A larger window or table takes longer to copy.
 _small = _deflating(window=13, memory=5)
 
 
 def pack(plain: bytes) -> bytes:
-    """JSON packed, or as it is where that is no shorter, or where nobody would unpack it again."""
+    """Return JSON packed, or as it is if packing does not make it shorter, or if it is too long to be unpacked."""
     if len(plain) > MOST:
         return plain
-    # To read the dictionary takes longer than to pack what is small: there a copy is used that has read it.
+    # To read the dictionary takes longer than to pack a small row. For those, a state that has read it is copied.
     deflate = _small.copy() if len(plain) <= _SMALL else _deflating(zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
     packed = _MARK + deflate.compress(plain) + deflate.flush()
     return packed if len(packed) < len(plain) else plain
 
 
 def unpack(stored: bytes) -> bytes:
-    """The JSON in bytes that may be packed; InvalidData if they are neither."""
+    """Return the JSON in bytes that may be packed. Raise InvalidData if they are neither."""
     if stored[:1] in _PLAIN:
         return stored
     if stored[:1] != _MARK:
@@ -96,13 +97,13 @@ def unpack(stored: bytes) -> bytes:
 
 
 MOST = 4 * codec.MAX_BYTES
-"""No row unpacks to more than this, whatever it claims to be."""
+"""The most bytes that a row is unpacked to, so that a damaged one cannot fill the memory."""
 
 
 def pack_entries(
     entries: Sequence[tuple[Entry, bytes]], smaller: Callable[[bytes], bytes] | None = None
 ) -> tuple[str | None, bytes]:
-    """The run of a batch's first entry, and all entries in one row; only those of other runs name theirs."""
+    """Return the run of a batch's first entry, and all entries in one row. Entries of other runs name theirs."""
     run = entries[0][0].run if entries else None
     rows = [
         [entry.kind, msgspec.Raw(body)] if entry.run == run else [entry.kind, msgspec.Raw(body), entry.run]
@@ -112,7 +113,7 @@ def pack_entries(
 
 
 def unpack_entries(run: str | None, stored: bytes) -> list[Entry]:
-    """The entries of a batch; InvalidData if it holds anything else."""
+    """Return the entries of a batch. Raise InvalidData if it contains anything else."""
     rows = codec.decode_plain(unpack(stored))
     return list(_entries(run, rows))
 

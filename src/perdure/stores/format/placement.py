@@ -1,4 +1,4 @@
-"""Where the messages of a session go in a store's logs, and what of others' logs it names."""
+"""The places of a session's messages in a store's logs, and the stretches of others' logs that it names."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Slot = tuple[Tape, int]
 
 
 class Placement:
-    """The messages of a session that a store does not have yet, and, once it knows, where they go."""
+    """The messages of a session that a store does not have yet, and their places once these are known."""
 
     def __init__(self, session: AgentSession, origin: str, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> None:
         self._session = session
         self._origin = origin
         self._places: dict[Slot, StoredAt | None] = {}
         self._met: dict[Tape, tuple[int, int]] = {}
-        """From where to where a tape was met last: each step of a run shows again what the steps before it did."""
+        """The last stretch of each tape that was met. Each step of a run shows the messages of earlier steps again."""
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
         self.attachments: list[tuple[int, codec.Attachment]] = []
-        """The bytes that new messages name by their hash, by the places of these messages among the new ones."""
+        """The files that new messages name by their hash, each with its message's place among the new ones."""
         turn = self._turn_at_the_end() if not written else None
         self._is_one_turn = turn is not None
         if turn is not None:
@@ -51,7 +51,7 @@ class Placement:
 
     @property
     def moves(self) -> bool:
-        """Tell whether a message gets a place in a log, be it a new one or one that was written ahead."""
+        """True if any message gets a place in a log: a new one, or one that was written ahead."""
         return self._is_one_turn or bool(self._places)
 
     def _is_stored(self, span: Span) -> bool:
@@ -76,7 +76,7 @@ class Placement:
     def _add(self, message: Message) -> None:
         if not isinstance(message, Message):
             raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
-        # Most are one text, which is told here: a call for each message would show in every save.
+        # Most are one text, which is seen here: a call for each message would slow every save.
         if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
             message, found = codec.detached(message)
             self.attachments += [(len(self.new), each) for each in found]
@@ -85,7 +85,7 @@ class Placement:
         self.new_messages.append(settled)
 
     def settle(self, log: LogRef, start: int) -> AgentSession:
-        """The session with every message at its place in a log; new ones stand from `start` on."""
+        """Return the session with every message at its place in a log. New messages begin at `start`."""
         if not self.moves:
             return self._session
         home = Tape(self.new_messages, log, start)
@@ -101,9 +101,9 @@ class Placement:
         return replace(self._session, state=state)
 
     def _written_places(self) -> dict[Slot, Slot]:
-        """Where messages that were written ahead stand: neighbours in a log are on one tape, so that their spans join.
+        """Return the places of messages that were written ahead. Neighbours in a log are on one tape.
 
-        Otherwise each step of a run would name every message before it one by one.
+        So their spans can be joined. Otherwise each step of a run would name every message before it one by one.
         """
         written = [(place, slot) for slot, place in self._places.items() if place is not None]
         tapes: dict[LogRef, Tape] = {}
@@ -118,7 +118,7 @@ class Placement:
         return places
 
     def _turn_at_the_end(self) -> Span | None:
-        """Return the last piece of the transcript, if all that is new is there, as it is after most actions."""
+        """Return the last piece of the transcript if it has all new messages, as after most actions; else None."""
         pieces = self._session.state.transcript.pieces
         if self._session.state.execution is not None or not pieces or not isinstance(pieces[-1], Span):
             return None
@@ -128,7 +128,7 @@ class Placement:
         return turn if all(map(self._is_settled, pieces[:-1])) else None
 
     def _is_settled(self, piece: Piece) -> bool:
-        """Whether a piece is known to be in the store as it is."""
+        """Tell whether a piece is known to be in the store as it is."""
         return self._is_stored(piece) if isinstance(piece, Span) else is_known_in(piece, self._origin)
 
     def _with_turn(self, turn: Span) -> AgentSession:
@@ -140,7 +140,8 @@ class Placement:
         return Transcript(self._settled_pieces(transcript.pieces, moves))
 
     def _settled_pieces(self, pieces: Iterable[Piece], moves: Moves) -> Iterator[Piece]:
-        """Not by recursion: each compaction may cover the one before, without end."""
+        """Return pieces with their messages in logs."""
+        # No recursion: each compaction may cover the one before, deeper than Python's stack.
         settled: list[Piece] = []
         todo: list[tuple[Piece, int | None]] = [(piece, None) for piece in reversed(tuple(pieces))]
         while todo:
@@ -157,7 +158,10 @@ class Placement:
         return iter(settled)
 
     def _settled_block(self, block: Block, covered: list[Piece], moves: Moves) -> Block:
-        """The block itself, if nothing in it has moved: what is known of it stays known."""
+        """Return a block with its messages in logs. If nothing in it has moved, it is the same object.
+
+        So its stored form, which is kept on the object, need not be made again.
+        """
         shown = [*chain.from_iterable(self._settled_span(span, moves) for span in block.shown)]
         if _are_same(covered, block.covered) and _are_same(shown, block.shown):
             return block
@@ -170,7 +174,7 @@ class Placement:
 
 
 class _Move(NamedTuple):
-    """A stretch of a tape, from `start` to `stop`, that goes to another one, from `at` on."""
+    """A stretch of a tape, from `start` to `stop`, that moves to position `at` of another tape."""
 
     start: int
     stop: int
@@ -178,7 +182,7 @@ class _Move(NamedTuple):
     at: int
 
     def of(self, span: Span) -> Span:
-        """Return where that part of a span goes which is in the stretch."""
+        """Return the new place of a span, as far as it is in the stretch."""
         start, stop = max(self.start, span.start), min(self.stop, span.stop)
         return Span(self.tape, self.at + start - self.start, self.at + stop - self.start)
 
@@ -187,9 +191,9 @@ Moves = Mapping[Tape, Sequence[_Move]]
 
 
 def _moves_of(places: Mapping[Slot, Slot]) -> Moves:
-    """Return where the messages of each tape go, in stretches: neighbours that stay neighbours go together.
+    """Return the moves of each tape's messages. Neighbours that stay neighbours move together, in one stretch.
 
-    A run's steps show much the same messages, each step a few more. One by one, twenty steps would name 400.
+    A run's steps show mostly the same messages, each step a few more. One by one, twenty steps would name 400.
     """
     moves: dict[Tape, list[_Move]] = {}
     for (tape, position), (home, at) in sorted(places.items(), key=lambda each: each[0][1]):
@@ -203,7 +207,7 @@ def _moves_of(places: Mapping[Slot, Slot]) -> Moves:
 
 
 def _as_loaded(message: Message) -> Message:
-    """Return a message that was written ahead as every later load gives it."""
+    """Return a message that was written ahead in the form that every later load returns."""
     if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
         message, _ = codec.detached(message)
     return codec.settled(message)
@@ -214,7 +218,7 @@ def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:
 
 
 def transcripts_of(state: AgentState) -> Iterator[Transcript]:
-    """The state's transcript, then the views that its execution's steps name."""
+    """Yield the state's transcript, then the views that its execution's steps name."""
     yield state.transcript
     for step in _steps(state.execution):
         yield step.input_messages
@@ -230,13 +234,13 @@ def _steps(execution: ExecutionState | None) -> Iterator[AgentStep]:
 
 
 def is_at_hand(session: AgentSession) -> bool:
-    """Whether all that a load would read is in memory: what the view shows, and what the last run put out."""
+    """Tell whether all that a load would read is in memory: the view's messages, and the last run's output."""
     shown = [session.state.transcript, *(step.output_messages for step in _steps(session.state.execution))]
     return all(map(_is_view_at_hand, shown))
 
 
 def has_end(view: Transcript, last: int) -> bool:
-    """Whether so many messages at the end of a view are in memory."""
+    """Tell whether the `last` messages of a view are in memory."""
     for span in reversed(tuple(view.spans())):
         if last <= 0:
             break
@@ -253,7 +257,7 @@ def _is_view_at_hand(view: Transcript) -> bool:
 
 
 def map_transcripts(state: AgentState, change: Callable[[Transcript], Transcript]) -> AgentState:
-    """The state with every transcript in it changed; times stay as they are."""
+    """Return the state with every transcript in it changed. Times stay as they are."""
     context = replace(state.context, transcript=change(state.transcript))
     return replace(state, context=context, execution=_map_execution(state.execution, change))
 
@@ -275,7 +279,7 @@ def _map_execution(
 
 
 def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
-    """The stretches of other sessions' logs that a settled session names, covered ones too."""
+    """Return the stretches of other sessions' logs that a settled session names, covered ones too."""
     found: set[Stretch] = set()
     for transcript in transcripts_of(session.state):
         settled = settled_in(transcript, own.origin)
@@ -292,7 +296,7 @@ def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
 
 
 def own_named(session: AgentSession, own: LogRef) -> set[Stretch]:
-    """The stretches of its own log that a settled session names, covered ones too."""
+    """Return the stretches of its own log that a settled session names, covered ones too."""
     named = (each for view in transcripts_of(session.state) for piece in view.pieces for each in _named_by(piece))
     return {(ref.key, start, stop) for ref, start, stop in named if ref == own}
 

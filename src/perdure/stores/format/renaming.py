@@ -1,4 +1,4 @@
-"""A head with other names for its logs, made without reading a message: what moves between stores is not rebuilt."""
+"""Heads with other names for their logs, for a move between stores. No message is read, and no session is rebuilt."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from perdure.stores.format.heads import INLINE, StoredHead, is_block, joined, nu
 from perdure.stores.format.rows import Namer, Values, hash_of
 
 Rename = Callable[[int | str, int, int], int | str]
-"""Given a stretch of a log, the log's other name."""
+"""A function from a stretch of a log to the log's other name."""
 _IN_ORDER = ("prefix", "transcript", "metadata", "system_prompt", "response_format", "execution")
 _BY_HASH = ("op", "parts", "hashed")
 
 
 class OpenHead:
-    """A stored head, and values among which are all that it names by hash."""
+    """A stored head, and all values that it names by hash."""
 
     def __init__(self, raw: bytes, stored: StoredHead, values: Mapping[str, bytes]) -> None:
         head = stored.head
@@ -41,7 +41,7 @@ class OpenHead:
     def renamed(self, blocks: RenamedBlocks) -> tuple[bytes, Values]:
         """Return the same head over logs of other names, and the values that it names then.
 
-        The values of blocks that other versions have named before are not among these.
+        Values of blocks that earlier versions have named already are left out.
         """
         with _damage(*self._where):
             return self._renamed(blocks)
@@ -92,7 +92,7 @@ class OpenHead:
         ]
 
     def check(self, span_of: codec.SpanOf, block_of: BlocksAtHand, definitions: dict[str, AgentDefinition]) -> None:
-        """Raise CorruptRecord unless all of it can be read. Known blocks and definitions are not read again."""
+        """Raise CorruptRecord unless the whole head can be read. Known blocks and definitions are not read again."""
         with _damage(*self._where):
             key = self._plain["definition"]
             if key not in definitions:
@@ -107,7 +107,7 @@ class OpenHead:
 
 @contextmanager
 def _damage(session_id: str, where: str) -> Iterator[None]:
-    """Raise CorruptRecord for whatever goes wrong with the data of a head."""
+    """Raise CorruptRecord for any error in the data of a head."""
     try:
         yield
     except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -122,14 +122,14 @@ def _steps(execution: Any) -> Iterator[Any]:
 
 
 class RenamedBlocks:
-    """Pieces over logs of other names, and the blocks that they name, which have other names then as well.
+    """Pieces over logs of other names, and the blocks that they name, whose names change as well.
 
-    It is made once for all versions of a session: a block that many of them show is renamed once.
+    One object serves all versions of a session, so that a block that many of them show is renamed once.
     """
 
     def __init__(self, rename: Rename, name_of: Namer = hash_of) -> None:
         self.name_value = name_of
-        """What makes the names of values; all of them are named anew."""
+        """The function that names values. All of them get new names."""
         self.new: Values = {}
         """The values of the blocks that were renamed since `begin`."""
         self._rename = rename
@@ -143,11 +143,11 @@ class RenamedBlocks:
         return self._names.keys()
 
     def begin(self, values: Mapping[str, bytes]) -> None:
-        """Begin with a version, whose blocks are among these values unless they were met."""
+        """Begin with a version. Its blocks are among these values, except for those that were met before."""
         self.new, self._before, self._fresh = {}, values, []
 
     def take_back(self) -> None:
-        """Forget what was renamed since `begin`, so that it is renamed again."""
+        """Forget the new names since `begin`, so that these blocks are renamed again."""
         for name in self._fresh:
             del self._names[name]
 
@@ -155,7 +155,8 @@ class RenamedBlocks:
         return [self._piece(piece) for piece in pieces]
 
     def _piece(self, piece: Any) -> Any:
-        """Blocks within a block stand flat among what it covers, so that this goes no deeper than two levels."""
+        """Return a piece over logs of other names."""
+        # Blocks within a block are stored flat among what it covers, so this recursion has at most two levels.
         if isinstance(piece, str):
             return self.name_of(piece)
         if not isinstance(piece, dict):

@@ -1,4 +1,4 @@
-"""Rows of logs and of records, and what tells whether a row is what was written: shared by every store."""
+"""Rows of logs and of records, and the checksums that tell whether a row is what was written. All stores share them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from perdure.stores.format.packing import pack_entries
 
 Values = dict[str, bytes]
 LAST = 2**63 - 1
-"""No number of a row is greater."""
+"""The greatest number of a row."""
 Stretch = tuple[int | str, int, int]
-"""A log, and from where to where in it."""
+"""A log, a first position, and the position after the last."""
 Attachments = Sequence[tuple[int, codec.Attachment]]
 """The images and files of several messages, each with the place of its message among them."""
 
 
 def checksum(body: bytes, *place: int) -> int:
-    """A checksum of bytes at a place, so that a row that has moved is as wrong as one that has changed."""
+    """Return a checksum of bytes at a place. A row that was moved fails it, like one that was changed."""
     seed = 0
     for number in place:
         seed = (seed_of(seed) + number) & 0xFFFFFFFF
@@ -39,12 +39,13 @@ def checksum(body: bytes, *place: int) -> int:
 
 
 def seed_of(number: int) -> int:
-    """What the checksums of all that stands under a number begin with."""
+    """Return the seed for the checksums of all rows under a number."""
+    # Stored checksums depend on this factor, so it never changes.
     return (number * 1000003) & 0xFFFFFFFF
 
 
 def check_row(body: bytes, crc: int | None, session_id: str | None, position: str, *place: int) -> None:
-    """Raise CorruptRecord unless a row matches its checksum. Without one the engine answers for it."""
+    """Raise CorruptRecord unless a row matches its checksum. If that is None, the engine protects the row itself."""
     if crc is None:
         return
     try:
@@ -56,12 +57,12 @@ def check_row(body: bytes, crc: int | None, session_id: str | None, position: st
 
 
 def key_checksum(sid: int, name: bytes, digest: bytes, version: int) -> int:
-    """The checksum of an idempotency key's row."""
+    """Return the checksum of an idempotency key's row."""
     return checksum(b"%b\0%b" % (name, digest), sid, version)
 
 
 def log_checksum(log: int, sid: int, name: bytes) -> int:
-    """The checksum of the row that says whose log it is."""
+    """Return the checksum of a log's row, which names the session of the log."""
     return checksum(name, log, sid)
 
 
@@ -73,7 +74,7 @@ def decode_row(body: bytes, session_id: str | None, position: str) -> Message:
 
 
 def operation_id() -> str:
-    """A mark by which a writer whose answer was lost can tell its own write from another's."""
+    """Return a mark by which a writer that got no answer can recognise its own write."""
     return new_id()[-12:]
 
 
@@ -82,26 +83,26 @@ _MINUTE = 60
 
 
 def minute_of(time: float) -> int:
-    """Return the minute that a time is in: what lists by time of update are indexed by.
+    """Return the minute of a time. Lists by time of update are indexed by it.
 
-    A save sets it only when it changes, so that few saves pay for the indexes; a page sorts inside of a minute.
+    A save sets it only when it changes, so few saves pay for the indexes. A page is sorted within each minute.
     """
     return floor(time / _MINUTE)
 
 
 class ListPlace(NamedTuple):
-    """A session's place in a list: by when it was created or updated, and then by its number in the store."""
+    """A session's place in a list: its time of creation or update, then its number in the store."""
 
     time: float
     number: int
 
     def next(self, order: Order) -> str:
-        """Return what a page ends with, so that the next one begins behind this place."""
+        """Return a page's `next`, with which the next page begins after this place."""
         return f"{_MARKS[order]}{self.time!r}_{self.number}"
 
 
 def page_start(after: str | None, order: Order) -> ListPlace | None:
-    """Return the place that a page's `next` stands for."""
+    """Return the place that a page's `next` names."""
     if after is None:
         return None
     found = _NEXT.fullmatch(after)
@@ -117,12 +118,12 @@ _NEXT = re.compile(r"(?P<mark>u?)(?P<time>-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0
 
 
 def another_session(session: AgentSession | AgentSessionInfo) -> SessionConflict:
-    """The session in the store has this one's id and version, and is another: created at another time."""
+    """Return the error for a stored session with the same id and version that was created at another time."""
     return SessionConflict(
         session.id,
         session.version,
         session.version,
-        f"Session {session.id!r} has been erased and created anew since this one was loaded. Nothing was saved. "
+        f"Session {session.id!r} has been erased and created again since this one was loaded. Nothing was saved. "
         "Load it again and repeat the action, or create this one under another id.",
     )
 
@@ -135,7 +136,7 @@ def runs_in(
     before: int | None = None,
     run: str | None = None,
 ) -> list[RunOnRecord]:
-    """The runs in a record that is read whole, for stores that keep no index of them."""
+    """Return the runs in a record that is read whole, for stores that keep no index of them."""
     ends: dict[str, tuple[JournalEntry, JournalEntry]] = {}
     for entry in entries:
         if entry.run is not None and run in (None, entry.run):
@@ -146,7 +147,7 @@ def runs_in(
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one append puts on record, packed; and how far in it each run reaches, counted from its first entry."""
+    """The entries that one append puts on record, packed, and the first and last place of each run among them."""
 
     count: int
     run: str | None
@@ -155,12 +156,12 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def is_of_one_run(self) -> bool:
-        """Tell whether all entries that name a run name the run of the first."""
+        """True if the first entry names a run, and no entry names another one."""
         return len(self.reach) == 1 and self.run in self.reach
 
 
 def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | None = None) -> Batch | None:
-    """Entries made ready for the writer; InvalidData before anything is written."""
+    """Return entries ready for the writer. Raise InvalidData before anything is written."""
     if not entries:
         return None
     reach: dict[str, tuple[int, int]] = {}
@@ -173,7 +174,7 @@ def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | 
 
 
 def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
-    """Entries with their bytes; InvalidData before anything is written."""
+    """Return entries with their bytes. Raise InvalidData before anything is written."""
     prepared = []
     for entry in entries:
         codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
@@ -182,7 +183,7 @@ def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
 
 
 def _bytes_of(entry: Entry) -> bytes:
-    if type(entry.body) is msgspec.Raw:  # as the events of a run come
+    if type(entry.body) is msgspec.Raw:  # events of a run are in bytes already
         raw = bytes(entry.body)
         if len(raw) <= codec.MAX_BYTES:
             return raw
@@ -198,14 +199,14 @@ def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) 
 
 
 Namer = Callable[[bytes], str]
-"""What makes a name for a value."""
+"""A function that makes a name for a value."""
 
 
 def is_keyed(name: str) -> bool:
-    """Tell whether a name was made with a key: then the value itself was sealed under it."""
+    """Tell whether a name was made with a key. Then its value was sealed, too."""
     return name.startswith("~")
 
 
 def hash_of(body: bytes) -> str:
-    """A name for bytes: 128 bits, in 22 characters."""
+    """Return a name for bytes: 128 bits, in 22 characters."""
     return urlsafe_b64encode(hashlib.blake2b(body, digest_size=16).digest())[:22].decode()

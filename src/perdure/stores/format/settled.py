@@ -1,4 +1,4 @@
-"""What is found out once about a view that is settled in a store, and kept with it: forks share a view."""
+"""Facts about a view that is settled in a store. They are found once and kept with the view, which forks share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Settled:
         self.logs = frozenset([log for log, _, _ in stretches])
         self.is_at_hand = is_at_hand
         self.parts: tuple[tuple[str, bytes], ...] | None = None
-        """The view as it stands in a head, once it was written."""
+        """The parts of a head that have the view, once it was written."""
 
     def others(self, log: int | str) -> frozenset[Stretch]:
-        """Return the stretches of all logs but one."""
+        """Return the stretches of all logs except one."""
         if log not in self.logs:
             return self.stretches
         if len(self.logs) == 1:
@@ -31,20 +31,20 @@ class Settled:
 
 
 def settled_in(view: Transcript, origin: str) -> Settled | None:
-    """Return what was found out about a view, if it is settled in this store."""
+    """Return the facts about a view; None unless it is settled in this store."""
     found = view.found
     return found if isinstance(found, Settled) and found.origin == origin else None
 
 
 def note_settled(view: Transcript, origin: str) -> None:
-    """Find out about a view, all of which is in this store's logs. Blocks keep what is known of them themselves."""
+    """Find and keep the facts about a view, all of which is in this store's logs."""
     if settled_in(view, origin) is not None:
         return
     stretches: set[Stretch] = set()
     is_at_hand = True
     for piece in view.pieces:
         if not isinstance(piece, Span):
-            return
+            return  # a block keeps its own stored form
         tape = piece.tape
         assert tape.ref is not None
         assert tape.ref.origin == origin

@@ -11,17 +11,18 @@ from perdure.stores.format.rows import Stretch
 
 
 def part_of_view(head: StoredHead, name: str, values: Mapping[str, bytes]) -> bytes:
-    """Return one of the two lists of pieces that a version's view is: its `prefix`, or its `transcript`."""
+    """Return one of the two lists of pieces of a version's view: its `prefix` or its `transcript`."""
     if name in head.head.hashed:
         return values[head.head.hashed[name]]
     return bytes(head.head.parts.get(name, b"[]"))
 
 
 def stretches_in(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:
-    """Yield what stored pieces name, covered pieces before those shown in their place.
+    """Yield the stretches that stored pieces name, covered pieces before those shown in their place.
 
     Blocks whose values are not given are left out.
     """
+    # No recursion: blocks may nest deeper than Python's stack.
     todo = [*pieces][::-1]
     while todo:
         piece = todo.pop()
@@ -36,6 +37,6 @@ def stretches_in(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator
 
 
 def stretches_of_view(head: StoredHead, values: Mapping[str, bytes]) -> Iterator[Stretch]:
-    """Yield what a version shows and covers, in order."""
+    """Yield the stretches that a version shows and covers, in order."""
     for name in ("prefix", "transcript"):
         yield from stretches_in(codec.decode_plain(part_of_view(head, name, values)), values)

@@ -1,1 +1,1 @@
-"""What a session means in rows: generators of row statements, which know no engine and do no I/O."""
+"""Sessions in rows: the verbs as generators of row statements, which know no engine and do no I/O."""

@@ -1,7 +1,7 @@
-"""What a session has taken over from branches: the stretches of logs that each adoption was the first to name.
+"""The messages that a session has adopted from branches: the stretches of logs that an adoption was the first to name.
 
-Views repeat each other, so that to load each adopted one would cost the square of their number. Here heads are read
-alone, and of what they share with the ones before nothing is looked at twice.
+Views repeat each other, so the cost of loading each adopted one would grow with the square of their number. Here only
+heads are read, and parts that they share with earlier ones are not read again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from perdure.stores.jobs.values import gather_unmet
 
 
 def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
-    """Return what was adopted by a version that tells of an adoption, and before it, oldest first.
+    """Return the adoptions up to a version that contains one, oldest first.
 
-    What the session began with is left out.
+    Messages that the session began with are left out.
     """
     sid = yield from sid_of(session_id)
     oldest = yield from oldest_head(session_id, sid)
@@ -36,7 +36,7 @@ def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
         head = yield from _head(session_id, sid, version)
         adoption = _adoption_in(head, session_id, version)
         if adoption is None or adoption.version != version:
-            break  # a release that did not know of adoptions has copied this from another session
+            break  # an older release, which knows no adoptions, has copied this from another session
         found.append((adoption, head))
         version = adoption.before if 0 < adoption.before < version else 0
     views = _Views(session_id)
@@ -50,11 +50,11 @@ def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
 
 
 def names_of(logs: Sequence[int | str]) -> Job[dict[int | str, str]]:
-    """Return the names that logs have in every store, without those that are not known. A copy has its original's."""
+    """Return the names that logs have in every store. A copy has its original's name. Unknown logs are left out."""
     rows = yield Select("log", ("log", "sid", "name"), {"log in": sorted(logs, key=str)})
     sids = sorted({sid for _, sid, _ in rows})
     ids = dict((yield Select("session", ("sid", "id"), {"sid in": sids}))) if sids else {}
-    # A copy of a copy is named by all who have kept it; the last name is the original's.
+    # The name of a copy of a copy begins with those who have kept it. The last part is the original's name.
     copies = {log: name.rpartition(LENT)[2] for log, _, name in rows if name.startswith(LENT)}
     return {log: name_of_log(ids[sid], name) for log, sid, name in rows if sid in ids} | copies
 
@@ -86,7 +86,7 @@ class _Views:
         self._prefix = b""
 
     def new_in(self, head: StoredHead) -> Job[list[Stretch]]:
-        """Return the stretches that a version shows or covers and no version before it did, in the view's order."""
+        """Return the stretches that a version is the first to show or cover, in the order of its view."""
         found = yield from gather_unmet(self._session_id, head, self._values, self._blocks)
         self._values = found.parts
         try:
@@ -97,7 +97,7 @@ class _Views:
         return new
 
     def _named(self, head: StoredHead, values: Mapping[str, bytes]) -> Iterator[Stretch]:
-        """Yield what a view names. Blocks that were met before are not among the values."""
+        """Yield the stretches that a view names. Blocks that were met before are not among the values."""
         prefix, rest = (part_of_view(head, name, values) for name in ("prefix", "transcript"))
         yield from stretches_in(codec.decode_plain(_behind(self._prefix, prefix)), values)
         self._prefix = prefix
@@ -105,25 +105,26 @@ class _Views:
 
 
 def _behind(before: bytes, raw: bytes) -> bytes:
-    """Return a list without its beginning, if that is all of another list: most views only grow at their end."""
+    """Return a list in JSON without the items of an earlier one that it begins with. Most views grow at their end."""
     if raw == before:
         return b"[]"
+    # Compared as bytes, so that known items are not even decoded.
     if len(before) > 2 and raw.startswith(before[:-1] + b","):
         return b"[" + raw[len(before) :]
     return raw
 
 
 class _Stretches:
-    """Stretches of logs, those that touch made one."""
+    """Stretches of logs, joined where they touch."""
 
     def __init__(self) -> None:
         self._ends: dict[int | str, list[tuple[int, int]]] = {}
 
     def add(self, stretch: Stretch) -> list[Stretch]:
-        """Add a stretch. Return what of it was not there."""
+        """Add a stretch. Return the parts of it that are new."""
         log, start, stop = stretch
         known = self._ends.setdefault(log, [])
-        # The first that ends at or behind the start, and the first that begins behind the stop.
+        # `low`: the first that ends at or after the start. `high`: the first that begins after the stop.
         low = bisect_left(known, start, key=lambda each: each[1])
         high = low
         new: list[Stretch] = []

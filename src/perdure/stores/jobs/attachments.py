@@ -1,7 +1,7 @@
 """Images and files: their bytes, each once under its hash, and the messages that show them.
 
-A message names bytes by their hash, and a row of `attached` says so again, for those who read and erase them. Forks
-show their parent's messages, so that bytes are never noted, nor kept, for a fork.
+A message names bytes by their hash. A row of `attached` repeats that, and reading and erasing use these rows. Forks
+show their parent's messages, so bytes are never noted or kept for a fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 512
 Place = tuple[int | str, int]
-"""A log, and the position of a message in it; below 0, that of an item in the inbox of the log's session."""
+"""A log, and the position of a message in it. A position below 0 is an item in the inbox of the log's session."""
 
 
 def write(attachments: Attachments, log: int | str, start: int) -> Job[None]:
@@ -36,9 +36,9 @@ def write(attachments: Attachments, log: int | str, start: int) -> Job[None]:
 
 
 def require_reachable(session_id: str, sid: int, hashes: Iterable[str], shown: Iterable[Stretch]) -> Job[None]:
-    """Raise InvalidData if one of the hashes is not of a message that the session has, or shows of others.
+    """Raise InvalidData if one of the hashes is in no message that the session has, or shows of others.
 
-    Who may write a message that names bytes may read them, so that knowing a hash must not be enough.
+    A caller that may write a message that names bytes may also read them. So it must not be enough to know a hash.
     """
     stretches = [*shown]
     for key in sorted(hashes):
@@ -50,11 +50,12 @@ def require_reachable(session_id: str, sid: int, hashes: Iterable[str], shown: I
 
 
 def read(session_id: str, hashes: Collection[str]) -> Job[dict[str, bytes]]:
-    """Return bytes that messages of a session name; InvalidData if none of them names one of these hashes."""
+    """Return bytes that messages of a session name. Raise InvalidData for a hash that none of them names."""
     sid = yield from sid_of(session_id)
     places: dict[str, str] = {}
     shown = None
     for key in hashes:
+        # First in the session's own logs. What it shows of others is read only if that is not enough.
         place = yield from _place_of(sid, key, ())
         if place is None:
             shown = (yield from noted(session_id, sid)) if shown is None else shown
@@ -69,7 +70,7 @@ def read(session_id: str, hashes: Collection[str]) -> Job[dict[str, bytes]]:
 
 
 def read_bodies(session_id: str | None, places: Mapping[str, str]) -> Job[dict[str, bytes]]:
-    """Return bytes by their hashes; CorruptRecord at a place if they are missing there, or are others."""
+    """Return bytes by their hashes. Raise CorruptRecord, with the place, if they are missing or do not match."""
     found: dict[str, bytes] = {}
     for key, place in places.items():
         try:
@@ -86,12 +87,12 @@ def read_bodies(session_id: str | None, places: Mapping[str, str]) -> Job[dict[s
 
 
 def name_of(log: int | str, pos: int) -> str:
-    """Return the words for a place."""
+    """Return a text that names a place."""
     return f"message {pos} of log {log}" if pos >= 0 else f"inbox {-pos}"
 
 
 def _place_of(sid: int, key: str, shown: Iterable[Stretch]) -> Job[Place | None]:
-    """Return where one of a session's messages has the bytes, or one of those that it shows."""
+    """Return the place of a message with these bytes that a session has, or shows of others; None if it has none."""
     for log, start, stop in chain(_with_inbox((yield from own_stretches(sid))), shown):
         where = {"hash": key, "log": log, "pos >=": start, "pos <": stop}
         for (pos,) in (yield Select("attached", ("pos",), where, limit=1)):
@@ -100,7 +101,7 @@ def _place_of(sid: int, key: str, shown: Iterable[Stretch]) -> Job[Place | None]
 
 
 def _with_inbox(own: Collection[Stretch]) -> list[Stretch]:
-    """Return stretches of a session's logs, and the places of items in its inbox, which are below 0."""
+    """Return stretches of a session's logs, extended to the items of its inbox, whose places are below 0."""
     whole = [log for log, start, stop in own if (start, stop) == (0, LAST)]
     in_part = [each for each in own if each[0] not in whole]
     posted = {(log, -LAST, 0) for log, _, _ in in_part}
@@ -108,7 +109,7 @@ def _with_inbox(own: Collection[Stretch]) -> list[Stretch]:
 
 
 def _require_unnamed(session_id: str, sid: int, key: str, shown: Iterable[Stretch]) -> Job[None]:
-    """Raise CorruptRecord if a message names a hash, and that is not noted."""
+    """Raise CorruptRecord if a message names a hash that is not noted for it."""
     for log, start, stop in chain((yield from own_stretches(sid)), shown):
         for pos, hashes in (yield from named_in(log, start, stop)):
             if key in hashes:
@@ -116,7 +117,7 @@ def _require_unnamed(session_id: str, sid: int, key: str, shown: Iterable[Stretc
 
 
 def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple[int, frozenset[str]]]]:
-    """Return the messages of a stretch that name bytes, each with the hashes; what cannot be read is left out."""
+    """Return the messages of a stretch that name bytes, each with the hashes. Unreadable ones are left out."""
     found: list[tuple[int, frozenset[str]]] = []
     while True:
         where = {"log": log, "pos >=": start, "pos <": stop}
@@ -130,22 +131,22 @@ def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple
 
 
 def hashes_in(body: object) -> frozenset[str]:
-    """Return the hashes that a message's row names; none if it cannot be read, which others find out."""
+    """Return the hashes that a message's row names; none if it cannot be read."""
     try:
         return codec.hashes_in(body) if type(body) is bytes else frozenset()
-    except InvalidData:
+    except InvalidData:  # a load and the check report it
         return frozenset()
 
 
 def attached_to(logs: Collection[int | str]) -> Job[set[str]]:
-    """Return the hashes that messages of logs are noted to name."""
+    """Return the hashes that are noted for messages of logs."""
     if not logs:
         return set()
     return {key for (key,) in (yield Select("attached", ("hash",), {"log in": sorted(logs, key=str)}))}
 
 
 def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None]:
-    """Erase those of some bytes that no message names any more."""
+    """Erase the bytes among these that no message names any more."""
     for key in hashes:
         if not (yield Select("attached", ("log",), {"hash": key}, limit=1)):
             if tally is not None:
@@ -154,7 +155,8 @@ def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None
 
 
 def unused() -> Job[list[str]]:
-    """Return the hashes of bytes that no message names, a page at a time: a store may hold millions."""
+    """Return the hashes of bytes that no message names."""
+    # By pages of hashes: a store may have millions of files, most of them in use.
     found: list[str] = []
     last = ""
     while page := [key for (key,) in (yield Select("blob", ("hash",), {"hash >": last}, order="hash", limit=_AT_ONCE))]:

@@ -1,9 +1,9 @@
-"""Everything that can be wrong with rows: with a session's, and with those that belong to no session.
+"""Everything that can be wrong with rows: with those of a session, and with those that belong to none.
 
-It reads no message and no record: `fsck` does, which loads and dumps every session. What only an engine can see is in
-its `faults`: damaged pages, a schema that is not a new one's, numbers that might be given out twice, seals, the search
-index, columns that say again what a body says; of files torn lines, documents, what was cut short, and whose log a
-file is. An engine that meets damage while it answers a statement raises CorruptRecord; only that look ends there.
+It reads no message and no record. `fsck` does, since it loads and dumps every session. An engine's `faults` are what
+only the engine can see: damaged pages, a wrong schema, numbers that might be given out twice, seals, the search index,
+columns that repeat a body. For files these are torn lines, documents, work that was cut short, and the owner of a log.
+An engine that meets damage while it answers a statement raises CorruptRecord. Only that look ends then.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from perdure.stores.sealing import plain_name
 from perdure.stores.tapes import without
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
 _SAVE = "Nothing that was said is touched by it. Save the session once (a note will do), or copy the store."
 _TAGS = "Nothing that was said is touched by it. Tag the session with something new, or copy the store into a new one."
 _RUN = (
-    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place anew."
+    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place again."
 )
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
 _INBOX = "It has been dealt with, and is not needed. Copying the store into a new one leaves it behind."
@@ -48,7 +48,7 @@ _CLAIM = (
     "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
     "on the session by its id."
 )
-_KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+_KEY = "A request that is sent again under that key may run again. Restore the session from a backup to mend it."
 _TIMER = "It will not ring. Set it again with `replace=True`, or drop it by its name."
 _RATE = "Nothing that was said is touched by it. The next place in it may be given too early or too late."
 _TOKEN = "Nobody gets in with it. Revoke it by its id with `perdure token revoke`, and make a new one."
@@ -60,13 +60,14 @@ _KEPT = "It keeps text from being erased. Copying the store into a new one leave
 _LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the store it stays behind."
 
 _NOT_SO = "it is not what the session's row says"
-# A save writes some of them anew, and compares the time of creation; a copy tells by that whether a session is there.
+# The columns that lists filter by. A save writes some of them again. It compares the time of creation, and a copy
+# tells by that whether a session is there already, so only a backup mends that one.
 FILTERED = {
     **dict.fromkeys(("status", "agent", "updated", "recent"), _SAVE),
     **dict.fromkeys(("owner", "parent", "spawned"), _COPY),
     "created": _BACKUP,
 }
-# Tables whose rows belong to sessions, and the column that says to which.
+# Tables whose rows belong to sessions, and the column with the session's number.
 _OWNED = {
     **dict.fromkeys(("head", "batch", "run", "inbox", "key", "sketch", "timer", "tag", "uses"), "sid"),
     "ref": "child",
@@ -74,12 +75,12 @@ _OWNED = {
 _AT_ONCE = 500
 _MOST_TOLD = 20
 
-# Whatever damaged data can bring about in code that reads it.
+# The errors that damaged data can cause in code that reads it.
 _DAMAGE = (CorruptRecord, InvalidData, InvalidSessionId, TypeError, ValueError, LookupError, AttributeError)
 
 
 def check() -> Job[list[Problem]]:
-    """Return all that is wrong, read in one snapshot, one session after another."""
+    """Return all that is wrong, read in one snapshot, one session after the other."""
     survey = _Survey()
     yield from _check_meta(survey)
     with survey.watching(None, "the rates", _RATE):
@@ -105,7 +106,7 @@ def check() -> Job[list[Problem]]:
 
 
 class _Survey:
-    """A check under way: what it has found, and how many rows of each table it has met."""
+    """A check under way: the problems found, and the number of rows met in each table."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -116,7 +117,7 @@ class _Survey:
 
     @contextmanager
     def watching(self, session_id: str | None, where: str, repair: str = _BACKUP) -> Iterator[None]:
-        """Note the damage that ends a look, so that the check goes on."""
+        """Note the damage that ends a look, so that the check continues."""
         try:
             yield
         except CorruptRecord as error:
@@ -128,7 +129,7 @@ class _Survey:
 
 
 def _behind(column: str, last: Any) -> Where:
-    """Return what the rows of a next page meet."""
+    """Return the condition for the rows after the last one."""
     return {f"{column} !=": None} if last is None else {f"{column} >": last}
 
 
@@ -141,7 +142,7 @@ def _check_meta(survey: _Survey) -> Job[None]:
 
 
 class SessionRow(NamedTuple):
-    """A session's row."""
+    """The row of a session."""
 
     sid: int
     id: str
@@ -196,7 +197,7 @@ def _check_session(survey: _Survey, session: SessionRow) -> Job[None]:
 
 def _check_claim(survey: _Survey, session: SessionRow) -> None:
     if type(session.log) is int and not session.sid << 20 <= session.epoch < (session.sid + 1) << 20:
-        # In files it counts from the time of birth, which is for their engine to know.
+        # In files it counts from the time of birth, and their engine checks it.
         what = "it is out of the session's range, so that a claim on another session of the same id might count as one"
         survey.note(session.id, "its epoch", f"{what} on it", _COPY)
     if (session.claim is None) != (session.expires is None):
@@ -206,7 +207,7 @@ def _check_claim(survey: _Survey, session: SessionRow) -> None:
 
 
 def _check_logs(survey: _Survey, session: SessionRow) -> Job[None]:
-    """Check the session's logs, how far they go, and the places of its runs in them."""
+    """Check the session's logs, their ends, and the places of its runs in them."""
     names: dict[int | str, str] = {}
     ends: dict[int | str, int] = {session.log: 0}
     rows = yield Select("log", ("log", "name", "crc"), {"sid": session.sid}, order="log")
@@ -220,7 +221,7 @@ def _check_logs(survey: _Survey, session: SessionRow) -> Job[None]:
         yield from _check_attached(survey, session.id, log)
         if log in in_part:
             yield from _check_kept(survey, session.id, log, ends[log])
-        # A log that holds others' messages on their behalf has only those that are shown.
+        # A log with copies of another session's messages has only those that are shown.
         elif count != ends[log] and not name.startswith(LENT):
             survey.note(session.id, f"log {log}", "its messages are not numbered from 0 on", _BACKUP)
     if names.get(session.log) != "":
@@ -231,7 +232,7 @@ def _check_logs(survey: _Survey, session: SessionRow) -> Job[None]:
 
 
 def _check_kept(survey: _Survey, session_id: str, log: int | str, end: int) -> Job[None]:
-    """Check a log in which its session has forgotten: it has what rows name, its own and others', and nothing else."""
+    """Check a log with forgotten messages: it has those that rows of any session name, and no others."""
     refs = yield Select("ref", ("log", "start", "stop"), {"log": log})
     held = [(log, pos, pos + 1) for (pos,) in (yield Select("msg", ("pos",), {"log": log}))]
     for _, start, stop in without([(log, start, min(stop, end)) for _, start, stop in refs], held):
@@ -242,7 +243,7 @@ def _check_kept(survey: _Survey, session_id: str, log: int | str, end: int) -> J
 
 
 def _check_attached(survey: _Survey, session_id: str | None, log: int | str) -> Job[None]:
-    """Check that it is noted which messages of a log show which images and files, and that these are there."""
+    """Check that the images and files in a log's messages are noted, and that they are there."""
     rows = yield Select("attached", ("pos", "hash"), {"log": log})
     survey.met["attached"] += len(rows)
     noted = {(pos, plain_name(key)) for pos, key in rows if type(pos) is not int or pos >= 0}
@@ -293,7 +294,7 @@ def _check_inbox(survey: _Survey, session: SessionRow) -> Job[None]:
         what = "it is missing or of another type, so that lists of what waits may fail"
         survey.note(session.id, "since when its inbox waits, or how urgent it is", what, _POST)
     for row in rows:
-        if row[0] <= session.taken:  # nobody reads it any more, and its text is still there
+        if row[0] <= session.taken:  # `fsck` reads the others; these are read by nobody, but their text is still there
             with survey.watching(session.id, f"inbox {row[0]}", _INBOX):
                 posted_of(session.id, session.sid, *row)
 
@@ -339,7 +340,7 @@ def _check_tokens(survey: _Survey) -> Job[None]:
 
 
 def _check_refs(survey: _Survey, session: SessionRow) -> Job[None]:
-    """Check that what the session is noted to show of others is there."""
+    """Check that all that the session is noted to show of others is there."""
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     for log, start, stop in (yield Select("ref", ("log", "start", "stop"), {"child": session.sid})):
         survey.met["ref"] += 1
@@ -352,7 +353,7 @@ def _check_refs(survey: _Survey, session: SessionRow) -> Job[None]:
 
 
 def _check_line(survey: _Survey, session: SessionRow) -> Job[None]:
-    """Check that the line is there, and older: so there is no circle."""
+    """Check that the line is there and older, which excludes a circle."""
     if session.line is not None:
         is_there = yield Select("session", ("sid",), {"sid": session.line})
         if not is_there or session.line >= session.sid:
@@ -360,7 +361,7 @@ def _check_line(survey: _Survey, session: SessionRow) -> Job[None]:
 
 
 def _check_versions(survey: _Survey, session: SessionRow) -> Job[None]:
-    """Check the versions, and what is noted beside them for lists and erasures to go by."""
+    """Check the versions, and the columns and rows beside them that lists and erasures use."""
     tags = {tag for (tag,) in (yield Select("tag", ("tag",), {"sid": session.sid}))}
     uses = {key for (key,) in (yield Select("uses", ("hash",), {"sid": session.sid}))}
     rows = yield Select("head", ("version", "crc", "body"), {"sid": session.sid}, order="version")
@@ -382,7 +383,7 @@ def _check_versions(survey: _Survey, session: SessionRow) -> Job[None]:
 
 
 def wrong_columns(info: AgentSessionInfo, session: SessionRow, tags: Iterable[str]) -> Iterator[Problem]:
-    """Hold the columns that filters go by against the newest version."""
+    """Compare the columns that lists filter by with the newest version, and yield the differences."""
     expected = {**info_columns(info), **update_columns(info.updated_at)}
     for name, repair in FILTERED.items():
         found, said = getattr(session, name), expected[name]
@@ -394,7 +395,7 @@ def wrong_columns(info: AgentSessionInfo, session: SessionRow, tags: Iterable[st
 
 
 def _check_references(survey: _Survey, session: SessionRow, heads: Mapping[int, bytes], uses: set[str]) -> Job[None]:
-    """Hold the notes that erasures go by against all that the versions name."""
+    """Compare the notes that erasures use with all that the versions name."""
     named: set[str] = set()
     shown: set[Stretch] = set()
     values: Values = {}
@@ -406,7 +407,7 @@ def _check_references(survey: _Survey, session: SessionRow, heads: Mapping[int, 
     blocks = RenamedBlocks(meet)
     for version, raw in heads.items():
         head = StoredHead(raw, session.id, version)
-        # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
+        # Versions next to each other have mostly the same values, so those of the last are kept for the next.
         values = (yield from gather_unmet(session.id, head, values, blocks.met)).values
         named |= values.keys()
         OpenHead(raw, head, values).renamed(blocks)
@@ -415,7 +416,7 @@ def _check_references(survey: _Survey, session: SessionRow, heads: Mapping[int, 
             yield from read_value(session.id, key)
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     noted = yield Select("ref", ("log", "start", "stop"), {"child": session.sid})
-    # All that the line began with is noted: by itself or by the line's line, which is checked in its turn.
+    # All that the line began with is in its own rows or in those of its line, which is checked by itself.
     if session.line is not None:
         for line_id, line in (yield Select("session", ("id", "line"), {"sid": session.line})):
             noted += yield from began_with(line_id, session.line, line)
@@ -433,7 +434,7 @@ def _check_references(survey: _Survey, session: SessionRow, heads: Mapping[int, 
 def wrong_references(
     session_id: str, values: tuple[set[str], set[str]], stretches: tuple[Iterable[Stretch], Iterable[Stretch]]
 ) -> Iterator[Problem]:
-    """Compare the values and the stretches of others' logs that versions name with those that are noted."""
+    """Yield the differences between what versions name and what is noted: values, and stretches of others' logs."""
     named, used = values
     for key in sorted(named - used):
         what = "a version names it, and that is not noted where deletions look"
@@ -450,7 +451,7 @@ def wrong_references(
 
 
 def _check_orphans(survey: _Survey) -> Job[None]:
-    """Check what is left of erased sessions' logs: that others show it."""
+    """Check that all that is left of erased sessions' logs is shown by others."""
     last: Any = None
     while rows := (yield Select("log", ("log", "sid"), _behind("log", last), order="log", limit=_AT_ONCE)):
         alive = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": [*{row[1] for row in rows}]}))}
@@ -487,7 +488,7 @@ def _check_values(survey: _Survey) -> Job[None]:
 
 
 def _check_files(survey: _Survey) -> Job[None]:
-    """Check the images and files one by one: each may be large."""
+    """Check the images and files one by one, as each may be large."""
     last = ""
     while rows := (yield Select("blob", ("hash", "size"), {"hash >": last}, order="hash", limit=_AT_ONCE)):
         for key, size in rows:
@@ -505,7 +506,7 @@ def _check_file(survey: _Survey, key: str, size: int) -> Job[None]:
 
 
 def _check_left_over(survey: _Survey, table: str, column: str, owners: str, key: str) -> Job[None]:
-    """Look for rows of nobody, if there are more rows than were met with their owners."""
+    """Look for rows without an owner, if a table has more rows than were met with their owners."""
     ((count,),) = yield Count(table, {})
     last, told = None, 0
     while count != survey.met[table] and told < _MOST_TOLD:

@@ -1,4 +1,4 @@
-"""How a session stands, who may change it, and what keeps a claim or ends it."""
+"""Claims: the facts about a session, the rule who may change it, and the jobs that keep a claim or end it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS_OF_FACTS = (
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """How a session stands when a change to it is tried. `sid` is None if there is none."""
+    """The facts about a session when a change to it is tried. `sid` is None if the session does not exist."""
 
     sid: int | None = None
     log: int | str = 0
@@ -38,16 +38,16 @@ class Facts(msgspec.Struct, frozen=True):
     taken: int = 0
     epoch: int = 0
     claim: bytes | None = None
-    """Who holds the session, or has held it last and not given it back."""
+    """The holder of the session's claim. It stays after the lease has run out, until the claim is given back."""
     stands: bool = False
-    """Whether the lease of the claim has not run out."""
+    """True until the lease of the claim has run out."""
     erasures: int = 0
     recent: int | None = None
-    """The minute that lists have it under; None if that is not known, or the engine sees to it."""
+    """The minute under which lists have it; None if that is not known, or if the engine sets it."""
 
     @property
     def is_waited_for(self) -> bool:
-        """Tell whether the inbox holds something that nobody has taken."""
+        """True if the inbox has an item that was not taken yet."""
         return self.inbox_end > self.taken
 
 
@@ -58,7 +58,7 @@ def owner_of(sid: int) -> Job[str | None]:
 
 
 def owner_by_id(session_id: str) -> Job[str | None]:
-    """Return the owner of a session; None if it has none, or is not there."""
+    """Return the owner of a session; None if it has none, or does not exist."""
     rows = yield Select("session", ("owner",), {"id": str(session_id)})
     return rows[0][0] if rows else None
 
@@ -88,20 +88,20 @@ def count_of_erasures() -> Job[int]:
 
 
 def number(found: object, session_id: str | None, where: str) -> int:
-    """Return a number that was read; damage can change a column's type."""
+    """Return a number that was read. Raise CorruptRecord for another type, which damage can cause."""
     if type(found) is not int:
-        raise CorruptRecord(session_id, where, "it is no number")
+        raise CorruptRecord(session_id, where, "it is not a number")
     return found
 
 
 def require_absent(session_id: str) -> Job[None]:
-    """Raise CorruptRecord if a session that was not found is there all the same."""
+    """Raise CorruptRecord if a session that was not found does exist: then an index is damaged."""
     if (yield Select("session", ("sid",), {"id": str(session_id)}, again=True)):
         raise CorruptRecord(session_id, "in the index of ids", "it is missing or leads elsewhere")
 
 
 def sid_of(session_id: str) -> Job[int]:
-    """Return the number of a session; SessionNotFound if there is none."""
+    """Return the number of a session. Raise SessionNotFound if it does not exist."""
     rows = yield Select("session", ("sid",), {"id": str(session_id)})
     if not rows:
         yield from require_absent(session_id)
@@ -120,7 +120,7 @@ def holder_of(session_id: str, claim: bytes) -> Holder:
 
 
 def require_free(session_id: str, facts: Facts) -> None:
-    """Raise SessionBusy while somebody's claim stands: its lease has not run out, nor its process ended."""
+    """Raise SessionBusy while a claim is held: neither has its lease run out nor its process ended."""
     if facts.claim is not None and facts.stands:
         holder = holder_of(session_id, facts.claim)
         if not holder.is_gone:
@@ -130,12 +130,13 @@ def require_free(session_id: str, facts: Facts) -> None:
 def refusal(
     session_id: SessionId, facts: Facts, claim: Claim | None, *, take_over: bool = False
 ) -> PerdureError | None:
-    """Say why a session may not be changed: under a claim, or by one who has none. None if it may be.
+    """Return the reason why a session may not be changed, with a claim or without one; None if it may be.
 
-    This is the one place that decides it. One who has no claim is refused while one lies there, unless it has lapsed
-    and is to be taken over.
+    This is the one place that decides it. A caller without a claim is refused while the session has one, unless that
+    one has lapsed and the caller takes it over.
     """
     if claim is not None:
+        # The fence: each claim has a higher epoch, so a holder that was taken over can write nothing any more.
         is_held = facts.sid is not None and facts.claim is not None and facts.epoch == claim.epoch
         return None if is_held else ClaimLost(session_id, claim.epoch)
     if facts.sid is None:
@@ -151,7 +152,7 @@ def heartbeat(claim: Claim) -> Job[None]:
 
 
 def release(claim: Claim, interrupted: bool, *, sketched: bool = False) -> Job[None]:
-    """Give a claim back. What was being said under it is dropped, unless somebody is to recover it."""
+    """Give a claim back. The pieces of an unfinished answer are dropped, unless the run will be recovered."""
     if sketched and not interrupted:
         yield Lock((claim.session_id,))
         for (sid,) in (yield Select("session", ("sid",), held(claim))):
@@ -160,7 +161,8 @@ def release(claim: Claim, interrupted: bool, *, sketched: bool = False) -> Job[N
 
 
 def lapse(claims: Iterable[Claim]) -> Job[None]:
-    """Let claims run out at once: their holders can write no more, and others may recover what they have left."""
+    """Let claims lapse at once. Others may then recover their runs."""
+    # In one order for all, since sessions are locked one after the other.
     for claim in sorted(claims, key=lambda each: each.session_id):
         yield Lock((claim.session_id,))
         ((time,),) = yield Clock()
@@ -168,7 +170,7 @@ def lapse(claims: Iterable[Claim]) -> Job[None]:
 
 
 def lapse_all() -> Job[int]:
-    """Let every claim run out, in a store that was put back from a copy: its holders ran on another one."""
+    """Let every claim lapse, in a store that was restored from a copy: their holders ran on another store."""
     ids = [session_id for (session_id,) in (yield Select("session", ("id",), {"claim !=": None}, order="sid"))]
     yield Lock(tuple(ids))
     for session_id in ids:
@@ -177,7 +179,7 @@ def lapse_all() -> Job[int]:
 
 
 def held(claim: Claim) -> dict[str, object]:
-    """Return what a session's row meets while a claim on it is held."""
+    """Return the conditions that a session's row meets while a claim on it is held."""
     return {"id": str(claim.session_id), "epoch": claim.epoch, "claim !=": None}
 
 
@@ -189,7 +191,7 @@ def lapsed() -> Job[list[SessionId]]:
 
 
 def running() -> Job[list[Running]]:
-    """Return every claim there is."""
+    """Return all claims."""
     columns = ("id", "owner", "claim", "expires")
     rows = yield Select("session", columns, {"claim !=": None}, order="sid")
     ((time,),) = yield Clock()

@@ -1,4 +1,4 @@
-"""Erasing sessions, except those of their messages that another session's versions show; and what is left of these."""
+"""Erasing sessions, except for messages that other sessions show, and erasing these once nobody shows them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from perdure.stores.jobs.lines import heirs_of, noted_by_owners
 from perdure.stores.jobs.saving import owner_of_log, write_refs
 from perdure.stores.jobs.tally import Tally
 
-# What a session has rows in, its own last: one who is killed in the middle finds it again.
+# The tables with rows of a session, its own row last: after a kill in the middle, the session can be erased again.
 _TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "timer", "tag", "uses", "session")
 _AT_ONCE = 1_000
 
 
 def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> Job[None]:
-    """Erase a session; SessionConflict if it is another, or of another version, than is expected."""
+    """Erase a session. Raise SessionConflict if it is not the expected one, or not of the expected version."""
     yield from lock_with_callers([session_id])
     if expected is not None:
         yield from _require_same(expected)
@@ -31,7 +31,7 @@ def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> J
 
 
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
-    """Erase sessions, and return which; those that are being run, under hold, or gone already, are left."""
+    """Erase sessions, and return their ids. Those that are running, under hold, or gone already are left out."""
     yield from lock_with_callers(session_ids)
     free: dict[int, SessionId] = {}
     for session_id in session_ids:
@@ -44,7 +44,7 @@ def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
 
 
 def delete_tree(session_id: SessionId) -> Job[list[SessionId]]:
-    """Erase a session and those of its sub-agents, and return which; none if one is being run or under hold."""
+    """Erase a session and those of its sub-agents, and return their ids. None goes if one is running or under hold."""
     tree = yield from tree_of(session_id)
     yield from lock_with_callers(tree)
     if tree != (yield from tree_of(session_id)):
@@ -57,13 +57,13 @@ def delete_tree(session_id: SessionId) -> Job[list[SessionId]]:
 
 
 def lock_with_callers(session_ids: Sequence[SessionId]) -> Job[None]:
-    """Lock sessions that are to be erased, and those whose sub-agents they are: a hold on these is one on them."""
+    """Lock sessions that will be erased, and their callers. A hold on a caller is also on its sub-agents."""
     callers = yield from callers_of(session_ids)
     yield Lock(tuple(dict.fromkeys((*session_ids, *callers))))
 
 
 def tree_of(session_id: SessionId) -> Job[list[SessionId]]:
-    """Return the ids of a session and those of its sub-agents, and of theirs: each after those that it has spawned."""
+    """Return the ids of a session, its sub-agents', and theirs. Each comes after those that it has spawned."""
     found = last = {str(session_id): None}
     while last:
         rows = yield Select("session", ("id",), {"parent in": [*last], "spawned": 1}, order="sid")
@@ -81,7 +81,8 @@ def _erase(sids: Collection[int]) -> Job[None]:
 
 
 def gc() -> Job[int]:
-    """Erase what is left of erased sessions and shown by nobody. Return how many messages that were."""
+    """Erase what is left of erased sessions and shown by nobody. Return the number of messages erased."""
+    # Most is read before the gate is shut, since others wait while it is.
     logs = yield Select("log", ("log", "sid"), order="log")
     there = {sid for (sid,) in (yield Select("session", ("sid",)))}
     unused = yield from _unused_values()
@@ -95,18 +96,18 @@ def gc() -> Job[int]:
             yield from _erase_unshown(log, tally)
     yield from forget_unused(unused)
     yield from attachments.forget_unused(sorted(unused_files))
-    # Even if there was nothing: what is indexed from here on waits until all traces are gone.
+    # Even if nothing was erased: messages that are indexed from here on wait until all traces are gone.
     yield from count_erasure()
     return tally.messages
 
 
 def count_erasure() -> Job[None]:
-    """Let everybody know that what they have at hand may have been erased."""
+    """Count an erasure, so that all processes drop sessions at hand, which may have been erased."""
     yield Update("meta", {"value +": 1}, {"key": "erasures"})
 
 
 def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None]:
-    """Erase those of some values that no session uses any more."""
+    """Erase the values among these that no session uses any more."""
     left = iter(hashes)
     while some := list(islice(left, _AT_ONCE)):
         used = {key for (key,) in (yield Select("uses", ("hash",), {"hash in": some}))}
@@ -118,7 +119,7 @@ def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None
 
 
 def _require_same(expected: AgentSessionInfo) -> Job[None]:
-    """Raise SessionConflict if there is a session of that id which has changed, or is another."""
+    """Raise SessionConflict if the session has changed, or if another one has its id."""
     facts: Facts = yield from facts_of(expected.id)
     if facts.sid is not None and facts.version != expected.version:
         raise SessionConflict(expected.id, expected.version, facts.version)
@@ -127,7 +128,7 @@ def _require_same(expected: AgentSessionInfo) -> Job[None]:
 
 
 def _free(session_id: SessionId) -> Job[int]:
-    """Return the number of a session that may be erased. One whose run was interrupted may be."""
+    """Return the number of a session that may be erased. That includes one whose run was interrupted."""
     facts: Facts = yield from facts_of(session_id)
     if facts.sid is None:
         raise SessionNotFound(session_id)
@@ -137,11 +138,11 @@ def _free(session_id: SessionId) -> Job[int]:
 
 
 Shown = dict[int | str, list[tuple[int, int]]]
-"""Which stretches of logs are shown. No log is in it that its session has all of."""
+"""The stretches of logs that are shown, without logs of which their own sessions have all."""
 
 
 class Erasure:
-    """Erases sessions. Most of it is done before the gate is shut, since everybody waits while it is."""
+    """An erasure of sessions. Most of the work is done before the gate is shut, since all others wait while it is."""
 
     def __init__(self, tally: Tally | None = None) -> None:
         self._logs: set[int | str] = set()
@@ -152,13 +153,13 @@ class Erasure:
         self._tally = tally
 
     def erase(self, sids: Collection[int]) -> Job[None]:
-        # Forks before what they are forked from: then none of them inherits what is about to go with it, too.
+        # A fork before the session that it is forked from: it need not inherit rows that go with it anyway.
         for sid in sorted(sids, reverse=True):
             yield from self.bequeath(sid)
             yield from self._erase(sid)
 
     def bequeath(self, sid: int) -> Job[None]:
-        """Have the forks whose line a session is note themselves what they have shown by it."""
+        """Copy a session's rows to the forks whose line it is, before it is erased."""
         self._sids.add(sid)
         heirs = yield from heirs_of([sid])
         if not heirs:
@@ -185,7 +186,7 @@ class Erasure:
         self.leave_values(key for (key,) in hashes)
 
     def erase_unshown(self, logs: Collection[int | str]) -> Job[None]:
-        """Erase what nobody shows of logs, unless their sessions have all of them."""
+        """Erase the parts of logs that nobody shows, unless their own sessions have all of them."""
         now_shown = yield from _shown_of(sorted(logs, key=str))
         self._files |= yield from attachments.attached_to([*now_shown])
         for log, stretches in now_shown.items():
@@ -194,16 +195,17 @@ class Erasure:
         self._shown |= now_shown
 
     def leave_values(self, hashes: Iterable[str]) -> None:
-        """Leave values that a session does not use any more: in the end, those go that nobody uses."""
+        """Add values that a session does not use any more. `finish` erases those that no session uses."""
         self._hashes |= {*hashes}
 
     def leave_files(self, hashes: Iterable[str]) -> None:
-        """Leave images and files that something of a session does not show any more."""
+        """Add images and files that a session does not show any more. `finish` erases those that no message names."""
         self._files |= {*hashes}
 
     def finish(self) -> Job[None]:
-        """Shut the gate, and erase what others may have been about to use. Raise Interfered if one of them was."""
+        """Shut the gate, and erase what others may have been about to use. Raise Interfered if they have used it."""
         yield Lock((), "alone")
+        # All of this was read before the gate was shut, so it is read again now.
         if (yield from heirs_of(self._sids)):
             raise Interfered("there is one more fork whose line is to go")
         for log, stretches in (yield from _shown_of(sorted(self._logs, key=str))).items():
@@ -219,7 +221,7 @@ class Erasure:
 
 
 def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
-    """Return the logs whose sessions are gone, or have forgotten some of them, each with what is shown of it."""
+    """Return the shown stretches of logs whose sessions are gone, or have forgotten some of the log."""
     owners = dict((yield Select("log", ("log", "sid"), {"log in": logs}))) if logs else {}
     sids = sorted({*owners.values()})
     there = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": sids}))} if sids else set()
@@ -233,7 +235,7 @@ def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
 
 
 def _erase_unshown(log: int | str, tally: Tally) -> Job[None]:
-    """Erase what nobody shows of a log, unless its session has all of it."""
+    """Erase the parts of a log that nobody shows, unless its own session has all of it."""
     for each, stretches in (yield from _shown_of([log])).items():
         yield from _erase_beside(each, stretches, tally)
         if not stretches:
@@ -241,7 +243,7 @@ def _erase_unshown(log: int | str, tally: Tally) -> Job[None]:
 
 
 def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]], tally: Tally | None = None) -> Job[None]:
-    """Erase what is not in these stretches of a log; if its session is gone, of what that one's inbox had, too."""
+    """Erase everything except these stretches of a log. If its session is gone, that includes files of its inbox."""
     if (yield Select("attached", ("pos",), {"log": log}, limit=1)):
         for low, high in _gaps(stretches, 0 if (yield from owner_of_log(log)) is not None else -LAST):
             yield Delete("attached", {"log": log, "pos >=": low, "pos <": high})
@@ -252,7 +254,7 @@ def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]], tally: T
 
 
 def _gaps(stretches: Sequence[tuple[int, int]], position: int) -> Iterator[tuple[int, int]]:
-    """Yield what is between stretches, from a position on."""
+    """Yield the gaps between stretches, beginning at `position`, up to the end of all logs."""
     for start, stop in stretches:
         if position < start:
             yield position, start
@@ -261,7 +263,8 @@ def _gaps(stretches: Sequence[tuple[int, int]], position: int) -> Iterator[tuple
 
 
 def _unused_values() -> Job[list[str]]:
-    """Return the values that no session uses, a page of them at a time: a store may hold millions."""
+    """Return the values that no session uses."""
+    # By pages of hashes: a store may have millions of values, most of them in use.
     found: list[str] = []
     last = ""
     while page := [

@@ -1,6 +1,6 @@
-"""Finding messages by their ids: where they may stand, and whose those places are.
+"""Finding messages by their ids: the places where they may be, and the sessions of these places.
 
-An index of ids is not kept by saves. Engines that search by an index keep one there, filled when somebody asks.
+Saves keep no index of ids. An engine with a search index has one in there, and fills it at the first question.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.saving import is_log_sound
 
 MOST_PLACES = 1_000
-"""How many places of one id are looked at. An id that stands for so many messages tells nothing."""
+"""The most places of one id that are read. An id of that many messages identifies none of them."""
 _READ_AT_ONCE = 4_096
 _COLUMNS = ("sid", "id", "owner", "status", "created")
 Spot = tuple[int | str, int]
@@ -32,7 +32,7 @@ Spot = tuple[int | str, int]
 
 
 class Asked(NamedTuple):
-    """A message that is sought, and by whom."""
+    """A request for the places of a message, in the sessions of one owner or of all."""
 
     message_id: str
     owner: str | None
@@ -40,13 +40,14 @@ class Asked(NamedTuple):
 
 
 def number_of(message_id: str) -> int:
-    """Return what an index has in place of an id: 64 bits, which tell nothing of a message that was erased."""
+    """Return the number that an index has in place of an id: 64 bits, which say nothing about an erased message."""
     digest = blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def named(message_id: str) -> Job[list[Spot]]:
-    """Return where messages of an id stand, by looking at all messages: for engines without an index."""
+    """Return the places where a message may have an id, by reading all messages, for engines without an index."""
+    # Bytes are compared first. Only the rows that contain the id are decoded later.
     needle = msgspec.json.encode(message_id)
     found: list[Spot] = []
     for (log,) in (yield Select("log", ("log",), order="log")):
@@ -62,7 +63,7 @@ def named(message_id: str) -> Job[list[Spot]]:
 
 
 def places_of(asked: Asked, spots: Iterable[Spot], origin: str) -> Job[list[MessagePlace]]:
-    """Return those of the spots that hold the message and may be shown; those in the newest sessions first."""
+    """Return the spots that have the message and may be shown. Those in the newest sessions come first."""
     found: list[tuple[float, int, MessagePlace]] = []
     for log, pos in [*spots][:MOST_PLACES]:
         rows = yield Select("msg", ("crc", "body"), {"log": log, "pos": pos})
@@ -77,7 +78,7 @@ def places_of(asked: Asked, spots: Iterable[Spot], origin: str) -> Job[list[Mess
 
 
 def _is_of(message_id: str, log: int | str, pos: int, crc: int | None, body: bytes) -> bool:
-    """Tell whether a row is what was written, and the message of an id."""
+    """Tell whether a row is sound, and has the message with this id."""
     try:
         return is_message_sound(log, pos, crc, body) and codec.decode_message(body).id == message_id
     except InvalidData:
@@ -85,9 +86,9 @@ def _is_of(message_id: str, log: int | str, pos: int, crc: int | None, body: byt
 
 
 def _shown_by(log: int | str, pos: int, owner: str | None) -> Job[Row | None]:
-    """Return the session that a message is said to be of; None if it is hidden, or another's than the owner's.
+    """Return the session that is named for a message; None if it is hidden, or belongs to another owner.
 
-    That is the one whose log it is, and where that is gone or hidden, the oldest that still shows it.
+    It is the session whose log has the message. If that is gone or hidden, it is the oldest that still shows it.
     """
     own = yield from _session_of(log)
     if own is not None:
@@ -101,9 +102,9 @@ def _shown_by(log: int | str, pos: int, owner: str | None) -> Job[Row | None]:
 
 
 def _session_of(log: int | str) -> Job[Row | None]:
-    """Return the session whose log it is; None if it is gone or hidden, or if that is not known for sure.
+    """Return the session of a log; None if it is gone or hidden, or if that is not certain.
 
-    One that has forgotten some of the log notes what it shows of it, as others do.
+    A session that has forgotten some of its log has rows for the rest, as others do. So it is found like those.
     """
     for sid, name, crc in (yield Select("log", ("sid", "name", "crc"), {"log": log})):
         if is_log_sound(log, sid, name, crc) and not (yield from noted_by_owners({log: sid})):

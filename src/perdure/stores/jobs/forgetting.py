@@ -1,7 +1,7 @@
-"""Forgetting: the older versions of a session are erased, and all that only they show or need.
+"""Forgetting: the older versions of a session are erased, with all that only they show or need.
 
-A session that has forgotten versions notes what it keeps of its own logs, as a fork notes what it shows of others'. So
-erasures, checks, searches and archives go by the same rows.
+A session that has forgotten versions has rows for what it keeps of its own logs, as a fork has for others' logs. So
+erasures, checks, searches and archives use the same rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AT_ONCE = 500
 
 
 def forget(session_id: SessionId, before: int, at: datetime, pack: Pack) -> Job[Forgotten]:
-    """Erase the versions before one, the newest excepted. Return what was erased."""
+    """Erase the versions before `before`, except for the newest. Return the numbers of what was erased."""
     yield from lock_with_callers([session_id])
     facts: Facts = yield from facts_of(session_id)
     refused = refusal(session_id, facts, None)
@@ -46,16 +46,16 @@ def forget(session_id: SessionId, before: int, at: datetime, pack: Pack) -> Job[
 
 
 class _Versions:
-    """What the versions that stay name. One that is damaged might name anything, and nothing is erased."""
+    """All that the kept versions name. If one is damaged, it might name anything, so nothing is erased."""
 
     def __init__(self) -> None:
         self.hashes: set[str] = set()
         self.loops: set[str] = set()
-        """The runs that they show the end of."""
+        """The runs that are in them."""
         self.waiting: str | None = None
-        """The run that the newest shows, if it waits for a person and goes on then."""
+        """The run in the newest version, if it waits for a person and continues then."""
         self.shown: dict[Stretch, int] = {}
-        """The stretches of logs that they show, cover or have asked a model with; and the first version to do so."""
+        """The stretches that they show, cover or have sent to a model, each with the first version that did so."""
         self.newest = b""
         self._version = 0
 
@@ -70,7 +70,7 @@ class _Versions:
             for self._version, crc, body in rows:
                 self.newest = unpacked_head(body, crc, session_id, sid, self._version)
                 head = StoredHead(self.newest, session_id, self._version)
-                # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
+                # Versions next to each other have mostly the same values, so those of the last are kept for the next.
                 values = (yield from gather_unmet(session_id, head, values, blocks.met)).values
                 self.hashes |= values.keys()
                 OpenHead(self.newest, head, values).renamed(blocks)
@@ -85,7 +85,7 @@ class _Versions:
 
 
 class _Forgetting:
-    """Erases the versions of one session that are older than `before`."""
+    """The erasure of one session's versions that are older than `before`."""
 
     def __init__(self, session_id: SessionId, facts: Facts, before: int, pack: Pack) -> None:
         self._session_id = session_id
@@ -107,6 +107,7 @@ class _Forgetting:
         forgotten = ForgottenRuns(self._session_id, sid, self._before, runs)
         shown, waiting = self._versions.loops, self._versions.waiting
         yield from forgotten.find(shown, waiting, self._named_of_own(), self._place.log)
+        # First, since the forks inherit rows of this session, which are replaced below.
         yield from self._erasure.bequeath(sid)
         logs = {*self._own, *(log for (log,) in (yield Select("ref", ("log",), {"child": sid})))}
         yield from self._note_kept(forgotten.staying, forgotten.begin)
@@ -125,7 +126,7 @@ class _Forgetting:
         return [stretch for stretch in self._versions.shown if stretch[0] in self._own]
 
     def _note_kept(self, staying: Iterable[Run], begin: int | None) -> Job[None]:
-        """Note what the session shows of others now, and what it keeps of its own logs."""
+        """Write the rows for what the session shows of others now, and for what it keeps of its own logs."""
         sid, main = self._place.sid, self._place.log
         yield Delete("ref", {"child": sid})
         others = {each: since for each, since in self._versions.shown.items() if each[0] not in self._own}
@@ -135,12 +136,12 @@ class _Forgetting:
         kept = [*self._named_of_own(), *(stretch for run in staying for stretch in run.stretches(main))]
         tail = yield from self._tail(kept, self._place.msg_end if begin is None else begin)
         pieces = merged([*kept, (main, tail, LAST)])
-        # A mark for a log of which nothing is kept: then its session does not have all of it.
+        # An empty row marks a log of which nothing is kept. Without any row, its session would have all of it.
         bare = [(log, 0, 0) for log in self._own if log not in {each for each, _, _ in pieces}]
         yield from write_refs(sid, [*pieces, *bare], self._before)
 
     def _tail(self, kept: Collection[Stretch], begin: int) -> Job[int]:
-        """Return from where on all of the log is kept. It needs a last message, behind which new ones are numbered."""
+        """Return the position from which all of the log is kept. Its last message stays, since it numbers new ones."""
         main, end = self._place.log, self._place.msg_end
         last = end - 1
         if begin < end or not end or any(log == main and start <= last < stop for log, start, stop in kept):
@@ -148,7 +149,7 @@ class _Forgetting:
         for (body,) in (yield Select("msg", ("body",), {"log": main, "pos": last})):
             if codec.decode_plain(body).get("id") == FORGOTTEN:
                 return last
-        # Behind what is there, since others may still show that.
+        # After the last message, which cannot be replaced since others may still show it.
         yield from write_messages(main, end, [codec.encode_message(Message("system", (), FORGOTTEN))])
         self._end = end + 1
         return end
@@ -163,7 +164,7 @@ class _Forgetting:
         return erased
 
     def _empty_inbox(self) -> Job[None]:
-        """Empty the items that have been dealt with. Nobody reads them any more, and they say what was said."""
+        """Empty the items that were taken. Nobody reads them any more, and they contain what was said."""
         sid, taken = self._place.sid, self._facts.taken
         ((_, body),) = prepare_entries([Entry(FORGOTTEN, {})])
         where = {"sid": sid, "seq <=": taken, "kind !=": FORGOTTEN}
@@ -186,7 +187,7 @@ class _Forgetting:
         self._erasure.leave_values(unused)
 
     def _erase_empty_logs(self) -> Job[None]:
-        """Erase the branches' logs of which nobody has anything: their sessions have a mark there, and that is all."""
+        """Erase the branches' logs of which nothing is left: their only row is the mark of this session."""
         for log in self._own:
             rows = yield Select("ref", ("start", "stop"), {"log": log}, limit=2)
             if log != self._place.log and rows == [(0, 0)]:
@@ -194,7 +195,7 @@ class _Forgetting:
                 yield Delete("log", {"log": log})
 
     def _move_on(self, at: datetime) -> Job[None]:
-        """Make a further version, which says what was forgotten: one who has loaded another cannot save over this."""
+        """Write a further version, which names the first that is kept. It refuses saves of sessions loaded before."""
         sid, version = self._place.sid, self._facts.version + 1
         head = next_version(self._versions.newest, at, first_version=self._before)
         yield from write_head(sid, version, self._pack(head))

@@ -1,6 +1,6 @@
-"""The runs on record of which nothing is left when versions are forgotten.
+"""The runs on record that are forgotten together with versions.
 
-Entries of a record are numbered without a gap. Those of forgotten runs are replaced by empty ones, many in a row.
+Entries of a record are numbered without a gap. Those of forgotten runs are replaced by empty ones, many in one row.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from perdure.stores.tapes import without
 _AT_ONCE = 256
 _BLANKS_AT_ONCE = 1_000
 _STAYING = (MARK, HOLD_CHANGED)
-"""What stays on record of what no run has done: that something was redacted, and who was under hold."""
+"""Kinds of entries without a run that are kept: redactions, and holds that were placed or lifted."""
 _OF_GROUPS = ("parallel_loop_start", "parallel_loop_end")
 
 
 class Run(NamedTuple):
-    """A run on record, and where its messages are."""
+    """A run on record, and the place of its messages."""
 
     loop: str
     first_seq: int
@@ -38,22 +38,22 @@ class Run(NamedTuple):
     start: int
     stop: int
     told: Mapping[str, Any]
-    """What its first entry says; nothing if that is not the start of a loop."""
+    """The body of its first entry; empty if that is not the start of a loop."""
 
     @property
     def base_version(self) -> int | None:
-        """Return the version that it set out from, if it tells."""
+        """The version that it started from, if its first entry names it."""
         found = self.told.get("base_version")
         return found if type(found) is int else None
 
     @property
     def group(self) -> Sequence[str]:
-        """Return the branches that it is one of."""
+        """The branches of its group, itself included; empty if it is in none."""
         found = self.told.get("group")
         return found if isinstance(found, list | tuple) else ()
 
     def stretches(self, main: int | str) -> list[Stretch]:
-        """Return where its messages are, and what it answers if that is in another log: the session's own."""
+        """Return the stretches of its messages, and of its input if that is in another log: the session's own."""
         found = [(self.log, self.start, self.stop)]
         match self.told.get("input_at"):
             case [int() as start, int() as stop]:
@@ -76,7 +76,7 @@ def runs_of(session_id: SessionId, sid: int, logs: Collection[int | str]) -> Job
 
 
 def _located(session_id: SessionId, sid: int, runs: Iterable[Run]) -> Job[list[Run]]:
-    """Find the messages of runs by their ids. In a file, rows say no more than in which log they are."""
+    """Return runs with the places of their messages, found by their ids. In a file, rows name only the log."""
     keys: dict[str, int | str] = {}
     logs: dict[str, Mapping[int, bytes]] = {}
     for log, name in (yield Select("log", ("log", "name"), {"sid": sid})):
@@ -94,7 +94,7 @@ def _located(session_id: SessionId, sid: int, runs: Iterable[Run]) -> Job[list[R
 
 
 class ForgottenRuns:
-    """Tells which runs are forgotten with the versions before one, and erases them."""
+    """The runs that are forgotten with the versions before `before`, and their erasure."""
 
     def __init__(self, session_id: SessionId, sid: int, before: int, runs: Sequence[Run]) -> None:
         self._session_id = session_id
@@ -103,34 +103,34 @@ class ForgottenRuns:
         self._runs = runs
         self._gone: set[str] = set()
         self.begin: int | None = None
-        """From where on in the session's own log everything was said since; None if no run has said anything since."""
+        """The position in the session's own log where the newer runs begin; None if they have no messages there."""
 
     @property
     def staying(self) -> list[Run]:
         return [run for run in self._runs if run.loop not in self._gone]
 
     def find(self, shown: Collection[str], waiting: str | None, kept: Sequence[Stretch], main: int | str) -> Job[None]:
-        """Find the runs to forget. `shown` are those that versions show, `kept` what these keep of the session's logs.
+        """Find the runs to forget. `shown` are the runs in versions, `kept` the stretches that these name of own logs.
 
-        A run stays if it led to a version that stays or was made since, and if all that it has said is still shown. So
-        does one that an adapter has noted under a key, as long as the version of that key is there.
+        A run stays if it led to a version that is kept, or came later, or if all its messages are still shown. A run
+        that an adapter has noted under a key is forgotten with the version of that key.
         """
         versions = dict((yield Select("key", ("name", "version"), {"sid": self._sid})))
         last_old = max((run.first_seq for run in self._runs if self._is_old(run)), default=0)
         for run in self._runs:
-            # What an adapter has noted is no run: it stays as long as some of it was noted since.
+            # Entries noted by an adapter are not a run. They stay while the last of them is newer than the old runs.
             seq = run.first_seq if run.told else run.last_seq
             is_lost = seq <= last_old and not self._is_whole(run, kept, main)
             if run.loop not in shown and (is_lost or versions.get(run.loop, self._before) < self._before):
                 self._gone.add(run.loop)
         self._keep_groups()
-        # One that goes on says more at the end of the log, so that all behind its beginning is needed.
+        # A waiting run continues at the end of the log, so everything after its beginning is needed.
         since = [run for run in self.staying if run.first_seq > last_old or run.loop == waiting]
         begins = [start for run in since for log, start, _ in run.stretches(main) if log == main]
         self.begin = min(begins, default=None)
 
     def _is_old(self, run: Run) -> bool:
-        """Tell whether a run led to a version that is to be forgotten: its save made the one after its base."""
+        """Tell whether a run led to a version that will be forgotten. Its save made the version after its base."""
         return run.base_version is not None and run.base_version + 1 < self._before
 
     def _is_whole(self, run: Run, kept: Sequence[Stretch], main: int | str) -> bool:
@@ -138,14 +138,14 @@ class ForgottenRuns:
         return bool(said) and not any(without(said, kept))
 
     def _keep_groups(self) -> None:
-        """Keep all branches of a group of which one stays: without the others it would look as if they were to come."""
+        """Keep all branches of a group of which one stays. Missing ones would look as if they were still to come."""
         staying = {run.loop for run in self.staying}
         for run in self._runs:
             if run.loop in self._gone and not staying.isdisjoint(run.group):
                 self._gone.discard(run.loop)
 
     def erase(self, pack: Pack, tally: Tally) -> Job[None]:
-        """Replace the entries of forgotten runs, and those of no run that were written before any run that stays."""
+        """Replace the entries of forgotten runs, and entries without a run that are older than all runs that stay."""
         if not self._gone:
             return
         gone = [run for run in self._runs if run.loop in self._gone]
@@ -167,7 +167,7 @@ class ForgottenRuns:
 
 
 class _Record:
-    """The batches of a session's record, from the first on."""
+    """The batches of a session's record, beginning with the first."""
 
     def __init__(self, session_id: str, sid: int, pack: Pack, tally: Tally) -> None:
         self._session_id = session_id
@@ -175,10 +175,10 @@ class _Record:
         self._pack = pack
         self._tally = tally
         self._blank: list[tuple[int, int, bool]] = []
-        """Batches in a row of which nothing stays: their numbers, how many entries each has, whether it is new."""
+        """Neighbouring batches of which nothing stays: number, number of entries, and True if not empty yet."""
 
     def blank(self, is_gone: Any, last: int) -> Job[None]:
-        """Replace entries up to a number by empty ones. Batches of nothing else become one."""
+        """Replace entries up to the number `last` by empty ones. Batches that become empty are joined."""
         done = 0
         while done < last and (rows := (yield from self._page(done))):
             for entries in rows:

@@ -1,4 +1,4 @@
-"""Sessions without what they show: the heads of their newest versions, with definitions and metadata."""
+"""Sessions without their views: the heads of their newest versions, with definitions and metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Definitions = MutableMapping[str, AgentDefinition]
 
 
 def heads(session_ids: Iterable[str], definitions: Definitions) -> Job[dict[str, SessionHead]]:
-    """Return the heads of those sessions that are there; CorruptRecord if one of them is damaged."""
+    """Return the heads of the sessions that exist. Raise CorruptRecord if one of them is damaged."""
     found: dict[str, StoredHead] = {}
     for session_id in session_ids:
         rows = yield Select("session", ("sid", "version"), {"id": str(session_id)})
@@ -38,7 +38,7 @@ def _newest(session_id: str, sid: int, version: int) -> Job[StoredHead]:
 
 
 def newest_of(session_id: str, sid: int, version: int, rows: Sequence[Sequence[Any]]) -> StoredHead:
-    """Return the head that a session's row names, of those from there on: one row, or something is damaged."""
+    """Return the head that a session's row names. `rows` has it and any newer ones, which would be damage."""
     if [row[0] for row in rows] != [version]:
         raise CorruptRecord(session_id, f"head {version}", "it is missing, or is not the last one")
     ((_, crc, body),) = rows
@@ -46,7 +46,7 @@ def newest_of(session_id: str, sid: int, version: int, rows: Sequence[Sequence[A
 
 
 def unread_values(found: Mapping[str, StoredHead], definitions: Definitions) -> dict[str, str]:
-    """Return the hashes of the values that heads name and that are not at hand, each with a session that names it."""
+    """Return the hashes of values that heads name and that are not at hand, each with a session that names it."""
     named = {key: session_id for session_id, head in found.items() for key in head.named_beside_view()}
     return {key: session_id for key, session_id in named.items() if key not in definitions}
 
@@ -57,5 +57,5 @@ def unpacked(unread: Mapping[str, str], bodies: Mapping[str, bytes]) -> Values:
 
 
 def assembled(found: Mapping[str, StoredHead], values: Values, definitions: Definitions) -> dict[str, SessionHead]:
-    """Return heads with what they name. Sessions share definitions, and each of these is decoded once."""
+    """Return heads with their definitions and metadata. Sessions share definitions, so each is decoded once."""
     return {session_id: head.without_view(values, definitions) for session_id, head in found.items()}

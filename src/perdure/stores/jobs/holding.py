@@ -1,4 +1,4 @@
-"""Legal holds: whether a session may be erased is looked up here, inside of the transaction that would erase it."""
+"""Legal holds: the check whether a session may be erased, inside the transaction that would erase it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perdure.stores.engine import Job, Select
 
 
 def callers_of(session_ids: Collection[str]) -> Job[list[SessionId]]:
-    """Return the sessions whose sub-agents these are, and theirs. Whoever erases one of these locks them as well.
+    """Return the sessions whose sub-agents these are, and their callers. An erasure locks them as well.
 
-    Else a hold could be put on one of them, and be acknowledged, before the erasure is committed.
+    Otherwise a hold could be put on one of them, and be acknowledged, before the erasure is committed.
     """
     found: dict[str, None] = {}
     todo = [*session_ids]
@@ -25,7 +25,7 @@ def callers_of(session_ids: Collection[str]) -> Job[list[SessionId]]:
 
 
 def require_unheld(session_ids: Sequence[str]) -> Job[None]:
-    """Raise SessionHeld if a hold is on one of some sessions, or on the one whose sub-agent it is."""
+    """Raise SessionHeld if one of these sessions, or a caller of it, is under hold."""
     for session_id in session_ids:
         found = yield from hold_on(session_id)
         if found is not None:
@@ -33,9 +33,9 @@ def require_unheld(session_ids: Sequence[str]) -> Job[None]:
 
 
 def hold_on(session_id: str) -> Job[tuple[str, str] | None]:
-    """Return the tag of the hold that is on a session, and which session has that tag; None if there is none."""
+    """Return the tag of the hold on a session, and the session that has the tag; None if it is not under hold."""
     holder: str | None = session_id
-    seen: set[str] = set()
+    seen: set[str] = set()  # callers that were erased and created again could form a circle
     while holder is not None and holder not in seen:
         seen.add(holder)
         rows = yield Select("session", ("sid", "parent", "spawned"), {"id": str(holder)})
@@ -48,7 +48,7 @@ def hold_on(session_id: str) -> Job[tuple[str, str] | None]:
 
 
 def holds(session_ids: Sequence[SessionId]) -> Job[dict[SessionId, str]]:
-    """Return those of some sessions that a hold is on, each with the tag."""
+    """Return the sessions among these that are under hold, each with the tag."""
     found: dict[SessionId, str] = {}
     for session_id in session_ids:
         hold = yield from hold_on(session_id)

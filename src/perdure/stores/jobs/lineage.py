@@ -1,4 +1,4 @@
-"""Lines of forks: what a session was forked from, and that one, and so on."""
+"""Lines of forks: the session that a session was forked from, the one before that, and so on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perdure.stores.jobs.saving import owners_of_logs
 from perdure.stores.jobs.values import gather
 
 Parents = dict[str, str | CorruptRecord | None]
-"""What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork.
+"""The parents of forks, by the forks' ids. A sub-agent's session has a parent too, but is not a fork of it.
 
-Where that cannot be told, it is the damage, which is raised if somebody's line depends on it.
+If the parent is not known because of damage, that is in its place. It is raised if a line depends on it.
 """
 
 
 def line_of(session_id: SessionId) -> Job[list[SessionId]]:
-    """Return a session's line, the first first; if its beginning is erased, from the oldest that is known by name."""
+    """Return a session's line, oldest first. If its beginning is erased, the oldest known name comes first."""
     yield from sid_of(session_id)
     known: Parents = yield from _parents_near(session_id)
     line, parent = {str(session_id): None}, _sound(known.get(session_id))
-    # One that was erased and made anew may be a fork of its own fork.
+    # A session that was erased and created again may be a fork of its own fork.
     while parent is not None and parent not in line:
         line[parent] = None
         if parent not in known:
@@ -42,9 +42,9 @@ def _sound(parent: str | CorruptRecord | None) -> str | None:
 
 
 def _parents_near(session_id: str) -> Job[Parents]:
-    """Return what a session was forked from, and what all those were whose words it began with.
+    """Return the parents of a session and of all sessions whose messages it began with.
 
-    A fork begins with words of most of its line, so that these are looked at together.
+    A fork begins with messages of most of its line, so these are looked up together.
     """
     rows = yield Select("session", ("sid",), {"id": session_id})
     if not rows:
@@ -61,7 +61,7 @@ def _logs_shown(session_id: str, sid: int) -> Job[set[int | str]]:
         values = yield from gather(session_id, head)
         return {log for log, _, _ in stretches_of_view(head, values)}
     except (CorruptRecord, KeyUnavailable, InvalidData, LookupError, TypeError, ValueError):
-        return set()  # which only makes it slower; a check tells of the damage
+        return set()  # the line is then found one by one, and the check reports the damage
 
 
 def _parents_of(sids: set[int]) -> Job[Parents]:
@@ -85,5 +85,5 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
 
 def _is_fork(session_id: str, sid: int, crc: int | None, body: bytes) -> bool:
     raw = unpacked_head(body, crc, session_id, sid, 1)
-    # Decoding takes longer than all else here, and few heads have the word anywhere.
+    # Decoding takes longer than everything else here, and few heads have this word anywhere.
     return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None

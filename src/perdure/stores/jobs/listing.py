@@ -38,12 +38,12 @@ _FILTERS = {
 class HeaderRow(NamedTuple):
     """A session's row, and the head of its newest version.
 
-    Where to find the row comes from an index: all but that is None if there is none. crc and body are None if the head
-    is missing.
+    `time` and `sid` come from an index. If the row is missing, all other fields are None. If the head is missing, `crc`
+    and `body` are None.
     """
 
     time: float
-    """When it was created, or updated: what the list goes by."""
+    """The time of creation or update, by which the list is ordered."""
     sid: int
     id: str | None
     version: int
@@ -53,7 +53,7 @@ class HeaderRow(NamedTuple):
 
 
 class Page:
-    """A page of a list, as it is asked of an engine. Its rows are one more than the page, if there are more."""
+    """A request for a page of a list. One row more than the page is asked for, which tells whether there are more."""
 
     def __init__(self, query: SessionQuery) -> None:
         self.query = query
@@ -62,7 +62,7 @@ class Page:
 
     @property
     def where(self) -> dict[str, Any]:
-        """Return the conditions on a session's row; the tag and the place where the page starts come besides."""
+        """The conditions on a session's row, except for the tag and the place at which the page starts."""
         query = self.query
         asked = {key: getattr(query, name) for key, name in _FILTERS.items()}
         where = {key: _bare(value) for key, value in asked.items() if value is not None and value is not UNSET}
@@ -89,7 +89,7 @@ class Page:
         return self.start is None or (row[0], row[1]) < self.start
 
     def listed(self, rows: Sequence[HeaderRow], sealing: Sealing) -> SessionInfoList:
-        """Return the list that the rows of a page are."""
+        """Return the rows of a page as a list of headers. Damaged ones are named beside the others."""
         infos: list[AgentSessionInfo] = []
         damaged: list[CorruptRecord | KeyUnavailable] = []
         for row in rows[: self.query.limit]:
@@ -119,7 +119,7 @@ def _info_of(query: SessionQuery, row: HeaderRow) -> AgentSessionInfo:
     if row.body is None:
         raise CorruptRecord(row.id, f"head {row.version}", "it is missing")
     info = decode_info(unpacked_head(row.body, row.crc, row.id, row.sid, row.version), row.id, row.version)
-    # The time may be an index's, which can lead to another row than the one that it was noted for.
+    # The time may come from an index, and a damaged index can lead to another row.
     said = (time_in(info, query.order), info.id, info.version, info.status.value)
     if said != (row.time, row.id, row.version, row.status) or not matches(info, query):
         raise CorruptRecord(row.id, "header", "it does not agree with its head")
@@ -127,12 +127,12 @@ def _info_of(query: SessionQuery, row: HeaderRow) -> AgentSessionInfo:
 
 
 def time_in(info: AgentSessionInfo, order: Order) -> float:
-    """Return the time in a header that a list goes by."""
+    """Return the time in a header by which a list is ordered."""
     return (info.created_at if order == "created" else info.updated_at).timestamp()
 
 
 def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
-    """Tell whether a header is one that a query asks for."""
+    """Tell whether a header matches a query."""
     if info.status is SessionStatus.DELETED and not query.shows_deleted:
         return False
     wanted = (
@@ -158,7 +158,7 @@ def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
 
 
 class IdPart(NamedTuple):
-    """A beginning or an end of ids, checked, and which of the sessions that have it are sought."""
+    """A checked beginning or end of ids, with the filters for the sessions that are sought."""
 
     where: Mapping[str, str]
     owner: str | None

@@ -1,4 +1,4 @@
-"""Reading a session: its head, the values that it names, and those messages of its view that are not at hand."""
+"""Reading a session: its head, the values that it names, and the messages of its view that are not at hand."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import TapeCache, without
 
-# Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
+# To handle many messages at once is quicker than one by one, while they fit into the processor's cache.
 _DECODED_AT_ONCE = 128
 _READ_AT_ONCE = 512
-# From here on the garbage collector is spared what was read: below, finding out how takes longer than it saves.
+# From this many on, the garbage collector is spared the messages. For fewer, the effort is greater than the gain.
 _LONG = 4_096
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a load has read, to be put together where the tapes are. `head` is None if nothing has changed."""
+    """The result of a load, from which the store makes the session. `head` is None if nothing has changed."""
 
     erasures: int
     head: StoredHead | None = None
     values: Values = {}
     fetched: Sequence[tuple[int | str, int, list[Message]]] = ()
-    """Messages that were not at hand: of a log, from a position on."""
+    """Messages that were not at hand, each list with its log and first position."""
     place: Place | None = None
 
 
 class Load:
-    """A session asked for, as of a version or the newest. `known` is what is at hand of it.
+    """A request for a session, in a given version or the newest. `known` is the session at hand.
 
-    With `last`, no more is read of its view than so many messages at the end. What was at hand as a whole stays so.
+    With `last`, only that many messages at the end of its view are read. A session that is wholly at hand stays so.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Load:
 
     @property
     def tapes(self) -> TapeCache:
-        """Return the tapes at hand, which are gathered when something has to be read: a long history has many."""
-        if self._tapes is None:
+        """The tapes at hand."""
+        if self._tapes is None:  # only when something has to be read: a long history has many
             self._tapes = TapeCache(self._origin, None if self.known is None else self.known.session)
         return self._tapes
 
     @property
     def may_be_at_hand(self) -> bool:
-        """Tell whether all of it that is asked for is at hand, if it is still as it is known."""
+        """True if all that is asked for is at hand, provided that the session has not changed."""
         known = self.known
         if known is None or self.version not in (None, known.session.version):
             return False
@@ -84,7 +84,7 @@ class Load:
         return self.tapes.missing(head.wanted(values, self.last))
 
     def is_current(self) -> Job[Loaded | None]:
-        """Look whether the session is as it is known; None if it is not."""
+        """Return a result without a head if the session at hand is current; None if it is not."""
         assert self.known is not None
         seen = yield from peek(self.session_id)
         return Loaded(seen[1]) if seen == (self.known.session.version, self.known.erasures) else None
@@ -104,7 +104,7 @@ def _load(asked: Load) -> Job[Loaded | None]:
     wanted = newest if version is None else version
     found = yield Select("head", ("version", "crc", "body"), {"sid": sid, "version": wanted})
     if version is None or not found:
-        if not found and version is not None:  # the newest is never forgotten: without it the session is damaged
+        if not found and version is not None:  # the newest is never forgotten: if it is missing, that is damage
             yield from _require_unforgotten(session_id, sid, wanted)
         last = yield Select("head", ("version",), {"sid": sid}, order="-version", limit=1)
         if not is_there(session_id, version, newest, last[0][0] if last else None, bool(found)):
@@ -122,17 +122,17 @@ def _load(asked: Load) -> Job[Loaded | None]:
 
 
 def _require_unforgotten(session_id: str, sid: int, version: int) -> Job[None]:
-    """Raise VersionForgotten if a version that is not there was forgotten. What is damaged is for others to tell."""
-    from perdure.stores.jobs.oldest import first_version  # most versions that are asked for are there
+    """Raise VersionForgotten if a missing version was forgotten."""
+    from perdure.stores.jobs.oldest import first_version  # imported late: most versions asked for are there
 
-    with suppress(CorruptRecord):
+    with suppress(CorruptRecord):  # the caller reports the damage
         first = yield from first_version(session_id, sid)
         if version < first:
             raise VersionForgotten(session_id, version, first)
 
 
 def is_there(session_id: str, version: int | None, newest: Any, last: Any, is_found: bool) -> bool:
-    """Tell whether there is a head of a version; CorruptRecord if it should be there and is not."""
+    """Tell whether a version has a head. Raise CorruptRecord if it should have one and has none."""
     if version is None and not (newest == last and is_found):
         raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")
     if is_found:
@@ -144,7 +144,7 @@ def is_there(session_id: str, version: int | None, newest: Any, last: Any, is_fo
 
 
 def require_same(session_id: str, sid: int) -> Job[None]:
-    """Raise CorruptRecord if the row that an index leads to is another's."""
+    """Raise CorruptRecord if an index leads to the row of another session."""
     rows = yield Select("session", ("id",), {"sid": sid})
     found = rows[0][0] if rows else None
     if found != session_id:
@@ -152,7 +152,7 @@ def require_same(session_id: str, sid: int) -> Job[None]:
 
 
 def peek(session_id: str) -> Job[tuple[int, int] | None]:
-    """Return a session's version, and how much has been erased so far; None if there is no such session."""
+    """Return a session's version, and the number of erasures so far; None if the session does not exist."""
     rows = yield Select("session", ("version",), {"id": str(session_id)})
     if not rows:
         yield from require_absent(session_id)
@@ -161,7 +161,7 @@ def peek(session_id: str) -> Job[tuple[int, int] | None]:
 
 
 def newest_head() -> Job[None]:
-    """Look at the head that was written last but for those of older sessions: in a sealed store it is sealed."""
+    """Read the newest head of the newest session. In a sealed store it is sealed, so this needs the key."""
     yield Select("head", ("crc", "body"), order="-sid -version", limit=1)
 
 
@@ -170,7 +170,7 @@ def exists(session_id: str) -> Job[bool]:
 
 
 def read_messages(session_id: str | None, log: int | str, start: int, stop: int) -> Job[list[Message]]:
-    """Return the messages of a stretch; CorruptRecord if one is missing or damaged."""
+    """Return the messages of a stretch. Raise CorruptRecord if one is missing or damaged."""
     messages: list[Message] = []
     is_long = stop - start >= _LONG
     for low in range(start, stop, _READ_AT_ONCE):
@@ -185,13 +185,13 @@ def read_messages(session_id: str | None, log: int | str, start: int, stop: int)
 
 
 def _spare_collector(messages: list[Message]) -> None:
-    from perdure.codec.tracking import untrack  # most processes read no long session
+    from perdure.codec.tracking import untrack  # imported late: most processes read no long session
 
     untrack(messages)
 
 
 def decoded(session_id: str | None, log: int | str, start: int, stop: int, rows: Sequence[Any]) -> list[Message]:
-    """Return the messages in (position, checksum, body), which have to be all of a stretch."""
+    """Return the messages in rows of (position, checksum, body). Raise CorruptRecord unless the stretch is complete."""
     messages: list[Message] = []
     for low in range(0, len(rows), _DECODED_AT_ONCE):
         messages += _decoded_at_once(session_id, log, start + low, rows[low : low + _DECODED_AT_ONCE])
@@ -211,17 +211,17 @@ def _decoded_at_once(session_id: str | None, log: int | str, start: int, rows: S
 
 
 def _are_sound(log: int | str, start: int, sums: Sequence[Any], bodies: Sequence[Any]) -> bool:
-    if not isinstance(log, int):
+    if not isinstance(log, int):  # in files, each line has a checksum of its own
         return True
     seed = seed_of(log)
     try:
         return sums == tuple(map(crc32, bodies, range(seed + start, seed + start + len(bodies))))
-    except TypeError:  # a flipped bit can make a text of bytes
+    except TypeError:  # a flipped bit can turn bytes into a text
         return False
 
 
 def _damage(session_id: str | None, log: int | str, start: int, rows: Sequence[Any]) -> CorruptRecord:
-    """Return what is wrong with the first row that is not what it should be."""
+    """Return the error for the first row that is missing or damaged."""
     for expected, (pos, crc, body) in enumerate(rows, start):
         if pos != expected:
             return CorruptRecord(session_id, f"message {expected} of log {log}", "it is missing")
@@ -231,12 +231,12 @@ def _damage(session_id: str | None, log: int | str, start: int, rows: Sequence[A
 
 
 def is_message_sound(log: int | str, pos: int, crc: int | None, body: bytes) -> bool:
-    """Tell whether a message's row is what was written."""
+    """Tell whether a message's row matches its checksum. In files, the engine checks each line."""
     return not isinstance(log, int) or (type(body) is bytes and checksum(body, log, pos) == crc)
 
 
 def read_log(log: int | str, start: int, stop: int) -> Job[list[Message]]:
-    """Return messages of a log, whoever shows them; SessionNotFound if it does not reach there, or does no longer."""
+    """Return messages of a log, no matter who shows them. Raise SessionNotFound if it does not have them now."""
     ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
     if held < stop - start and not (yield from _should_reach(log, start, stop)):
         raise SessionNotFound(f"log {log}")
@@ -244,12 +244,12 @@ def read_log(log: int | str, start: int, stop: int) -> Job[list[Message]]:
 
 
 def _should_reach(log: int | str, start: int, stop: int) -> Job[bool]:
-    """Tell whether a log should have all messages of a stretch, so that one that is missing is damage."""
+    """Tell whether a log should have all messages of a stretch, so that a missing one is damage."""
     owner = yield from owner_of_log(log)
     if owner is None:
         return False
     kept = yield Select("ref", ("log", "start", "stop"), {"child": owner, "log": log})
-    if kept:  # the rest was forgotten; or the log is damaged, and its heads say what it had
+    if kept:  # the rest was forgotten, or the log is damaged and its heads say what it had
         return not any(without([(log, start, stop)], kept))
     ((main, msg_end),) = yield Select("session", ("log", "msg_end"), {"sid": owner})
     return (main == log and msg_end >= stop) or (yield from end_of_log(log)) >= stop

@@ -8,7 +8,7 @@ from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 
 
 def oldest_head(session_id: str, sid: int) -> Job[StoredHead]:
-    """Return the oldest head; CorruptRecord if it is damaged, or if it is not the one that should be the oldest."""
+    """Return the oldest head. Raise CorruptRecord if it is damaged, or is not the one that should be the oldest."""
     rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="version", limit=1)
     for version, crc, body in rows:
         head = StoredHead(unpacked_head(body, crc, session_id, sid, version), session_id, version)
@@ -18,7 +18,7 @@ def oldest_head(session_id: str, sid: int) -> Job[StoredHead]:
 
 
 def first_version(session_id: str, sid: int) -> Job[int]:
-    """Return the number of the oldest version, as the newest tells it."""
+    """Return the number of the oldest version, which the newest one names."""
     rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="-version", limit=1)
     for version, crc, body in rows:
         raw = unpacked_head(body, crc, session_id, sid, version)

@@ -1,7 +1,7 @@
 """Previews of sessions: a few words from the beginning of a log, and from the end of a view.
 
-Nothing of it is stored, so that no save pays for it, and redaction reaches it by itself. A preview reads the head of
-a session's newest version and two messages; more only if the first does not speak.
+Previews are not stored, so no save pays for them, and a redaction needs no step for them. A preview reads the head of
+a session's newest version and two messages. It reads more only if these have no text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from perdure.stores.jobs.loading import decoded, is_message_sound, read_messages
 from perdure.stores.jobs.values import unpacked_value
 
 TITLE, LAST_WORDS = 60, 120
-"""How many characters are shown."""
+"""The most characters that are shown."""
 _FEW = 8
-"""How many messages are looked at for one that speaks."""
+"""The most messages that are read to find one with a text."""
 COLUMNS_OF_ROW = ("id", "sid", "log", "msg_end", "version")
 
 
 class Standing(NamedTuple):
-    """A session's row and the head of its newest version; and that of its oldest, if it was forked or has forgotten."""
+    """A session's row and its newest head. For a fork, or a session that has forgotten, also its oldest head."""
 
     id: str
     sid: int
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Any], newest: Sequence[Any], first: Sequence[Any] | None) -> Standing:
-        """Return how a session stands, by its row and its heads, each as (crc, body); an empty head is missing."""
+        """Return a session from its row and its heads, each as (crc, body). An empty head is missing."""
         session_id, sid, log, msg_end, version = row
         head = _head(session_id, sid, version, newest)
         began = None if first is None else _head(session_id, sid, head.head.info.first_version, first)
@@ -64,10 +64,10 @@ def _head(session_id: str, sid: int, version: int, row: Sequence[Any]) -> Stored
 def previews(
     session_ids: Iterable[str], cached: Mapping[str, bytes], is_strict: bool = True
 ) -> Job[dict[str, Preview]]:
-    """Return a preview of each session that is there.
+    """Return a preview of each session that exists.
 
-    If it is strict, damage is raised: others may have written or erased between two statements, and the engine looks
-    again. Else a damaged session is previewed as far as it can be read.
+    If it is strict, damage is raised. Others may have written or erased between two statements, so the engine looks
+    again. Otherwise a damaged session is previewed as far as it can be read.
     """
     found: dict[str, Preview] = {}
     for session_id in session_ids:
@@ -104,7 +104,7 @@ def _row_of_head(sid: int, version: int) -> Job[Sequence[Any]]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """What is shown of what a session shows."""
+    """The part of a preview that is read from a session's view."""
 
     count: int | None
     last_words: str | None
@@ -112,7 +112,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def caught(job: Job[Any], is_strict: bool) -> Job[Any]:
-    """Drive a job, and return the damage that it raises, unless that is to be raised."""
+    """Drive a job, and return the damage that it raises. If it is strict, raise the damage."""
     try:
         return (yield from job)
     except (CorruptRecord, KeyUnavailable) as damage:
@@ -125,7 +125,7 @@ _Unread = CorruptRecord | KeyUnavailable
 
 
 def previewed(session: Standing, title: str | _Unread | None, view: View | _Unread) -> Preview:
-    """Return a preview of what its two jobs came to."""
+    """Return a preview from the results of its two jobs."""
     seen = View(None, None, view) if isinstance(view, _Unread) else view
     words, damage = (None, title) if isinstance(title, _Unread) else (title, seen.damage)
     return Preview(words, seen.last_words, seen.count, session.usage, damage)
@@ -134,7 +134,7 @@ def previewed(session: Standing, title: str | _Unread | None, view: View | _Unre
 def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
     """Return a session's name, or the first words of the log that it began with.
 
-    That is its own, or for a fork the one that its first version showed first: so no verb changes it but `forget`.
+    That is its own log, or for a fork the one that its first version showed first. So only `forget` can change them.
     """
     name = session.head.head.info.name
     if name is not None:
@@ -147,7 +147,7 @@ def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
         said = yield from _beginning(session, log, low, high)
         if title := _title(said):
             return title
-    # The beginning of a log is gone if its session was erased, and nobody shows it.
+    # If a log's session was erased, its beginning may be gone. Then the fork's own beginning is tried.
     return _title((yield from _beginning(session, log, start, start + _FEW))) if start else None
 
 
@@ -159,7 +159,7 @@ def _title_of_oldest(session: Standing, shown: Sequence[Stretch]) -> Job[str | N
 
 
 def _beginning(session: Standing, log: int | str, low: int, high: int) -> Job[list[Message]]:
-    """Return the messages of a stretch near a log's beginning. Of another session's log some may have been erased."""
+    """Return the messages near a log's beginning. In another session's log, some may have been erased."""
     if log == session.log:
         high = min(high, session.msg_end)
         return (yield from read_messages(session.id, log, low, high)) if low < high else []
@@ -176,7 +176,7 @@ def _title(messages: Iterable[Message]) -> str | None:
 
 
 def view_of(session: Standing, cached: Mapping[str, bytes], is_strict: bool) -> Job[View]:
-    """Return how many messages a session shows, and the beginning of the last text that was said."""
+    """Return the number of messages that a session shows, and the beginning of the last text that was said."""
     shown = yield from _shown(session.id, session.head, cached)
     count = sum(stop - start for _, start, stop in shown)
     last = yield from caught(_last_words(session.id, shown), is_strict)
@@ -187,7 +187,7 @@ def _last_words(session_id: str, shown: Sequence[Stretch]) -> Job[str | None]:
     left = _FEW
     for log, start, stop in reversed(shown):
         while left and start < stop:
-            # Nearly always the last message is a text, and a message may be large.
+            # One message first: it nearly always has a text, and the ones before may be large.
             low = stop - 1 if left == _FEW else max(start, stop - left)
             rows = yield Select("msg", ("pos", "crc", "body"), {"log": log, "pos >=": low, "pos <": stop}, order="pos")
             for message in reversed(decoded(session_id, log, low, stop, rows)):

@@ -1,4 +1,4 @@
-"""Rates that processes share: one number for each, up to when its places are taken."""
+"""Rates that processes share: one number for each, the time up to which its places are taken (GCRA)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MICRO = 1_000_000
 
 
 def reserve(name: str, cost: float, burst: float, most: float | None) -> Job[float]:
-    """Take the next place in a rate, unless it is too far off, and return how many seconds to wait for it."""
+    """Take the next place in a rate, unless it is too far off, and return the seconds to wait for it."""
     rows = yield Select("rate", ("until",), {"name": name})
     ((time,),) = yield Clock()
     now = micros(time)
@@ -24,5 +24,5 @@ def micros(seconds: float) -> int:
 
 
 def wait_of(until: int, now: int, burst: float) -> float:
-    """Return how many seconds to wait for the last place taken: as many as it is ahead of what may come at once."""
+    """Return the seconds to wait for the last place taken. Places within `burst` seconds need no wait."""
     return max(0, until - micros(burst) - now) / _MICRO

@@ -39,12 +39,13 @@ from perdure.stores.jobs.saving import (
 )
 
 _NEAR = 256
+# An empty stretch: its first entry is behind its last.
 _NOWHERE = (1, 0)
 _RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
 
 
 class Asked(NamedTuple):
-    """Which entries are to be read: those after a number, the first or last so many of these, those of one run."""
+    """A choice of entries: those after a number, at most the first `limit` or the last `last` of them, or one run's."""
 
     after: int = 0
     limit: int | None = None
@@ -52,7 +53,7 @@ class Asked(NamedTuple):
     run: str | None = None
 
     def cut(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-        """Return the entries that were asked for, of entries in order."""
+        """Return the chosen entries, given entries in order."""
         chosen = [entry for entry in entries if self.run in (None, entry.run)]
         return chosen[: self.limit] if self.last is None else chosen[max(0, len(chosen) - self.last) :]
 
@@ -61,7 +62,7 @@ ALL = Asked()
 
 
 def read_record(session_id: str, asked: Asked = ALL) -> Job[list[JournalEntry]]:
-    """Return entries of a session's record, in order. Batches are read whole, and cut to what was asked for."""
+    """Return entries of a session's record, in order. Batches are read whole, and cut to what is asked for."""
     sid, end, _ = yield from _ends(session_id, "evt_end", "batch", "last")
     first, final = min(asked.after, end) + 1, end
     if asked.run is not None:
@@ -78,7 +79,7 @@ def read_record(session_id: str, asked: Asked = ALL) -> Job[list[JournalEntry]]:
 
 
 def read_by_batch(session_id: str) -> Job[Iterator[list[JournalEntry]]]:
-    """Return all entries of a record, batch by batch. Each is unpacked when it is come to: together they are large."""
+    """Return all entries of a record, batch by batch. Each is unpacked only when it is reached, to save memory."""
     sid, end, _ = yield from _ends(session_id, "evt_end", "batch", "last")
     return _by_batch(session_id, sid, end, *(yield from _rows_of({"sid": sid})))
 
@@ -86,7 +87,7 @@ def read_by_batch(session_id: str) -> Job[Iterator[list[JournalEntry]]]:
 def _by_batch(
     session_id: str, sid: int, end: int, rows: Iterable[Row], loops: Mapping[int, str]
 ) -> Iterator[list[JournalEntry]]:
-    """Yield the entries of batches; CorruptRecord if one is missing."""
+    """Yield the entries of batches. Raise CorruptRecord if one is missing."""
     following = 1
     for last, count, run, crc, body in in_turns(rows):
         entries = entries_of(session_id, sid, last, count, loops.get(run), crc, body)
@@ -99,7 +100,7 @@ def _by_batch(
 
 
 def _ends(session_id: str, end: str, table: str, column: str) -> Job[tuple[int, int, int]]:
-    """Return a session's number, where its record or inbox ends, and how far the inbox is taken."""
+    """Return a session's number, the end of its record or inbox, and the number up to which the inbox is taken."""
     rows = yield Select("session", ("sid", end, "taken"), {"id": session_id})
     if not rows:
         yield from require_absent(session_id)
@@ -115,7 +116,7 @@ def _ends(session_id: str, end: str, table: str, column: str) -> Job[tuple[int, 
 
 
 def _reach_of(session_id: str, sid: int, run: str) -> Job[tuple[int, int]]:
-    """Return the first and the last of a run's entries, 1 and 0 if there is none."""
+    """Return the numbers of a run's first and last entry, 1 and 0 if it has none."""
     where = {"sid": sid, "loop": run}
     rows = yield Select("run", ("first_seq", "last_seq"), where)
     if rows:
@@ -126,13 +127,13 @@ def _reach_of(session_id: str, sid: int, run: str) -> Job[tuple[int, int]]:
 
 
 def _require_ends(session_id: str, run: str, *ends: JournalEntry) -> None:
-    """Raise CorruptRecord if what is noted as a run's first or last entry is not of that run."""
+    """Raise CorruptRecord if the entry noted as a run's first or last one belongs to another run."""
     if any(entry.run != run for entry in ends):
         raise CorruptRecord(session_id, f"run {run}", "its record does not begin and end where it is noted to")
 
 
 def _read_batches(session_id: str, sid: int, first: int, final: int) -> Job[list[JournalEntry]]:
-    """Return the entries from one number to another; CorruptRecord if one of them is missing."""
+    """Return the entries from one number to another. Raise CorruptRecord if one of them is missing."""
     if first > final:
         return []
     where = yield from _stretch(sid, first, final)
@@ -145,9 +146,9 @@ def _read_batches(session_id: str, sid: int, first: int, final: int) -> Job[list
 
 
 def read_entries(session_id: str, sid: int, numbers: Iterable[int]) -> Job[dict[int, JournalEntry]]:
-    """Return entries by their numbers; CorruptRecord if one of them is missing.
+    """Return entries by their numbers. Raise CorruptRecord if one of them is missing.
 
-    Those of a whole page of runs take as many statements as those of one.
+    The entries of a whole page of runs take as many statements as those of one run.
     """
     wanted = sorted(set(numbers))
     if not wanted:
@@ -168,9 +169,9 @@ def read_entries(session_id: str, sid: int, numbers: Iterable[int]) -> Job[dict[
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield sorted numbers in groups, within which they are near each other.
+    """Yield sorted numbers in groups of numbers that are near each other.
 
-    To look through the numbers between two of a group is cheaper than to look for each by a statement of its own.
+    It is cheaper to read past the numbers between two of a group than to find each by a statement of its own.
     """
     group: list[int] = []
     for number in numbers:
@@ -182,14 +183,14 @@ def _neighbours(numbers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _stretch(sid: int, first: int, final: int) -> Job[Where]:
-    """Return what the batches meet that hold the entries from one number to another."""
-    # The number of a batch is that of its last entry: the first batch that ends at or after an entry holds it.
+    """Return the condition for the batches that have the entries from one number to another."""
+    # A batch has the number of its last entry. So an entry is in the first batch that ends at or after it.
     bound = yield Select("batch", ("last",), {"sid": sid, "last >=": final}, order="last", limit=1)
     return {"sid": sid, "last >=": first, "last <=": bound[0][0] if bound else LAST}
 
 
 def _rows_of(where: Where) -> Job[tuple[list[Row], dict[int, str]]]:
-    """Return batches in order, and the runs that they name, by number."""
+    """Return batches in order, and the runs that they name, by their numbers."""
     rows = yield Select("batch", ("last", "count", "run", "crc", "body"), where, order="last")
     numbers = sorted({row[2] for row in rows if row[2] is not None})
     return rows, dict((yield Select("run", ("run", "loop"), {"run in": numbers}))) if numbers else {}
@@ -203,7 +204,7 @@ def _unpacked(session_id: str, sid: int, rows: Iterable[Row], loops: Mapping[int
 def entries_of(
     session_id: str, sid: int, last: int, count: int, run: str | None, crc: int | None, body: bytes
 ) -> list[JournalEntry]:
-    """Return the entries of a batch; CorruptRecord unless its row is what was written."""
+    """Return the entries of a batch. Raise CorruptRecord unless its row is what was written."""
     where = f"event {last}"
     is_sound = crc is None or (type(body) is bytes and batch_checksum(sid, last, Batch(count, run, {}, body)) == crc)
     if not is_sound:
@@ -218,7 +219,7 @@ def entries_of(
 
 
 def read_inbox(session_id: str, asked: Asked = ALL, *, taken_too: bool = False) -> Job[list[JournalEntry]]:
-    """Return the items of a session's inbox that nobody has taken yet, or all; the first so many, if asked for."""
+    """Return the items of a session's inbox that were not taken yet, or all of them, as far as they are asked for."""
     sid, end, taken = yield from _ends(session_id, "inbox_end", "inbox", "seq")
     after = min(max(asked.after, 0 if taken_too else taken), end)
     most = asked.limit if asked.run is None and asked.last is None else None
@@ -244,7 +245,7 @@ def read_whole_inbox(session_id: str, asked: Asked = ALL) -> Job[list[JournalEnt
 def posted_of(
     session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int | None, body: bytes
 ) -> JournalEntry:
-    """Return an item of an inbox; CorruptRecord unless its row is what was written."""
+    """Return an item of an inbox. Raise CorruptRecord unless its row is what was written."""
     is_sound = crc is None or (type(body) is bytes and entry_checksum(sid, seq, run, kind, body) == crc)
     if not is_sound:
         raise CorruptRecord(session_id, f"inbox {seq}", "its checksum does not match")
@@ -252,7 +253,7 @@ def posted_of(
 
 
 class Post(NamedTuple):
-    """An item on its way to an inbox, with the images and files of its messages apart, and how many may wait there."""
+    """A new item of an inbox, with the images and files of its messages apart, and the limits on what may wait."""
 
     entry: Entry
     body: bytes
@@ -267,7 +268,7 @@ class Post(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry, priority: int = 0, most: int | None = None, most_of_owner: int | None = None) -> Post:
-        """Return an item made ready; InvalidData before anything is written."""
+        """Return an item ready to be written. Raise InvalidData before anything is written."""
         codec.encode_json(entry.body, f"$.{entry.kind}")
         kept, attachments = codec.detached_post(entry.body)
         ((given, body),) = prepare_entries([Entry(entry.kind, kept, entry.run)])
@@ -281,14 +282,14 @@ def post(session_id: str, item: Post) -> Job[int]:
     if place is None:
         raise SessionNotFound(session_id)
     if item.is_limited:
-        from perdure.stores.jobs.waiting import require_room  # a first turn does without
+        from perdure.stores.jobs.waiting import require_room  # imported late: a first turn does not need it
 
         yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
     return (yield from put_into_inbox(session_id, place, item))
 
 
 class InboxPlace(NamedTuple):
-    """Where the inbox of a session ends, how far it is taken, and what is noted of what waits in it."""
+    """The end of a session's inbox, the number up to which it is taken, and the highest priority that waits in it."""
 
     sid: int
     log: int | str
@@ -304,10 +305,11 @@ def place_in_inbox(session_id: str) -> Job[InboxPlace | None]:
 
 
 def put_into_inbox(session_id: str, place: InboxPlace, item: Post) -> Job[int]:
-    """Write an item behind the last one, and return its number. The session's row says what waits."""
+    """Write an item after the last one, and return its number. The session's row notes that it waits."""
     sid, seq = place.sid, place.end + 1
     yield from write_inbox(sid, [(item.entry, item.body)], seq)
     if item.attachments:
+        # An erasure must not find these files unused before they are noted.
         yield Lock((), "share")
         borrowed = [each.hash for each in item.attachments if each.body is None]
         shown = (yield from noted(session_id, sid)) if borrowed else ()
@@ -325,7 +327,7 @@ def put_into_inbox(session_id: str, place: InboxPlace, item: Post) -> Job[int]:
 def note(session_id: str, batch: Batch | None) -> Job[int]:
     """Put entries on a session's record without a claim, and return the number of the last one on record.
 
-    No claim is looked at, and nothing else of the session's row changes: whoever holds one is not disturbed.
+    Claims are ignored, and nothing else in the session's row changes. So a run that holds a claim is not disturbed.
     """
     yield Lock((session_id,))
     rows = yield Select("session", ("sid", "evt_end", "log", "msg_end"), {"id": session_id})
@@ -343,7 +345,7 @@ def note(session_id: str, batch: Batch | None) -> Job[int]:
 
 
 def _noted_runs(sid: int, last: int, batch: Batch, stretch: Stretch) -> Job[dict[str | None, int]]:
-    """Make runs as long as a note says, and return their numbers. A run keeps its log: it may be a branch's own."""
+    """Extend runs to the entries of a note, and return their numbers. A run keeps its log, which may be a branch's."""
     numbers: dict[str | None, int] = {}
     for row in rows_of_runs(sid, last, batch, stretch):
         _, loop, _, last_seq, log, _, end = row
@@ -369,7 +371,7 @@ def write_inbox(sid: int, items: Iterable[tuple[Entry, bytes]], first: int = 1) 
 def runs(
     session_id: str, origin: str, limit: int | None = None, before: int | None = None, run: str | None = None
 ) -> Job[list[RunOnRecord]]:
-    """Return the newest runs on record, oldest first; those that began before a number; or one, by its id."""
+    """Return the newest runs on record, oldest first: those that began before entry `before`, or one by its id."""
     sid = yield from sid_of(session_id)
     where: dict[str, object] = {"sid": sid, "first_seq <": LAST if before is None else min(before, LAST)}
     if run is not None:
@@ -382,7 +384,7 @@ def runs(
 
 
 def branches(session_id: str, origin: str) -> Job[list[RunOnRecord]]:
-    """Return the runs that have logs of their own, oldest first. Such a log has the run's id for a name."""
+    """Return the runs that have logs of their own, oldest first. The name of such a log is the run's id."""
     sid = yield from sid_of(session_id)
     names = sorted(name for (name,) in (yield Select("log", ("name",), {"sid": sid, "name !=": ""})))
     rows = (yield Select("run", _RUN, {"sid": sid, "loop in": names}, order="first_seq")) if names else []
@@ -401,7 +403,7 @@ def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> J
 
 
 def _require_logs(session_id: str, sid: int, rows: Sequence[Row]) -> Job[None]:
-    """Raise CorruptRecord if a run is noted in a log that is not its session's, or is another branch's."""
+    """Raise CorruptRecord if a run is noted in a log of another session or of another branch."""
     numbers = sorted({row[3] for row in rows})
     there = (yield Select("log", ("log", "sid", "name"), {"log in": numbers})) if numbers else []
     names = {log: name for log, owner, name in there if owner == sid}
@@ -411,7 +413,7 @@ def _require_logs(session_id: str, sid: int, rows: Sequence[Row]) -> Job[None]:
 
 
 def log_of(session_id: str, name: str, origin: str) -> Job[tuple[LogRef, int]]:
-    """Return a session's log, or a branch's, and the position behind its last message."""
+    """Return a session's log, or a branch's, and the position after its last message."""
     sid, main, msg_end = yield from _main_log(session_id)
     rows = yield Select("log", ("log", "crc"), {"sid": sid, "name": name})
     if not rows:
@@ -426,7 +428,7 @@ def log_of(session_id: str, name: str, origin: str) -> Job[tuple[LogRef, int]]:
 
 
 def _main_log(session_id: str) -> Job[tuple[int, int | str, int]]:
-    """Return a session's number, its log, and where that ends by the session's row."""
+    """Return a session's number, its log, and the end of the log as noted in the session's row."""
     rows = yield Select("session", ("sid", "log", "msg_end"), {"id": session_id})
     if not rows:
         yield from require_absent(session_id)
@@ -445,7 +447,7 @@ def _require_end(session_id: str, log: int | str, msg_end: int) -> Job[None]:
 
 
 def kept_of_log(session_id: str) -> Job[list[tuple[int, int]]]:
-    """Return the stretches of a session's log that it has, in order; one from 0 on if it has forgotten nothing."""
+    """Return the stretches that a session keeps of its log, in order: all of it, unless it has forgotten versions."""
     sid, log, msg_end = yield from _main_log(session_id)
     yield from _require_end(session_id, log, msg_end)
     kept = yield Select("ref", ("start", "stop"), {"child": sid, "log": log}, order="start")
@@ -453,7 +455,7 @@ def kept_of_log(session_id: str) -> Job[list[tuple[int, int]]]:
 
 
 def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
-    """Return an idempotency key and the version that its run has saved; None if there is none, or no such session."""
+    """Return an idempotency key and the version that its run has saved; None if the key or the session is not there."""
     rows = yield Select("session", ("sid",), {"id": session_id})
     if not rows:
         yield from require_absent(session_id)
@@ -464,13 +466,14 @@ def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
     if found:
         require_key(session_id, sid, *found[0])
         return Key(name, found[0][1]), found[0][2]
+    # A key that is lost would let a request run again, so another way is tried before it is called unknown.
     if (yield Select("key", ("sid",), where, again=True)):
         raise CorruptRecord(session_id, f"key {name!r}", "it is noted, and its row is missing or has another name")
     return None
 
 
 def require_all_keys(session_id: str, sid: int, found: int) -> Job[None]:
-    """Raise CorruptRecord if a session has more idempotency keys than were found, by another way to them."""
+    """Raise CorruptRecord if another way to a session's idempotency keys finds more of them."""
     there = yield Select("key", ("sid",), {"sid": sid}, again=True)
     if len(there) != found:
         raise CorruptRecord(session_id, "its idempotency keys", f"{len(there)} are noted, and {found} are there")

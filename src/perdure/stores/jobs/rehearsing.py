@@ -1,7 +1,7 @@
-"""Rehearsals: jobs that erase are driven as they always are, and nothing is written.
+"""Rehearsals: jobs that erase are driven as always, but nothing is written.
 
-What a job writes is kept in memory, and what it reads later is read through that. So it comes to the same figures as
-the real one, and several jobs can be rehearsed one after the other, each on what the ones before it would leave.
+The writes of a job are kept in memory, and its later reads see them. So it returns the same figures as a real run.
+Several jobs can be rehearsed one after the other, each on what the ones before it would leave.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from perdure.stores.tables import Record, Tables, holds
 
 
 class Rehearsal:
-    """The tables as they would be, if what was rehearsed so far had been done."""
+    """The tables as they would be after all jobs that were rehearsed so far."""
 
     def __init__(self) -> None:
         self._new = Tables()
         """The rows that would be added or changed."""
         self._gone: dict[tuple[str, str, Any], list[Where]] = {}
-        """Which of the stored rows would be deleted or changed: by table, and by a column and its value."""
+        """Conditions on stored rows that would be deleted or changed, by table, column, and value of the column."""
         self._asked: dict[str, set[str]] = {}
-        """The columns that these conditions look at, by table."""
+        """The columns in these conditions, by table."""
         self._filed_by: dict[str, set[str]] = {}
 
     def of(self, job: Job[T]) -> Job[T]:
-        """Return a job that reads what another reads, and comes to what that comes to."""
+        """Return a job that reads what another job reads, and returns its result, without its writes."""
         try:
             statement = next(job)
             while True:
@@ -61,7 +61,7 @@ class Rehearsal:
     def _answer(self, statement: Statement) -> Job[list[Any]]:
         match statement:
             case Lock() | Pledge():
-                return []  # nothing is written, so nobody has to be kept from it
+                return []  # nothing is written, so nobody has to be kept out
             case Clock():
                 return (yield statement)
             case Select():
@@ -89,14 +89,14 @@ class Rehearsal:
             found = [row for row in map(_named(columns), stored) if not self._is_gone(table, row)]
             if limit is None or len(stored) < limit or len(found) >= (asked.limit or 0):
                 break
-            limit *= 2  # some of them are gone: there may be more behind them
+            limit *= 2  # some of the rows are gone, so there may be more after them
         found += new
         for column, goes_down in reversed(order_of(asked.order)) if new else ():
             found.sort(key=lambda row: row[column], reverse=goes_down)
         return [tuple(row[column] for column in asked.columns) for row in found[: asked.limit]]
 
     def _update(self, table: str, values: Any, where: Where) -> Job[list[Any]]:
-        if table == "meta":  # a count of erasures, of which there are none
+        if table == "meta":  # the count of erasures, none of which is carried out
             return [(1,)]
         columns, key = TABLES[table].columns, TABLES[table].unique[0]
         rows = yield from self._select(Select(table, columns, where))
@@ -108,7 +108,7 @@ class Rehearsal:
         return self._new.answer(Update(table, values, where))
 
     def _file(self, table: str, where: Where) -> None:
-        """Take note that the stored rows which meet conditions are gone."""
+        """Note that the stored rows which meet these conditions are gone."""
         column, values = _narrowest(where)
         for value in values:
             self._gone.setdefault((table, column, value), []).append(where)
@@ -121,7 +121,7 @@ class Rehearsal:
 
 
 def _narrowest(where: Where) -> tuple[str, Sequence[Any]]:
-    """Return the column that rows are told apart by, and the values that it may have."""
+    """Return the first column with a condition by value, and the values that it may have."""
     for key, value in where.items():
         column, sign = condition_of(key)
         if sign == "=":

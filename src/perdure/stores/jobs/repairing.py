@@ -1,7 +1,7 @@
-"""What follows from versions and messages, written again where it is wrong: columns, tags, references, counters.
+"""Repair of rows that can be derived from versions and messages: columns, tags, references, counters.
 
-Nothing is guessed. A version or a message is never changed, and one that cannot be read is left to a backup. A counter
-is only moved forward, to the rows that are there: one that is ahead of them may mean that rows are lost.
+Nothing is guessed. A version or a message is never changed, and only a backup helps if one cannot be read. A counter is
+only moved forward, to the rows that are there. If it is ahead of them, rows may be lost, and it is left.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from perdure.stores.jobs.values import gather_unmet
 from perdure.stores.tapes import without
 
 REPAIRED = "repaired"
-"""The kind of entry that says on a session's record what was repaired."""
+"""The kind of entry for repairs on a session's record."""
 _DONE = "It follows from what is stored besides, and was written again."
 _DAMAGE = (CorruptRecord, InvalidData, TypeError, ValueError, LookupError, AttributeError)
-# Rows that only say again what heads and messages say, and the column with the session they belong to.
+# The tables whose rows only repeat what heads and messages say, and the column with the session's number.
 _NOTES = {"tag": "sid", "uses": "sid", "ref": "child"}
 
 
@@ -39,7 +39,7 @@ def sessions() -> Job[list[str]]:
 
 
 def repair_session(session_id: str, pack: Pack, *, dry_run: bool) -> Job[list[Problem]]:
-    """Repair what can be repaired of a session, put that on its record, and return what was wrong."""
+    """Repair what can be repaired in a session, put the repairs on its record, and return what was wrong."""
     if not dry_run:
         yield Lock((session_id,), "share")
     rows = yield Select("session", SessionRow._fields, {"id": session_id})
@@ -47,7 +47,7 @@ def repair_session(session_id: str, pack: Pack, *, dry_run: bool) -> Job[list[Pr
         return []
     repair = _Repair(SessionRow(*rows[0]), dry_run=dry_run)
     for step in (repair.counters, repair.columns, repair.claim, repair.notes, repair.files):
-        with suppress(*_DAMAGE):  # what follows from something that cannot be read is left; the check reports it
+        with suppress(*_DAMAGE):  # a step that meets something unreadable ends; the check reports the damage
             yield from step()
     if repair.found and not dry_run and (yield from repair.has_sound_record()):
         told = [{"where": each.where, "what": each.what} for each in repair.found]
@@ -73,7 +73,7 @@ class _Repair:
         self._session = self._session._replace(**values)
 
     def counters(self) -> Job[None]:
-        """Move counters to rows that lie beyond them: the next that is written would meet these."""
+        """Move counters forward to the last rows. Otherwise the next row would get a number that is taken."""
         session, sid = self._session, self._session.sid
         ends = {
             "version": (yield from _last("head", "version", sid)),
@@ -91,7 +91,7 @@ class _Repair:
                 )
 
     def columns(self) -> Job[None]:
-        """Have the columns that lists go by, and the tags, say what the newest version says."""
+        """Set the columns that lists use, and the tags, to those of the newest version."""
         session = self._session
         ((crc, body),) = yield Select("head", ("crc", "body"), {"sid": session.sid, "version": session.version})
         head = unpacked_head(body, crc, session.id, session.sid, session.version)
@@ -115,7 +115,7 @@ class _Repair:
             )
 
     def claim(self) -> Job[None]:
-        """Have a claim without an end lapse, drop an end without a claim, and what was said under one that is over."""
+        """Let a claim without an end lapse. Drop an end without a claim, and the unfinished answer of an ended run."""
         session = self._session
         if (session.claim is None) != (session.expires is None):
             what = "it has a holder and no end, or an end and no holder"
@@ -128,7 +128,7 @@ class _Repair:
             yield from self._set("since when its inbox waits", what, {"since": session.updated})
 
     def notes(self) -> Job[None]:
-        """Have the notes that erasures go by name all that the versions name, and nothing else."""
+        """Make the notes that erasures use name all that the versions name, and nothing else."""
         session, sid = self._session, self._session.sid
         rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="version")
         named, shown = yield from _named_by(session, rows)
@@ -146,7 +146,7 @@ class _Repair:
         own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
         refs = yield Select("ref", ("log", "start", "stop", "since"), {"child": sid})
         inherited = yield from self._of_line()
-        # Of a log of its own it notes what it keeps, if it has forgotten something.
+        # A session that has forgotten something has rows for what it keeps of its own logs.
         in_part = {log for log, _, _, _ in refs} & own
         everything = [each for stretches in shown.values() for each in stretches]
         yield from self._drop_wrong([row for row in refs if row[0] not in own], everything)
@@ -163,7 +163,7 @@ class _Repair:
                 yield from self._fix(f"messages {start} to {stop} of log {log}", what, insert)
 
     def _of_line(self) -> Job[Sequence[Stretch]]:
-        """Return what the session shows by its line. One that is not there is forgotten, and all is noted instead."""
+        """Return the stretches that the session shows by its line. A wrong line is dropped, and all are noted then."""
         session = self._session
         if session.line is None:
             return ()
@@ -175,7 +175,7 @@ class _Repair:
         return tuple((yield from began_with(rows[0][0], session.line, rows[0][1])))
 
     def _drop_wrong(self, refs: Sequence[Any], shown: Sequence[Stretch]) -> Job[None]:
-        """Cut notes of what no version shows: they keep text from being erased."""
+        """Cut notes of stretches that no version shows. They keep text from being erased."""
         sid = self._session.sid
         for log, start, stop, since in refs:
             row: Stretch = (log, start, stop)
@@ -190,7 +190,7 @@ class _Repair:
                 yield from self._fix(place, what, Delete("ref", where), *again)
 
     def files(self) -> Job[None]:
-        """Have it noted which messages show which images and files."""
+        """Correct the notes which messages show which images and files."""
         for (log,) in (yield Select("log", ("log",), {"sid": self._session.sid}, order="log")):
             rows = yield Select("attached", ("pos", "hash"), {"log": log})
             noted = {(pos, key) for pos, key in rows if type(pos) is int and pos >= 0}
@@ -205,7 +205,7 @@ class _Repair:
                 yield from self._fix(f"message {pos} of log {log}", what, delete)
 
     def has_sound_record(self) -> Job[bool]:
-        """Tell whether the record ends where its counter says, so that something can be put behind it."""
+        """Tell whether the record ends where its counter says, so that an entry can be added."""
         session = self._session
         return (yield from _last("batch", "last", session.sid)) == session.evt_end
 
@@ -218,7 +218,7 @@ def _last(table: str, column: str, sid: int) -> Job[int]:
 def _named_by(session: SessionRow, rows: Sequence[Any]) -> Job[tuple[set[str], dict[int, frozenset[Stretch]]]]:
     """Return the values that versions name, and for each version the stretches of logs that it shows.
 
-    CorruptRecord if one of them cannot be read: what it names must not be taken for unused.
+    Raise CorruptRecord if one of them cannot be read, since what it names must not be taken for unused.
     """
     if not rows or [row[0] for row in rows] != [*range(rows[0][0], session.version + 1)]:
         raise CorruptRecord(session.id, "its versions", "one is missing")
@@ -249,7 +249,7 @@ def _named_by(session: SessionRow, rows: Sequence[Any]) -> Job[tuple[set[str], d
 
 
 def repair_left_over(*, dry_run: bool) -> Job[list[Problem]]:
-    """Remove notes of sessions that are gone. If anything else is left of one, its row may be what is damaged."""
+    """Remove notes of sessions that are gone. If heads of one are left, its row may be damaged, and the notes stay."""
     found: list[Problem] = []
     for table, column in _NOTES.items():
         last: Any = None

@@ -1,7 +1,7 @@
-"""Retention: sessions that have been kept for long enough are erased, unless something still goes on in them.
+"""Retention: sessions that were kept for long enough are erased, unless they are still in use.
 
-What is due is found beforehand. Here it is looked at again, inside of the transaction that erases: one that has changed
-since, that is being run or waits for something, or that a hold is on, stays.
+The sessions that are due are found beforehand. They are checked again here, inside the transaction that erases them. A
+session stays if it has changed since, if it is running or waits for something, or if it is under hold.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from perdure.stores.jobs.tally import Tally
 from perdure.stores.jobs.values import gather
 
 REFUSALS = (SessionBusy, SessionHeld, SessionNotFound, CorruptRecord)
-"""Why a session may stay as it is."""
+"""The errors with which a session is left as it is."""
 _BEHIND_MARKS = KEEP_MARK[:-1] + chr(ord(KEEP_MARK[-1]) + 1)
 
 
 def own_rules() -> Job[list[Retention]]:
-    """Return every rule that some session has of its own, each once. However many have it, it is found in one step."""
+    """Return all rules that sessions have of their own, each once."""
     found: list[Retention] = []
+    # From one mark to the next by the index: a rule costs one step, no matter how many sessions have it.
     last = KEEP_MARK
     where = {"tag <": _BEHIND_MARKS}
     while rows := (yield Select("tag", ("tag",), {"tag >": last, **where}, order="tag", limit=1)):
@@ -43,9 +44,9 @@ def own_rules() -> Job[list[Retention]]:
 
 
 def overgrown(versions: int, after: str, limit: int) -> Job[tuple[list[AgentSessionInfo], str | None]]:
-    """Return headers of sessions with more than so many older versions, and where to go on; None at the end.
+    """Return headers of sessions with more older versions than `versions`, and the `after` of the next page, or None.
 
-    No sub-agents' sessions: these go with their callers'. A damaged one is left out.
+    Sub-agents' sessions are left out, since they go with their callers'. Damaged ones are left out, too.
     """
     where = {"id >": after, "version >": versions + 1, "spawned": 0}
     rows = yield Select("session", ("id", "version"), where, order="id", limit=limit)
@@ -53,13 +54,13 @@ def overgrown(versions: int, after: str, limit: int) -> Job[tuple[list[AgentSess
     for session_id, _ in rows:
         try:
             found += yield from _if_overgrown(session_id, versions)
-        except CorruptRecord:
+        except CorruptRecord:  # the check reports it, and it must not keep the others from being pruned
             continue
     return found, rows[-1][0] if len(rows) == limit else None
 
 
 def _if_overgrown(session_id: str, versions: int) -> Job[list[AgentSessionInfo]]:
-    """Return the header of a session with more than so many older versions."""
+    """Return the header of a session if it has more older versions than `versions`."""
     for sid, version in (yield Select("session", ("sid", "version"), {"id": session_id})):
         oldest = yield Select("head", ("version",), {"sid": sid}, order="version", limit=1)
         if oldest and version - oldest[0][0] > versions:
@@ -70,7 +71,7 @@ def _if_overgrown(session_id: str, versions: int) -> Job[list[AgentSessionInfo]]
 
 
 def retire(due: Sequence[Due]) -> Job[Erased]:
-    """Erase sessions that are due, with those of their sub-agents. Return what went, and what stays and why."""
+    """Erase sessions that are due, with those of their sub-agents. Return those erased, and why others were left."""
     trees: dict[SessionId, list[SessionId]] = {}
     for each in due:
         trees[each.session_id] = yield from tree_of(each.session_id)
@@ -99,9 +100,9 @@ def retire(due: Sequence[Due]) -> Job[Erased]:
 
 
 def prune(due: Due, before: int, at: datetime, pack: Pack) -> Job[Erased]:
-    """Forget the versions of a session before one, unless it has changed since it was found.
+    """Forget the versions of a session before `before`, unless it has changed since it was found.
 
-    Raise one of REFUSALS if it stays: what was read before may be half of the work.
+    Raise one of REFUSALS if the session stays as it is. So the transaction is undone, even halfway through the work.
     """
     yield from lock_with_callers([due.session_id])
     facts: Facts = yield from facts_of(due.session_id)
@@ -114,7 +115,7 @@ def prune(due: Due, before: int, at: datetime, pack: Pack) -> Job[Erased]:
 def rehearse(
     batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]], at: datetime, pack: Pack
 ) -> Job[Erased]:
-    """Return what `retire` and `prune` would come to, one after the other. Nothing is written."""
+    """Return the results that `retire` and `prune` would have, one after the other. Nothing is written."""
     rehearsal, found = Rehearsal(), list[Erased]()
     for batch in batches:
         found.append((yield from rehearsal.of(retire(batch))))
@@ -131,7 +132,10 @@ def _is_same(facts: Facts, due: Due) -> bool:
 
 
 def _why_not(session_id: SessionId, due: Due, sids: dict[int, SessionId]) -> Job[Left | None]:
-    """Return why a session of a tree stays, and the tree with it. Else its number is added to those that go."""
+    """Return why a session of a tree stays, and the tree with it. If nothing keeps it, return None.
+
+    Its number is added to `sids`.
+    """
     try:
         facts: Facts = yield from facts_of(session_id)
         if facts.sid is None:
@@ -157,7 +161,7 @@ def _why_not(session_id: SessionId, due: Due, sids: dict[int, SessionId]) -> Job
 
 
 def _unless(session_id: SessionId, due: Due) -> str:
-    """Return which session of a tree it is, unless that is the one which is due."""
+    """Return the id of a session in a tree, or "" if it is the one that is due."""
     return "" if session_id == due.session_id else session_id
 
 

@@ -1,7 +1,7 @@
-"""The changes to one session: a version that is kept, a claim that is taken, what is written ahead under one.
+"""The changes to one session: a version that is kept, a claim that is taken, entries that are written ahead under one.
 
-Each knows when it is refused, the rows it writes, and what its caller is told. Engines that can make many changes at
-once ask it for these; all others drive its job.
+Each change knows when it is refused, the rows that it writes, and the result for its caller. Engines that can make many
+changes at once ask for these. All other engines drive its job.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from perdure.stores.jobs.lines import (
 from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
-"""What makes the body of a row smaller, if the engine wants it so."""
+"""A function that makes the body of a row smaller, or leaves it as it is."""
 NameOf = Callable[[str | None], Namer]
-"""What makes the names of an owner's values."""
+"""A function from an owner to the function that names the owner's values."""
 _NONE: frozenset[Any] = frozenset()
 
 
 def plainly(owner: str | None) -> Namer:
-    """Name values by their hashes, whoever owns them."""
+    """Return the function that names values by their hashes, for every owner."""
     return hash_of
 
 
 _FEW = 3
-"""A save of so many messages is packed, as most of it is its head."""
+"""The most messages of a save whose head is packed, since it is most of what is written."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a session's rows go: its numbers, and where its log and its record end."""
+    """The place for a session's rows: its number, its log, and the ends of its log and its record."""
 
     sid: int
     log: int | str
@@ -85,11 +85,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Change:
-    """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
+    """A change to one session. `refuse` and `draft` may be called again, since they depend on the session's facts."""
 
     gate: Literal["", "share"] = ""
     owner: str | None = None
-    """Whose session it is. In a store without keys nobody looks that up."""
+    """The owner of the session. A store without keys does not look it up."""
     attachments: Attachments = ()
     """The images and files that its messages name by hash."""
 
@@ -99,14 +99,14 @@ class Change:
         self.op = operation_id()
 
     def finish(self, result: Any) -> Any:
-        """Take note of what came of it, in the caller's event loop, even if the caller does not wait any more.
+        """Handle the result in the caller's event loop, even if the caller was cancelled.
 
-        What it calls for that must not hold this change: each save would be a cycle, left to the garbage collector.
+        A function that it calls must not refer to this change. Each save would be a cycle for the garbage collector.
         """
         return result
 
     def refuse(self, facts: Facts) -> None:
-        """Raise what is wrong; return if the change may be made to a session that stands so."""
+        """Raise an error unless the change may be made to a session with these facts."""
         raise NotImplementedError
 
     def job(self) -> Job[Any]:
@@ -114,26 +114,26 @@ class Change:
         return (yield from self.made_to((yield from facts_of(self.session_id))))
 
     def made_to(self, facts: Facts) -> Job[Any]:
-        """Make the change to a session that stands so; for engines that have read that by a quicker way."""
+        """Make the change to a session with these facts. Engines call it that have read them in a quicker way."""
         raise NotImplementedError
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A version about to be kept: the session as it will be, and the rows that make it so."""
+    """A version that will be kept: the session as it will be, and the rows to write."""
 
     session: AgentSession
     place: Place
     head: bytes
     hashes: tuple[str, ...]
-    """All that its head names by hash."""
+    """The names of all values in its head."""
     new_values: Values
-    """Those that may not be there yet, as they are written."""
+    """The values that may not be there yet, packed."""
     named: frozenset[Stretch]
     """The stretches of others' logs that it shows."""
     new_refs: tuple[Stretch, ...]
-    """Those that may not be noted yet."""
+    """The stretches that may not be noted yet."""
     tags: tuple[str, ...] | None
-    """Its tags, and marks for indexed metadata; None if they are as they were."""
+    """Its tags, and marks for indexed metadata; None if they have not changed."""
     metadata: StoredMetadata | None
     """Its metadata as it is stored."""
 
@@ -170,7 +170,7 @@ class Keep(Change):
         self.session = session
         self.is_new = is_new
         self._erasures = erasures
-        """How often something had been erased when what a new session is made of was read."""
+        """The number of erasures at the time when the contents of a new session were read."""
         self.version = session.version + 1
         self.messages = placement.new
         self.attachments: Attachments = placement.attachments
@@ -181,9 +181,9 @@ class Keep(Change):
         self.taken = taken
         self.key = key
         self.parent = parent
-        """What is at hand of the session that a new one is forked from."""
+        """The session at hand from which a new one is forked."""
         self.inherited = Inherited()
-        """What a new one need not note, once that was looked up."""
+        """The stretches that a new session need not note, once they were looked up."""
         self._placement = placement
         self._pack = pack
         self._remember = remember
@@ -197,7 +197,7 @@ class Keep(Change):
 
     @property
     def moves(self) -> bool:
-        """Tell whether a message gets a place in a log."""
+        """True if a message gets a place in a log."""
         return self._placement.moves
 
     def refuse(self, facts: Facts) -> None:
@@ -208,7 +208,7 @@ class Keep(Change):
             return
         refused = refusal(self.session_id, facts, self.claim)
         if refused is not None:
-            # A save under a claim whose session is gone has lost more than its claim.
+            # If the session itself is gone, that is the better error than a lost claim.
             raise SessionNotFound(self.session_id) if facts.sid is None else refused
         if facts.version != self.session.version:
             raise SessionConflict(self.session_id, self.session.version, facts.version)
@@ -217,7 +217,7 @@ class Keep(Change):
 
     @property
     def is_guarded(self) -> bool:
-        """Tell whether it is not to be made if something was erased since what it is made of was read."""
+        """True if it must be refused when something was erased since its contents were read."""
         return self._erasures is not None
 
     def require_unerased(self, erasures: int) -> None:
@@ -225,7 +225,7 @@ class Keep(Change):
             raise ErasedMeanwhile(self.session_id)
 
     def draft(self, place: Place, known: CachedSession | None) -> Draft:
-        """Return what is to be written. `known` tells what is there already, if nothing was erased since."""
+        """Return the rows to write. `known` says what is there already. It is None if something was erased since."""
         own = LogRef(self.origin, place.log)
         settled = self._placement.settle(own, place.msg_end)
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
@@ -237,9 +237,9 @@ class Keep(Change):
         state = kept.state
         is_mostly_head = is_fork or state.metadata or len(self.messages) <= _FEW
         if is_mostly_head or state.execution is not None or len(state.transcript.pieces) > PREFIX:
-            # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many. So is a save of a few messages, or one
-            # with metadata: the frameworks' runners make several in a turn.
+            # A session that has run has a record, and its size on disk counts more than the time to pack. A view of
+            # many pieces packs well. A fork is little more than its head, and there may be very many. The same is true
+            # of a save of a few messages or with metadata: the frameworks' runners make several in a turn.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
@@ -259,7 +259,7 @@ class Keep(Change):
 
     @property
     def _tells_of_new_run(self) -> bool:
-        """Tell whether the version to be replaced is known to be without this version's run."""
+        """True if the version before is known not to have this version's run."""
         return self.known is not None and self.known.session.state.execution is not self.session.state.execution
 
     def made_to(self, facts: Facts) -> Job[CachedSession]:
@@ -268,19 +268,19 @@ class Keep(Change):
         return (yield from self.kept_as(draft, facts))
 
     def draft_of(self, facts: Facts, place: Place | None = None) -> Draft:
-        """Return what is to be written to a session that stands so."""
+        """Return the rows to write to a session with these facts."""
         known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
         return self.draft(place_of(facts) if place is None else place, known)
 
     def is_plain(self, draft: Draft) -> bool:
-        """Tell whether a save writes no rows but that of its session, messages, a head, and entries of one run."""
+        """Tell whether a save writes only the row of its session, messages, a head, and entries of one run."""
         is_alone = self.known is not None and self.key is None and not self.attachments and not self.drops_sketches
         is_alone = is_alone and (self.batch is None or self.batch.is_of_one_run)
         is_alone = is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
         return is_alone and not self.doubtful(draft)
 
     def doubtful(self, draft: Draft) -> list[Stretch]:
-        """Return what a version shows of its own log and may have forgotten: none, if it has forgotten nothing."""
+        """Return the stretches of its own log that a version shows but may have forgotten."""
         if self.is_new or draft.session.info.first_version == 1:
             return []
         own = LogRef(self.origin, draft.place.log)
@@ -288,9 +288,10 @@ class Keep(Change):
         return [*without(own_named(draft.session, own), [*known, (own.key, draft.place.msg_end, LAST)])]
 
     def regained(self, draft: Draft) -> Job[list[Stretch]]:
-        """Return what a version shows that its session had forgotten: a fork shows it still, and was adopted.
+        """Return the stretches that a version shows again after its session had forgotten them.
 
-        ErasedMeanwhile if it is not there any more: a view that was loaded before has it.
+        They are there if a fork that still shows them was adopted. Raise ErasedMeanwhile if they are gone, and the view
+        is one that was loaded before.
         """
         doubtful = self.doubtful(draft)
         if not doubtful:
@@ -337,13 +338,13 @@ class Keep(Change):
 
     @property
     def since(self) -> int | None:
-        """Return the version that rows of stretches say they are from; None if it is the first."""
+        """The value of `since` in new rows of stretches: the version, or None if it is the first."""
         return None if self.is_new else self.version
 
     def unnoted(self, draft: Draft, erasures: int) -> Job[list[Stretch]]:
-        """Return what has to be noted of what the version shows; SessionNotFound if some of it has been erased.
+        """Return the stretches to note for the version. Raise SessionNotFound if one of them was erased.
 
-        What a new fork need not note is in `inherited` then.
+        `inherited` is set to the stretches that a new fork need not note.
         """
         sid, parent_id = draft.place.sid, self.session.info.parent_id
         if not self.is_new:
@@ -359,25 +360,23 @@ class Keep(Change):
 
     @property
     def known_listing(self) -> tuple[str, str] | None:
-        """Return the status and the agent that lists have it under, if that is at hand."""
+        """The status and the agent in the session's row, if they are at hand."""
         known = self.known
         return None if known is None else (known.session.info.status.value, known.session.info.agent_name)
 
     def _listed_as(self, sid: int) -> Job[tuple[str, str] | None]:
-        """Return the status and the agent that lists have it under; None if they are to be written in any case."""
+        """Return the status and the agent in the session's row; None if they have to be written in any case."""
         if self.known is not None:
             return self.known_listing
         try:
             rows = yield Select("session", ("status", "agent"), {"sid": sid})
-        except CorruptRecord:  # which a save mends
+        except CorruptRecord:  # this save mends it
             return None
         return rows[0] if rows else None
 
     def columns(self, draft: Draft, facts: Facts, listed: tuple[str, str] | None) -> dict[str, Any]:
-        """Return what changes in the session's row. A save gives the claim back.
-
-        What stays as it is is left out: to set an indexed column costs a page of the index, whatever it is set to.
-        """
+        """Return the columns that change in the session's row. A save gives the claim back."""
+        # Equal values are left out: to set an indexed column costs a page of the index, even if the value stays.
         info = draft.session.info
         columns: dict[str, Any] = {"version": self.version, "updated": self.at.timestamp()}
         if self.messages:
@@ -397,7 +396,7 @@ class Keep(Change):
         return columns
 
     def made(self, draft: Draft, facts: Facts) -> CachedSession:
-        """Return what the save came to. `facts` are those from before it."""
+        """Return the result of the save. `facts` are those from before it."""
         is_waited_for = facts.inbox_end > max(facts.taken, self.taken)
         hashes = frozenset(draft.hashes)
         began_with = draft.named if self.is_new else None
@@ -424,14 +423,13 @@ class KeepAll:
         return [keep.finish(kept) for keep, kept in zip(self.keeps, results, strict=True)]
 
     def job(self) -> Job[list[CachedSession]]:
-        # In the order of their ids: where many write, those who create the same sessions wait for each other, and
-        # never each for the other.
+        # In the order of their ids: two writers that create the same sessions never wait for each other in a circle.
         ordered = sorted(self.keeps, key=lambda keep: keep.session_id)
         yield Lock(tuple(keep.session_id for keep in ordered), "share")
         facts: dict[str, Facts] = {}
         for keep in ordered:
             facts[keep.session_id] = yield from facts_of(keep.session_id)
-        for keep in self.keeps:  # before anything is written; the first in the caller's order is told of
+        for keep in self.keeps:  # before anything is written: the error is the first in the caller's order
             keep.refuse(facts[keep.session_id])
         kept: dict[str, CachedSession] = {}
         for keep in ordered:
@@ -472,7 +470,7 @@ class Append(Change):
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether it writes no rows but that of its session, messages of its own log, and entries of one run."""
+        """True if it writes only the row of its session, messages of its own log, and entries of one run."""
         is_alone = not self.branch and not self.attachments and not self.drops_sketches
         return is_alone and self.batch is not None and self.batch.is_of_one_run
 
@@ -497,7 +495,8 @@ class Append(Change):
         return self.made(place, (log, start), facts)
 
     def columns(self, place: Place, facts: Facts) -> dict[str, Any]:
-        """Return what changes in the session's row. `taken` is left out unless it does: indexes look at it."""
+        """Return the columns that change in the session's row."""
+        # `taken` is left out unless it changes: it is in the condition of indexes, which SQLite would have to check.
         columns: dict[str, Any] = {
             "msg_end": place.msg_end + (0 if self.branch else len(self.messages)),
             "evt_end": place.evt_end + self.entries,
@@ -508,7 +507,7 @@ class Append(Change):
         return columns
 
     def made(self, place: Place, log: tuple[int | str, int], facts: Facts) -> Any:
-        """Return what the append came to; `log` is where its messages went. `facts` are those from before it."""
+        """Return the result of the append. `log` is the place of its messages. `facts` are those from before it."""
         ref = LogRef(self.origin, log[0])
         written: Mapping[str, StoredAt] = {key: StoredAt(ref, pos) for pos, key in enumerate(self._ids, log[1])}
         return Appended(written, place.evt_end + self.entries, facts.inbox_end)
@@ -543,9 +542,9 @@ class Take(Append):
         return (yield from super().made_to(facts))
 
     def require_seat(self) -> Job[None]:
-        """Raise OwnerBusy if the session's owner has as many runs at once as are allowed."""
+        """Raise OwnerBusy if the session's owner already has as many runs as are allowed."""
         if self.per_owner is not None:
-            from perdure.stores.jobs.waiting import require_seat  # most claims are not counted
+            from perdure.stores.jobs.waiting import require_seat  # imported late: most claims have no such limit
 
             yield from require_seat(self.session_id, self.per_owner)
 
@@ -573,7 +572,7 @@ def place_of(facts: Facts) -> Place:
     return Place(facts.sid, facts.log, facts.msg_end, facts.evt_end)
 
 
-# A new session's row, but for what is known of it.
+# The row of a new session, except for the columns that its header gives.
 EMPTY_SESSION: Mapping[str, Any] = {
     **dict.fromkeys(("evt_end", "inbox_end", "taken", "epoch", "priority"), 0),
     **dict.fromkeys(("claim", "expires", "line", "since"), None),
@@ -581,13 +580,13 @@ EMPTY_SESSION: Mapping[str, Any] = {
 
 
 def update_columns(at: datetime) -> dict[str, Any]:
-    """Return the columns that say when a session was updated."""
+    """Return the columns for the time of a session's update."""
     updated = at.timestamp()
     return {"updated": updated, "recent": minute_of(updated)}
 
 
 def info_columns(info: Any) -> dict[str, Any]:
-    """Return the columns that lists filter by, as a header says them."""
+    """Return the columns that lists filter by, with the values of a header."""
     return {
         "id": str(info.id),
         "status": info.status.value,
@@ -600,10 +599,11 @@ def info_columns(info: Any) -> dict[str, Any]:
 
 
 def new_session(columns: Mapping[str, Any]) -> Job[tuple[int, int | str]]:
-    """Add a session's row, and begin its log; return the numbers of both."""
+    """Add a session's row, and begin its log. Return the numbers of both."""
     ((sid,),) = yield Insert("session", tuple(columns), [tuple(columns.values())])
     log = yield from new_log(sid, "")
-    # A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
+    # Epochs begin with the session's number, which is never used twice, and leave room for a million claims. So a claim
+    # on an erased session is never valid for a later one with the same id.
     yield Update("session", {"log": log, "epoch": sid << 20}, {"sid": sid})
     return sid, log
 
@@ -617,7 +617,7 @@ def new_log(sid: int, name: str) -> Job[Any]:
 
 
 def branch_log(sid: int, name: str) -> Job[tuple[Any, int]]:
-    """Return a branch's log, begun if there is none, and where it ends."""
+    """Return a branch's log and its end. The log is begun if the branch has none."""
     rows = yield Select("log", ("log", "crc"), {"sid": sid, "name": name})
     if not rows:
         return (yield from new_log(sid, name)), 0
@@ -627,7 +627,7 @@ def branch_log(sid: int, name: str) -> Job[tuple[Any, int]]:
 
 
 def end_of_log(log: int | str) -> Job[int]:
-    """Return the position behind a log's last message."""
+    """Return the position after a log's last message."""
     last = yield Select("msg", ("pos",), {"log": log}, order="-pos", limit=1)
     return last[0][0] + 1 if last else 0
 
@@ -648,23 +648,24 @@ def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Ite
 
 
 def write_attachments(change: Change, sid: int, begin: tuple[int | str, int], shown: Iterable[Stretch]) -> Job[None]:
-    """Write the images and files of messages that stand in a log from a position on.
+    """Write the images and files of messages. `begin` is the log and the position of the first message.
 
-    `shown` is what the session shows of others: a message may name by hash what is there or in the session itself.
+    `shown` are the stretches that the session shows of others. A message may name files by hash that are there, or in
+    the session itself.
     """
-    from perdure.stores.jobs import attachments  # most saves have none
+    from perdure.stores.jobs import attachments  # imported late: most saves have none
 
     yield from attachments.require_reachable(change.session_id, sid, borrowed_by(change), shown)
     yield from attachments.write(change.attachments, *begin)
 
 
 def borrowed_by(change: Change) -> set[str]:
-    """Return the hashes that new messages name without bringing the bytes."""
+    """Return the hashes that new messages name without giving the bytes."""
     return {each.hash for _, each in change.attachments if each.body is None}
 
 
 def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> Job[None]:
-    """Put a batch on record, the last of whose entries has that number; its runs' messages stand in that stretch."""
+    """Put a batch on record. `last` is the number of its last entry, `stretch` the place of its runs' messages."""
     if batch is None:
         return
     numbers: dict[str | None, int] = {}
@@ -676,11 +677,11 @@ def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> J
 BATCH_COLUMNS = ("sid", "last", "count", "run", "crc", "body")
 RUN_COLUMNS = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
 RUN_GROWS = ("last_seq", "end_pos")
-"""What changes in the row of a run that is there already."""
+"""The columns that change in the row of a run that is there already."""
 
 
 def rows_of_runs(sid: int, last: int, batch: Batch, stretch: Stretch) -> list[Row]:
-    """Return how far each run of a batch reaches on record and in the log."""
+    """Return a row for each run of a batch, with its entries on record and its messages in the log."""
     first = last - batch.count + 1
     return [(sid, loop, first + begin, first + end, *stretch) for loop, (begin, end) in batch.reach.items()]
 
@@ -730,10 +731,8 @@ def _noted(known: CachedSession | None, own: LogRef) -> Stretches:
 def unnoted(
     session_id: str, sid: int, stretches: Sequence[Stretch], parent: str | None, erasures: int
 ) -> Job[list[Stretch]]:
-    """Return those stretches that are others' and not noted yet; SessionNotFound if one of them has been erased.
-
-    A fork of a fork of a fork shows stretches of many logs: they are looked at together, not one by one.
-    """
+    """Return the stretches of others' logs that are not noted yet. Raise SessionNotFound if one of them was erased."""
+    # All together and not one by one: a fork of a fork of a fork shows stretches of many logs.
     noted: dict[int | str, list[tuple[int, int]]] = {}
     where = {"child": sid, "log in": sorted({log for log, _, _ in stretches}, key=str)}
     for log, start, stop in (yield Select("ref", ("log", "start", "stop"), where)):
@@ -753,8 +752,8 @@ def unnoted(
 def _require_there(
     stretches: Iterable[Stretch], owners: Mapping[int | str, int], parent: str | None, erasures: int
 ) -> Job[None]:
-    """Raise SessionNotFound if one of the stretches has been erased: its session is gone, or has forgotten it."""
-    # In a store in which nothing was ever erased, nobody has forgotten anything.
+    """Raise SessionNotFound if one of the stretches was erased, because its session is gone or has forgotten it."""
+    # Forgetting counts as an erasure, so a store without erasures need not be asked.
     in_part = (yield from noted_by_owners(owners)) if erasures else ()
     for log, start, stop in stretches:
         if log not in owners or log in in_part:
@@ -764,7 +763,10 @@ def _require_there(
 
 
 def regained(session: AgentSession, sid: int, log: int | str, stretches: Iterable[Stretch]) -> Job[list[Stretch]]:
-    """Return the parts of stretches of its own log that a session has forgotten. ErasedMeanwhile if one is gone."""
+    """Return the parts of stretches of its own log that a session has forgotten.
+
+    Raise ErasedMeanwhile if one of them is gone.
+    """
     kept = yield Select("ref", ("log", "start", "stop"), {"child": sid, "log": log})
     forgotten = [*without(stretches, kept)] if kept else []
     for _, start, stop in forgotten:
@@ -775,7 +777,7 @@ def regained(session: AgentSession, sid: int, log: int | str, stretches: Iterabl
 
 
 def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:
-    """Return the numbers of the sessions whose logs they are, without those that are gone."""
+    """Return the numbers of the logs' sessions, by log. Logs whose sessions are gone are left out."""
     if not logs:
         return {}
     rows = yield Select("log", ("log", "sid"), {"log in": sorted(logs, key=str)})
@@ -784,7 +786,7 @@ def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:
 
 
 def owner_of_log(log: int | str) -> Job[int | None]:
-    """Return the number of the session whose log it is; None if that one is gone."""
+    """Return the number of a log's session; None if it is gone."""
     rows = yield Select("log", ("sid",), {"log": log})
     if not rows or not (yield Select("session", ("sid",), {"sid": rows[0][0]})):
         return None
@@ -792,7 +794,7 @@ def owner_of_log(log: int | str) -> Job[int | None]:
 
 
 def require_log(session_id: str | None, log: int | str, sid: int, name: str, crc: int | None) -> None:
-    """Raise CorruptRecord unless the row that says whose log it is, is what was written."""
+    """Raise CorruptRecord unless the row of a log is what was written."""
     if not is_log_sound(log, sid, name, crc):
         raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
 

@@ -1,4 +1,4 @@
-"""The text of an answer that is not whole yet: keeping a piece of it, and reading how far it has come."""
+"""The text of an unfinished answer: keeping a piece of it, and reading its progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Body = tuple[int, str, str, int, str]
 
 
 def keep(claim: Claim, piece: Sketch) -> Job[bool]:
-    """Keep a piece, unless its run has moved on. One that starts at 0 replaces all others."""
+    """Keep a piece, unless its run has moved on. A piece that starts at 0 replaces all others."""
     yield Lock((claim.session_id,))
     rows = yield Select("session", ("sid", "evt_end"), held(claim))
     if not rows:
@@ -30,7 +30,7 @@ def keep(claim: Claim, piece: Sketch) -> Job[bool]:
     if piece.start == 0:
         yield Delete("sketch", {"sid": sid})
     crc, body = sealed(claim.session_id, piece)
-    # A write whose answer was lost is repeated with what has come since.
+    # A write without an answer is repeated with more text, so the row may be there already.
     yield Insert("sketch", COLUMNS, [(sid, piece.start, crc, body)], or_set=("crc", "body"))
     return True
 
@@ -52,7 +52,7 @@ def progress(session_id: SessionId, after: int) -> Job[RunProgress]:
 
 
 def _is_unanswered(sid: int, end: int, piece: Sketch) -> Job[bool]:
-    """Tell whether a piece's own run has put nothing on record since. What others note in between voids no piece."""
+    """Tell whether a piece's own run has put nothing on record since. Entries of others do not make a piece void."""
     rows = yield Select("run", ("last_seq",), {"sid": sid, "loop": piece.run})
     return piece.seq <= end and all(last <= piece.seq for (last,) in rows)
 
@@ -64,13 +64,14 @@ def sealed(session_id: str, piece: Sketch) -> tuple[int, bytes]:
 
 
 def _checksum(session_id: str, start: int, body: bytes) -> int:
-    # By the session's id, not by its number: whoever keeps a piece need not look that up.
+    # By the session's id and not its number, which the writer of a piece then need not look up.
     return checksum(body, crc32(session_id.encode()), start)
 
 
 def sound_pieces(session_id: str, rows: Iterable[Row]) -> tuple[Sketch, ...]:
-    """Return the pieces that rows hold, up to the first that is damaged, if they are of one moment."""
+    """Return the pieces in rows, up to the first damaged one; nothing if they do not belong together."""
     found = tuple(_sound(session_id, rows))
+    # Rows may be read one by one, while the pieces of another answer replace these.
     return found if all(piece.seq == found[0].seq for piece in found) else ()
 
 
@@ -83,11 +84,11 @@ def _sound(session_id: str, rows: Iterable[Row]) -> Iterator[Sketch]:
 
 
 _BEYOND = 1 << 32
-"""No answer is so long; and a checksum sees no more of a number."""
+"""The limit for the start of a piece. No answer is that long, and a checksum has 32 bits for a number."""
 
 
 def piece_of(session_id: str, start: int, crc: int | None, body: bytes) -> Sketch | None:
-    """Return the piece that a row holds; None if the row is not what was written."""
+    """Return the piece in a row; None if the row is not what was written."""
     # Damage can change a column's type, too.
     if type(start) is not int or type(body) is not bytes or not 0 <= start < _BEYOND:
         return None

@@ -8,11 +8,11 @@ from perdure.stores.engine import Job, Select
 
 _AT_ONCE = 1_000
 _NUMBERED = {"head": "version", "batch": "last", "inbox": "seq", "sketch": "start", "timer": "timer"}
-"""The tables in which a session has rows with a body, and what these are numbered by."""
+"""The tables in which a session has rows with a body, and the columns that number these rows."""
 
 
 class Tally:
-    """How many sessions, versions and messages were erased, and how many bytes all that was erased held."""
+    """The numbers of sessions, versions and messages that were erased, and of the bytes in all erased rows."""
 
     def __init__(self) -> None:
         self.sessions = 0
@@ -21,7 +21,8 @@ class Tally:
         self.bytes = 0
 
     def add(self, bodies: Iterable[object]) -> None:
-        """Count the bodies of rows; damage can have changed the type of one."""
+        """Count the bytes of rows' bodies."""
+        # Damage can have changed the type of one.
         self.bytes += sum(len(body) for body in bodies if isinstance(body, bytes | str))
 
     def measure(self, log: int | str, start: int, stop: int) -> Job[None]:

@@ -1,4 +1,4 @@
-"""Timers: items that go into a session's inbox at a time, once, and what becomes of those that repeat."""
+"""Timers: items that go into a session's inbox at a given time, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("timer", "sid", "name", "due", "crc", "body")
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a timer's row says beside its name and its time."""
+    """The body of a timer's row: everything except its name and its time."""
 
     kind: str | None = None
     """None if it puts nothing into the inbox."""
@@ -33,7 +33,7 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def set_timer(timer: Timer, is_replaced: bool) -> Job[Timer]:
-    """Keep a timer, unless there is one that asks for the same."""
+    """Keep a timer, unless the same one is there already."""
     yield Lock((timer.session_id,))
     sid = yield from sid_of(timer.session_id)
     if timer.entry is not None:
@@ -54,12 +54,12 @@ def set_timer(timer: Timer, is_replaced: bool) -> Job[Timer]:
 
 
 def _ask_the_same(one: Timer, other: Timer) -> bool:
-    """Tell whether two timers ask for the same, at whatever time."""
+    """Tell whether two timers are the same except for their times."""
     return bool(codec.decode_plain(encoded(one)) == codec.decode_plain(encoded(other)))
 
 
 def _with_files(session_id: str, sid: int, entry: Entry) -> Job[Entry]:
-    """Return an item with the bytes of all images and files that it names: they may be gone when it is due."""
+    """Return an item with the bytes of all images and files that it names, since they may be gone when it is due."""
     _, files = codec.detached_post(entry.body)
     borrowed = sorted({each.hash for each in files if each.body is None})
     if not borrowed:
@@ -80,14 +80,14 @@ def timers(session_id: SessionId | None, limit: int, after: int) -> Job[list[Tim
 
 
 def due(at: float, limit: int) -> Job[list[Timer]]:
-    """Return the timers that are to ring by a time, the earliest first. A damaged one does not keep others waiting."""
+    """Return the timers that are due at a time, earliest first. A damaged one is left out, so that others can ring."""
     rows = yield Select("timer", COLUMNS, {"due <=": at}, order="due timer", limit=limit, lenient=True)
     ids = yield from _ids_of(rows)
     return [timer for row in rows if row[1] in ids and (timer := sound_timer(ids[row[1]], row)) is not None]
 
 
 def sound_timer(session_id: str, row: Row) -> Timer | None:
-    """Return the timer that a row holds; None if it is not what was written."""
+    """Return the timer in a row; None if the row is not what was written."""
     try:
         return timer_of(session_id, row)
     except CorruptRecord:
@@ -102,14 +102,15 @@ def _ids_of(rows: Iterable[Row]) -> Job[dict[int, str]]:
 def ring(
     timer: Timer, again: float | None, entry: Entry | None, most: int | None, later: float | None
 ) -> Job[bool | None]:
-    """Put a timer's item into the inbox, unless somebody has rung it: its number and its time tell.
+    """Put a timer's item into the inbox, and return True. Return False if the timer was rung or changed already.
 
-    Where `most` items wait already, it is put off instead, and None is returned.
+    If `most` items wait already, it is put off instead, and None is returned.
     """
     yield Lock((timer.session_id,))
     place = yield from record.place_in_inbox(timer.session_id)
     if place is None:
         return False
+    # By number and time: a timer that was rung is gone, or has another time. So a late or doubled call does nothing.
     where = {"timer": timer.id, "sid": place.sid, "due": timer.due}
     rows = yield Select("timer", COLUMNS, where)
     if not rows:
@@ -156,7 +157,7 @@ def encoded(timer: Timer) -> bytes:
 
 
 def timer_of(session_id: str, row: Row) -> Timer:
-    """Return the timer that a row holds; CorruptRecord unless it is what was written."""
+    """Return the timer in a row. Raise CorruptRecord unless the row is what was written."""
     number, sid, name, due, crc, body = row
     where = f"timer {name!r}"
     types = (type(number), type(name), type(due), type(body))

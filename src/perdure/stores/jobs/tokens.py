@@ -1,7 +1,7 @@
 """Access tokens: a row for each, found by the digest of its secret, by its id or by its owner.
 
-The body says all that a token may do, and its checksum protects it. A row that is not what was written opens nothing:
-a flag or an owner that damage has changed might open more than was given.
+The body has all that a token may do, and its checksum protects it. A damaged row gives no access: a flag or an owner
+that damage has changed might allow more than was granted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perdure.stores.jobs.erasing import count_erasure
 
 COLUMNS = ("digest", "id", "owner", "crc", "body")
 _ID = 12
-"""How much of its digest the id of a token is."""
+"""The length of a token's id, which is the beginning of its digest."""
 
 
 def add_token(token: Token) -> Job[None]:
-    """Keep a token, unless there is one of its id: that has the same secret, or by chance the same beginning."""
+    """Keep a token. Raise InvalidData if its id is taken: by the same secret, or by chance by the same beginning."""
     yield Lock()
     if (yield Select("token", ("id",), {"id": token.id})):
         raise InvalidData("$.token", f"there is a token {token.id!r} already; make another, with a new secret")
@@ -33,22 +33,22 @@ def add_token(token: Token) -> Job[None]:
 def token(digest: str) -> Job[Token | None]:
     for row in (yield Select("token", COLUMNS, {"digest": digest})):
         return token_of(row)
-    # From the index of ids alone: what only that finds is there, and damaged. No two tokens begin alike.
+    # By the index of ids alone: a token that only that finds is damaged. No two tokens have the same id.
     if (yield Select("token", ("id",), {"id": digest[:_ID]})):
         raise _damaged(digest[:_ID], "it is noted, and its row is missing")
     return None
 
 
 def tokens(owner: str | None) -> Job[list[Token]]:
-    """Return tokens, the oldest first."""
+    """Return tokens, oldest first."""
     rows = yield Select("token", COLUMNS, {} if owner is None else {"owner": owner})
     return sorted(map(token_of, rows), key=lambda each: (each.created_at, each.id))
 
 
 def drop_token(token_id: str) -> Job[bool]:
-    """Erase a token. Return whether there was one."""
+    """Erase a token. Return True if it was there."""
     yield Lock()
-    # An update says how many rows it has met, and locks them: of two who drop a token at once, one is told so.
+    # An update returns the number of rows, and locks them. If two callers drop a token at once, only one gets True.
     ((found,),) = yield Update("token", {"id": token_id}, {"id": token_id})
     if found:
         yield Delete("token", {"id": token_id})
@@ -57,7 +57,7 @@ def drop_token(token_id: str) -> Job[bool]:
 
 
 def token_of(row: Row) -> Token:
-    """Return the token that a row holds. Raise CorruptRecord unless it is what was written."""
+    """Return the token in a row. Raise CorruptRecord unless the row is what was written."""
     digest, token_id, owner, crc, body = row
     try:
         if type(body) is not bytes or (crc is not None and crc != checksum(body)):

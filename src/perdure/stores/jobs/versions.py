@@ -1,4 +1,4 @@
-"""The versions of a session as a list: headers, definitions and metadata, page by page, and no message."""
+"""The versions of a session as a list: headers, definitions and metadata, page by page, without messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def versions(
 ) -> Job[list[SessionHead]]:
     """Return the newest versions before a number, newest first.
 
-    If it is strict, damage is raised: others may have erased something between two statements, and the engine looks
-    again. Else a damaged version is left out, and an older one takes its place.
+    If it is strict, damage is raised. Others may have erased something between two statements, so the engine looks
+    again. Otherwise a damaged version is left out, and an older one takes its place.
     """
     sid = yield from sid_of(session_id)
     page = _Page(session_id, definitions, is_strict)
@@ -39,7 +39,7 @@ def versions(
 
 
 class _Page:
-    """Versions that were read, with the definitions that most of them share."""
+    """A page of versions, with the definitions that most of them share."""
 
     def __init__(self, session_id: str, definitions: Definitions, is_strict: bool) -> None:
         self.found: list[SessionHead] = []
@@ -66,7 +66,7 @@ class _Page:
                     raise
 
     def _read_values(self, keys: set[str]) -> Job[None]:
-        """Read values, many at a time: versions may have metadata of their own, each."""
+        """Read values, many at a time, since each version may have metadata of its own."""
         missing = sorted(key for key in keys if key not in self._values and key not in self._definitions)
         for first in range(0, len(missing), _VALUES_AT_ONCE):
             some = missing[first : first + _VALUES_AT_ONCE]

@@ -1,4 +1,4 @@
-"""What waits in inboxes: which sessions, the last look into one, and how much may wait or be run at once."""
+"""Sessions with waiting items: finding them, the last look into an inbox, and limits on what waits or runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ORDER = "-priority since sid"
 
 
 def waiting(limit: int, idle_only: bool) -> Job[list[Waiting]]:
-    """Return the sessions that wait, the most urgent first, then the longest waiting."""
+    """Return the sessions with waiting items, the most urgent first, then the longest waiting."""
     if not idle_only:
         return [waiting_of(row) for row in (yield Select("session", COLUMNS, _ACTIVE, order=_ORDER, limit=limit))]
     free = yield Select("session", COLUMNS, _FREE, order=_ORDER, limit=limit)
-    # Few have a claim, of which most stand: those that have lapsed are put among the others.
+    # Few sessions have a claim, and most claims are still held. Those that have lapsed are put among the others.
     claimed = yield Select("session", (*COLUMNS, "claim", "expires"), {**_ACTIVE, "claim !=": None})
     ((time,),) = (yield Clock()) if claimed else [(0.0,)]
     look = Look()
@@ -36,7 +36,7 @@ def waiting(limit: int, idle_only: bool) -> Job[list[Waiting]]:
 
 
 def held(limit: int) -> Job[list[Waiting]]:
-    """Return the suspended sessions in which something waits, the most urgent first, then the longest waiting."""
+    """Return the suspended sessions with waiting items, the most urgent first, then the longest waiting."""
     return [waiting_of(row) for row in (yield Select("session", COLUMNS, _HELD, order=_ORDER, limit=limit))]
 
 
@@ -55,12 +55,12 @@ def waiting_of(row: Row) -> Waiting:
 
 
 def in_turn(limit: int, after: str, skip: Collection[str], not_of: Collection[str]) -> Job[list[Waiting]]:
-    """Return sessions that wait and that nobody runs, the most urgent first; of equals, owner by owner in turn."""
+    """Return waiting sessions without a claim, the most urgent first. Of equally urgent ones, owners take turns."""
     return (yield from InTurn(after, skip, not_of).found(limit))
 
 
 class InTurn:
-    """Finds sessions owner by owner. An engine may ask for the rows in other words."""
+    """A search for sessions owner by owner. An engine may override the statements."""
 
     def __init__(self, after: str, skip: Collection[str], not_of: Collection[str]) -> None:
         self._after = after
@@ -68,7 +68,7 @@ class InTurn:
         self._not_of = not_of
 
     def highest(self, below: int | None) -> Any:
-        """Return what asks for the highest priority below another."""
+        """Return the statement for the highest priority, or the highest below another."""
         where = _ACTIVE if below is None else {**_ACTIVE, "priority <": below}
         return Select("session", ("priority",), where, order="-priority", limit=1)
 
@@ -77,7 +77,7 @@ class InTurn:
         return Select("session", ("owner",), where, order="owner", limit=1)
 
     def lane(self, priority: int, owner: str | None, limit: int) -> Any:
-        """Return what asks for the sessions of an owner, the longest waiting first."""
+        """Return the statement for the sessions of an owner, the longest waiting first."""
         where = {**_FREE, "priority": priority, "owner": owner}
         return Select("session", COLUMNS, where, order="since sid", limit=limit)
 
@@ -90,12 +90,15 @@ class InTurn:
         return found
 
     def _of_priority(self, priority: int, limit: int) -> Generator[Any, list[Row], list[Waiting]]:
-        """Return the first of each owner, then the second of each: of owners behind `after`, of none, of the others."""
+        """Return the first session of each owner, then the second of each, and so on.
+
+        Owners after `after` come first, then sessions without an owner, then the other owners.
+        """
         lanes: list[list[Row]] = []
         owner: str | None = self._after
         is_round = False
         while len(lanes) < limit:
-            # From one owner to the next by an index: one who has ten thousand sessions costs what others cost.
+            # From one owner to the next by an index: an owner with ten thousand sessions costs no more than others.
             rows = yield self.next_owner(priority, owner or "")
             owner = rows[0][0] if rows else None
             if is_round and (owner is None or owner > self._after):
@@ -109,7 +112,7 @@ class InTurn:
 
 
 def has_waiting(session_id: SessionId) -> Job[bool]:
-    """Tell whether something waits, under the lock that a post takes."""
+    """Tell whether an item waits, under the lock that a post takes."""
     yield Lock((session_id,))
     rows = yield Select("session", ("inbox_end", "taken"), {"id": str(session_id)})
     if not rows:
@@ -120,20 +123,23 @@ def has_waiting(session_id: SessionId) -> Job[bool]:
 
 
 def require_room(session_id: str, owner: str | None, waits: int, most: int | None, of_owner: int | None) -> Job[None]:
-    """Raise QueueFull if so many items wait: `waits` is how many do in the session itself."""
+    """Raise QueueFull if `most` items wait in the session, or `of_owner` in all sessions of the owner.
+
+    `waits` is the number of items that wait in the session.
+    """
     if most is not None and waits >= most:
         raise QueueFull(session_id, most)
     if of_owner is None or owner is None:
         return
     yield Lock((), owner=owner)
-    # As many sessions have at least as many items.
+    # Each of these sessions has at least one item, so this many sessions are enough to know.
     rows = yield Select("session", ("inbox_end", "taken"), {"owner": owner, **WAITS}, limit=of_owner)
     if sum(end - taken for end, taken in rows) >= of_owner:
         raise QueueFull(session_id, of_owner, owner)
 
 
 def require_seat(session_id: str, most: int) -> Job[None]:
-    """Raise OwnerBusy if so many claims stand on other sessions of the same owner."""
+    """Raise OwnerBusy if `most` claims are held on other sessions of the same owner."""
     rows = yield Select("session", ("owner",), {"id": str(session_id)})
     owner = rows[0][0] if rows else None
     if owner is None:

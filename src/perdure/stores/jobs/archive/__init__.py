@@ -1,7 +1,7 @@
-"""Sessions given out and taken in whole.
+"""Export and import of whole sessions.
 
-In an archive a log is named by its session's id (`id`, `id/branch`); see `ArchivedSession`. In a store that keeps
-another's messages on behalf of a session, they are in a log of that session's own, whose name begins with LENT.
+In an archive a log is named by its session's id (`id`, `id/branch`); see `ArchivedSession`. A store may keep messages
+of another session for one that shows them. They are in a log of the latter, whose name begins with LENT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An archived session by itself: the names of its logs, whether it is whole, and whether it is the same as another."""
+"""An archived session by itself: the names of its logs, a check that it is whole, and a comparison with another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.stores.tapes import TapeCache, merged
 LENT = "~"
 Messages = Mapping[int, bytes]
 """Messages of a log, by position."""
-# Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
+# Beyond any log that could be moved. A position costs memory in some stores, so a false one could use up all of it.
 _LONGEST = 2**26
 
 
@@ -29,18 +29,18 @@ def name_of_log(session_id: str, branch: str) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the session and the branch that a name stands for."""
+    """Return the session and the branch in a log's name."""
     owner, _, branch = name.partition("/")
     return owner, branch
 
 
 def own_name(session_id: str, branch: str) -> str:
-    """Return the name in an archive of a session's own log, or of one that it keeps on another's behalf."""
+    """Return the name in an archive of a session's own log, or of its copy of another session's log."""
     return branch.removeprefix(LENT) if branch.startswith(LENT) else name_of_log(session_id, branch)
 
 
 def check(archived: ArchivedSession) -> list[Stretch]:
-    """Return the stretches that an archived session names; InvalidData unless it is whole, and what it says it is."""
+    """Return the stretches that an archived session names. Raise InvalidData unless it is whole and sound."""
     try:
         return _check(archived)
     except CorruptRecord as error:
@@ -59,7 +59,7 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
     _check_files(archived)
     for name, (_, version) in archived.keys.items():
         if not 1 <= version <= newest:
-            raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
+            raise InvalidData(f"$.keys.{name}", f"the session has no version {version}")
     stretches = _read_heads(archived)
     for log, start, stop in stretches:
         _check_stretch(archived, str(log), start, stop)
@@ -67,7 +67,7 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
 
 
 def first_version(archived: ArchivedSession) -> int:
-    """Return the number of the oldest version, as the newest tells it."""
+    """Return the number of the oldest version, which the newest one names."""
     newest = archived.heads[-1] if archived.heads else b""
     return decode_info(newest, archived.session_id, len(archived.heads)).first_version
 
@@ -86,7 +86,7 @@ def _check_files(archived: ArchivedSession) -> None:
 
 
 def files_named(archived: ArchivedSession) -> dict[str, str]:
-    """Return the hashes of images and files that are named, each with a place that names it."""
+    """Return the hashes of images and files in messages and inbox, each with a place that names it."""
     found: dict[str, str] = {}
     for name, messages in (*archived.logs.items(), *archived.lent.items()):
         for at, body in messages.items():
@@ -101,6 +101,7 @@ def _check_own_log(session_id: str, name: str, messages: Messages, *, may_have_g
     if owner != session_id or branch.startswith(LENT):
         raise InvalidData(f"$.logs.{name}", "it is not a log of this session")
     _check_positions(f"$.logs.{name}", messages)
+    # A session that has forgotten versions may have forgotten messages with them.
     if not may_have_gaps and max(messages, default=-1) != len(messages) - 1:
         raise InvalidData(f"$.logs.{name}", "a message is missing from it")
 
@@ -111,7 +112,7 @@ def _check_positions(where: str, messages: Messages) -> None:
 
 
 def _read_heads(archived: ArchivedSession) -> list[Stretch]:
-    """Return the stretches that the versions name, all of which can be read."""
+    """Return the stretches that the versions name, after checking that each version can be read."""
     met: set[Stretch] = set()
     tapes, definitions, created = TapeCache(""), dict[str, AgentDefinition](), set()
 
@@ -146,13 +147,13 @@ def _check_stretch(archived: ArchivedSession, name: str, start: int, stop: int) 
         raise InvalidData(f"$.logs.{name}", f"no log has messages {start} to {stop}")
     messages = archived.logs.get(name, archived.lent.get(name))
     if messages is None and split_name(name)[0] in archived.owners:
-        return
+        return  # the target store has to have this log, and a restore looks for it there
     if messages is None or not all(at in messages for at in range(start, stop)):
         raise InvalidData(f"$.logs.{name}", f"messages {start} to {stop} are named by a version, and not there")
 
 
 def require_same(archived: ArchivedSession, found: ArchivedSession) -> None:
-    """Raise SessionConflict unless what is to be brought in is what is there."""
+    """Raise SessionConflict unless the archived session and the stored one are the same."""
     if not is_same(archived, found):
         arrives, there = newest_version(archived), newest_version(found)
         raise SessionConflict(
@@ -166,12 +167,12 @@ def require_same(archived: ArchivedSession, found: ArchivedSession) -> None:
 
 
 def is_same(archived: ArchivedSession, found: ArchivedSession) -> bool:
-    """Tell whether two archives hold one session in one state. What one carries along, the other need not."""
+    """Tell whether two archives have one session in one state. Messages of others may be in one of them alone."""
     alike = ("session_id", "heads", "values", "entries", "inbox", "keys", "interrupted")
     if any(getattr(archived, field) != getattr(found, field) for field in alike):
         return False
     if not archived.lent and not found.lent and archived.blobs.keys() != found.blobs.keys():
-        return False  # else one may carry along what the other need not
+        return False  # with messages of others, their files too may be in one alone
     if archived.logs.keys() != found.logs.keys():
         return False
     common = archived.lent.keys() & found.lent.keys()
@@ -193,7 +194,7 @@ def _canonical(body: bytes) -> bytes:
 
 
 def run_stretches(archived: ArchivedSession) -> dict[str, tuple[str, int, int]]:
-    """Return for each run on record the branch whose log holds its messages, and from where to where."""
+    """Return the place of each run's messages: the branch whose log has them, the first position, and the end."""
     places: dict[str, dict[str, int]] = {}
     reach: dict[str, tuple[str, int, int]] = {}
     for entry in archived.entries:
@@ -211,9 +212,9 @@ def run_stretches(archived: ArchivedSession) -> dict[str, tuple[str, int, int]]:
 
 
 def within(kept: Iterable[Stretch], run: Stretch) -> Stretch:
-    """Return where a run's messages are in a log that has gaps: its end is where it is.
+    """Return a run's stretch in a log that has gaps, without what is before the gap.
 
-    Two messages of one id may make a run look longer than it is.
+    The end is right. Two messages with one id may have put the start too early.
     """
     log, start, stop = run
     for each, low, high in kept:
@@ -223,7 +224,7 @@ def within(kept: Iterable[Stretch], run: Stretch) -> Stretch:
 
 
 def _branch_of(archived: ArchivedSession, first: Entry) -> str:
-    """Return the branch that a run's first entry puts it on. One of a parallel group has its own, even an empty one."""
+    """Return the branch of a run by its first entry. A run of a parallel group has its own branch, even if empty."""
     is_of_group = isinstance(first.body, Mapping) and first.body.get("group")
     has_log = name_of_log(archived.session_id, str(first.run)) in archived.logs
     return str(first.run) if is_of_group or has_log else ""
@@ -243,5 +244,5 @@ def _messages_of(entry: Entry) -> list[str]:
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a list, or nothing: an entry may be anybody's, and of any form."""
+    """Return a list, or () for any other value. An entry may come from anybody, in any form."""
     return value if isinstance(value, list | tuple) else ()

@@ -1,4 +1,4 @@
-"""A session on its way out of a store: its rows, all of which have to be there, and other names for its logs."""
+"""The export of a session from a store: its rows, all of which have to be there, with other names for its logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READ_AT_ONCE = 2_048
 
 
 def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession]:
-    """Return a session as it leaves a store; CorruptRecord if anything of it is missing or cannot be read."""
+    """Return a session as an archive. Raise CorruptRecord if any part of it is missing or cannot be read."""
     rows = yield from _rows_of(session_id)
     naming = _Naming(session_id, origin)
     heads, values = yield from _portable(rows, naming)
@@ -60,16 +60,16 @@ def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession
 
 
 class _Files:
-    """The images and files of messages on their way out."""
+    """The images and files of the messages that are exported."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self.places: dict[str, str] = {}
-        """Where bytes are named that have to be read."""
+        """The hashes of files that have to be read, each with a place that names it."""
         self._given: dict[str, bytes] = {}
 
     def taken_out(self, name: str, messages: Messages) -> Messages:
-        """Return messages with all large bytes apart, as earlier releases have not stored them."""
+        """Return messages with all large bytes taken out. Earlier releases have stored them inside of messages."""
         found: dict[int, bytes] = {}
         for at, raw in messages.items():
             body, attachments = codec.detached_raw(raw)
@@ -84,7 +84,7 @@ class _Files:
 
 
 class SessionRows(NamedTuple):
-    """What a store holds of a session: versions by number, own logs by branch, all else as it goes into an archive."""
+    """A session's rows: versions by number, own logs by branch, everything else as it goes into an archive."""
 
     session_id: SessionId
     heads: Mapping[int, bytes]
@@ -125,7 +125,7 @@ def _require_free(session_id: SessionId, claim: bytes | None, expires: float) ->
 
 
 def _heads(session_id: str, sid: int, newest: int) -> Job[dict[int, bytes]]:
-    """Return the versions; CorruptRecord if one is missing: a damaged index gives fewer rows, and no error."""
+    """Return the versions. Raise CorruptRecord if one is missing, since a damaged index returns fewer rows silently."""
     rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="version")
     found = {version: unpacked_head(body, crc, session_id, sid, version) for version, crc, body in rows}
     first = decode_info(found[newest], session_id, newest).first_version if newest in found else 1
@@ -138,11 +138,11 @@ def _heads(session_id: str, sid: int, newest: int) -> Job[dict[int, bytes]]:
 
 
 def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[dict[str, Messages]]:
-    """Return the messages of a session's logs by branch; CorruptRecord if a log is missing, or a message of one."""
+    """Return the messages of a session's logs by branch. Raise CorruptRecord if a log or a message is missing."""
     ends: dict[int | str, int] = {}
     for log, end in (yield Select("run", ("log", "end_pos"), {"sid": sid})):
         ends[log] = max(end, ends.get(log, 0))
-    ends[main] = msg_end  # runs may be noted to reach further, which is for a check to find
+    ends[main] = msg_end  # if a run is noted to reach further, the check finds it
     kept = yield from own_stretches(sid)
     own: dict[str, Messages] = {}
     for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": sid}, order="log")):
@@ -160,28 +160,28 @@ def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[d
 
 
 def _kept_messages(session_id: str, log: int | str, stretches: Iterable[tuple[int, int]], end: int) -> Job[Messages]:
-    """Return what a session keeps of a log in which it has forgotten; CorruptRecord if some of that is missing."""
+    """Return the messages that are kept of a log with forgotten ones. Raise CorruptRecord if one of them is missing."""
     found: dict[int, bytes] = {}
     for start, stop in stretches:
-        # Where nothing is forgotten from a place on, the log has no end yet.
+        # The last stretch is open: new messages are added to it.
         found |= yield from _all_messages(session_id, log, start, max(start, end) if stop == LAST else stop)
     return found
 
 
 def _require_all(session_id: str, log: int | str, name: str, messages: Messages, end: int) -> None:
     if name.startswith(LENT):
-        return  # it has only those of another's messages that are shown
+        return  # it has only those messages of another session that are shown
     for position in range(max(end, max(messages, default=-1) + 1)):
         if position not in messages:
             raise CorruptRecord(session_id, f"message {position} of log {log}", "it is missing")
 
 
 def read_bodies(log: int | str, start: int = 0, stop: int | None = None) -> Job[Messages]:
-    """Return messages of a log that are there, by position; CorruptRecord if one is damaged."""
+    """Return the messages of a log that are there, by position. Raise CorruptRecord if one is damaged."""
     found: dict[int, bytes] = {}
     below: Where = {} if stop is None else {"pos <": stop}
     while True:
-        # In portions: freeing one very long list of rows keeps every other thread waiting.
+        # In portions: while one very long list of rows is freed, every other thread waits.
         where = {"log": log, "pos >=": start, **below}
         rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
         for pos, crc, body in rows:
@@ -221,7 +221,7 @@ def _portable(rows: SessionRows, naming: _Naming) -> Job[tuple[tuple[bytes, ...]
     for version in sorted(rows.heads):
         raw = rows.heads[version]
         stored = StoredHead(raw, rows.session_id, version)
-        # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
+        # Versions next to each other have mostly the same values, so those of the last are kept for the next.
         known = (yield from gather_unmet(rows.session_id, stored, known, blocks.met)).values
         head = OpenHead(raw, stored, known)
         renamed = head.renamed(blocks)
@@ -234,7 +234,7 @@ def _portable(rows: SessionRows, naming: _Naming) -> Job[tuple[tuple[bytes, ...]
 
 
 class _Naming:
-    """Gives the logs that a session names their names in its archive."""
+    """The names in an archive for the logs that a session names."""
 
     def __init__(self, session_id: str, origin: str) -> None:
         self._session_id = session_id
@@ -252,7 +252,7 @@ class _Naming:
         return self.names.get(log, "")
 
     def learn(self) -> Job[bool]:
-        """Name the logs that were met and have no name yet. Return whether there were any: then rename once more."""
+        """Name the logs that were met and have no name yet. Return True if there were any: then rename once more."""
         strangers, self._strangers = self._strangers, {}
         for log in strangers:
             self.names[log] = self._name_of(log, (yield from _owner_of(log)))
@@ -271,7 +271,7 @@ class _Naming:
         return name
 
     def _free(self, name: str) -> str:
-        """Return the name, or one like it if a session shows both a log and a copy of it that it keeps."""
+        """Return the name, or a similar one if it is taken: a session may show both a log and its copy of that log."""
         while name in self.names.values():
             name += ":2"
         return name
@@ -281,13 +281,13 @@ class _Naming:
         return merged(self._met)
 
     def is_carried(self, log: int | str, alone: bool) -> bool:
-        """Tell whether a log's messages go along although it is not one that the session has written."""
+        """Tell whether the archive needs a copy of messages from a log that the session has not written."""
         name = self.names[log]
         return split_name(name)[0] != self._session_id and (alone or name not in self._linked)
 
 
 def _forgotten_by_owners(stretches: Iterable[Stretch]) -> Job[set[int | str]]:
-    """Return the logs of which stretches are there for others only: their own sessions have forgotten these."""
+    """Return the logs of which some stretches are kept for others only, as their own sessions have forgotten them."""
     logs = {log for log, _, _ in stretches}
     owners = yield from owners_of_logs(logs)
     in_need: set[int | str] = set()
@@ -299,7 +299,7 @@ def _forgotten_by_owners(stretches: Iterable[Stretch]) -> Job[set[int | str]]:
 
 
 class _Owner(NamedTuple):
-    """Whose log it is: a session that is in the store, the branch, and when the session was created."""
+    """The owner of a log: a session in the store, the branch, and the session's time of creation."""
 
     session_id: str
     branch: str
@@ -307,7 +307,7 @@ class _Owner(NamedTuple):
 
 
 def _owner_of(log: int | str) -> Job[_Owner | None]:
-    """Return whose a log is; None if its session is gone."""
+    """Return the owner of a log; None if its session is gone."""
     rows = yield Select("log", ("sid", "name", "crc"), {"log": log})
     for sid, name, crc in rows:
         for session_id, created in (yield Select("session", ("id", "created"), {"sid": sid})):

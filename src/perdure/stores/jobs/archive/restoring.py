@@ -1,4 +1,4 @@
-"""A session on its way into a store: where its logs go, whether it is there already, and the rows to be written."""
+"""The import of a session into a store: the places of its logs, a look whether it is there already, and its rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from perdure.stores.jobs.saving import NameOf, Pack, plainly
 from perdure.stores.tapes import merged
 
 MOVED = Holder("a run that was interrupted before its session was moved here")
-"""Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""
+"""The holder of the claim on an interrupted session after its import. It is not a process, so it never comes back."""
 _ENTRIES_AT_ONCE = 32
 _MESSAGES_AT_ONCE = 1_000
 
@@ -46,9 +46,9 @@ Logs = Mapping[str, int | str]
 
 
 def restore(archived: ArchivedSession, origin: str, pack: Pack, name_of: NameOf = plainly) -> Job[bool]:
-    """Write a session; return False if it is there already. SessionConflict if another of its id is."""
+    """Write a session. Return False if it is there already. Raise SessionConflict if another session has its id."""
     stretches = check(archived)
-    # The sessions it is about to show are locked too, so that no deletion comes between.
+    # The sessions whose messages it will show are locked too, so that none of them is deleted meanwhile.
     owners = {split_name(str(name))[0] for name, _, _ in stretches} & archived.owners.keys()
     yield Lock((archived.session_id, *sorted(owners - {archived.session_id})), "share")
     plan = RestorePlan(archived, stretches)
@@ -62,7 +62,7 @@ def restore(archived: ArchivedSession, origin: str, pack: Pack, name_of: NameOf 
 
 
 class RestorePlan:
-    """Where the logs of an archived session go in a store: onto those of sessions there, or into logs of its own."""
+    """The places of an archived session's logs in a store: logs of sessions that are there, or logs of its own."""
 
     def __init__(self, archived: ArchivedSession, stretches: list[Stretch]) -> None:
         self.archived = archived
@@ -75,7 +75,7 @@ class RestorePlan:
             self.own[split_name(name)[1]] = messages
 
     def find_links(self) -> Job[None]:
-        """Look which logs are here; SessionNotFound if one is neither here nor in the archive."""
+        """Find the logs that are in this store. Raise SessionNotFound if one is neither here nor in the archive."""
         for name in dict.fromkeys(str(name) for name, _, _ in self._stretches):
             if name in self.archived.logs:
                 continue
@@ -95,6 +95,7 @@ class RestorePlan:
         return log if log is not None and (yield from self._is_the_same(name, log)) else None
 
     def _is_the_same(self, name: str, log: int | str) -> Job[bool]:
+        # A session of the same id and time may have gone another way in this store.
         lent = self.archived.lent.get(name)
         for start, stop in [(start, stop) for each, start, stop in self._stretches if each == name]:
             if lent is None:
@@ -112,20 +113,20 @@ class RestorePlan:
         return [(self._links[str(name)], start, stop) for name, start, stop in self._stretches if name in self._links]
 
     def kept_of_own(self, logs: Logs) -> list[Stretch]:
-        """Return what is there of the session's logs, to be noted if it has forgotten some of them; else nothing."""
+        """Return the stretches that are kept of the session's logs, if it has forgotten some of them; else nothing."""
         if self.first_version == 1:
             return []
         found = []
         for branch, messages in self.own.items():
             pieces = merged((logs[branch], at, at + 1) for at in messages)
-            if not branch:  # from its last message on nothing is forgotten
+            if not branch:  # open at its end: new messages are added after the last one
                 _, start, _ = pieces.pop() if pieces else (0, 0, 0)
                 pieces.append((logs[""], start, LAST))
             found += pieces
         return found
 
     def heads(self, logs: Logs, name_of: Namer) -> Iterator[tuple[bytes, Values]]:
-        """Return the versions over the logs of the store, each with the values that it is the first to name."""
+        """Yield the versions over the logs of the store, each with the values that it is the first to name."""
         keys = {**self._links, **{own_name(self.archived.session_id, branch): logs[branch] for branch in self.own}}
         blocks = RenamedBlocks(lambda name, start, stop: keys[str(name)], name_of)
         for version, raw in enumerate(self.archived.heads, self.first_version):
@@ -134,7 +135,7 @@ class RestorePlan:
 
 
 def _log_of(owner: str, branch: str, created: float) -> Job[int | str | None]:
-    """Return the log of a session that was created at that time; None if there is none."""
+    """Return the log of a session that was created at that time; None if the store does not have it."""
     for (sid,) in (yield Select("session", ("sid",), {"id": owner, "created": created})):
         for (log,) in (yield Select("log", ("log",), {"sid": sid, "name": branch})):
             return log  # type: ignore[no-any-return]  # a column's value has no type here
@@ -169,7 +170,7 @@ def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
     row |= {**saving.update_columns(info.updated_at), "msg_end": max(plan.own[""], default=-1) + 1}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
-    if archived.inbox:  # since when they wait is not told: since the last change at the latest
+    if archived.inbox:  # the archive does not say since when they wait: at the latest since the last change
         row["since"] = info.updated_at.timestamp()
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
@@ -177,16 +178,14 @@ def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
 
 
 def _write_messages(log: int | str, messages: Messages) -> Job[None]:
-    """Write messages at their positions, between which there may be gaps.
-
-    In portions: one list of 100,000 rows brings on full garbage collections, for which every thread waits.
-    """
+    """Write messages at their positions, between which there may be gaps."""
+    # In portions: one list of 100,000 rows causes full garbage collections, for which every thread waits.
     for start, stop in _portions(sorted(messages)):
         yield from saving.write_messages(log, start, [messages[at] for at in range(start, stop)])
 
 
 def _portions(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield stretches without gaps, none of them long, that together are these positions."""
+    """Yield short stretches without gaps, which together are these positions."""
     start = 0
     for place, at in enumerate(positions, 1):
         is_last = place == len(positions) or positions[place] != at + 1
@@ -203,7 +202,7 @@ def _attach(archived: ArchivedSession, log: int | str, named: Mapping[int, Colle
 
 
 def _posted(archived: ArchivedSession) -> Iterator[tuple[int, Entry]]:
-    """Yield the items of the inbox with the numbers that they get."""
+    """Return the items of the inbox with the numbers that they get."""
     return enumerate(archived.inbox, 1)
 
 

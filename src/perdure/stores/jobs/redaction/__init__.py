@@ -1,7 +1,7 @@
 """Redaction: the content of messages is replaced for good, wherever a store has it.
 
-A message stands in one row of a log, and every version and fork shows that row. What else may tell of it: summaries
-that cover it, steps and events that tell of its tool calls, errors of its runs, the inbox, and a session's own notes.
+A message is one row of a log, and every version and fork shows that row. Its content may also be in summaries, in steps
+and events of tool calls, in errors of runs, in the inbox, and in a session's own notes.
 """
 
 from perdure.stores.jobs.redaction.redacting import redact as redact

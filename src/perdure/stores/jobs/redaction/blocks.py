@@ -21,22 +21,22 @@ class MetBlock(NamedTuple):
 
 
 class BlocksMet:
-    """Tells blocks that were not met before from those that stand in many versions, as most do.
+    """The blocks that were met so far. Most blocks are in many versions, and each is handled once.
 
-    `values` holds those of all versions. What is known of a block within another is not worked out again, so that each
-    version costs what is new in it, however deep its blocks are.
+    `values` has those of all versions. Facts about a block within another are not worked out again. So the cost of a
+    version is what is new in it, at any depth of its blocks.
     """
 
     def __init__(self, values: Mapping[str, bytes]) -> None:
         self._block_of = BlocksAtHand(values, _span_of)
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._met: list[MetBlock] = []
-        """By number."""
+        """The blocks by their numbers."""
         self._known: dict[int, tuple[Block, int]] = {}
-        """The numbers of blocks that have been read, by their ids: these are only held as long as the blocks are."""
+        """The numbers of blocks that were read, by `id()`, with the blocks: an id is reused once its object is gone."""
 
     def new_ones(self, version: Version) -> Iterator[MetBlock]:
-        """Yield the blocks in a version that were not met before, those of its steps' views too; inner ones first."""
+        """Yield the blocks in a version, and in its steps' views, that were not met before. Inner ones come first."""
         for piece in self._pieces(version):
             if isinstance(piece, Block):
                 yield from self._new_ones(piece)
@@ -53,7 +53,8 @@ class BlocksMet:
                 yield from codec.load_pieces(pieces, _span_of, self._block_of)
 
     def _new_ones(self, outermost: Block) -> Iterator[MetBlock]:
-        """Not by recursion: blocks may nest without end."""
+        """Yield the new blocks in a block, and then itself if it is new."""
+        # No recursion: blocks may nest deeper than Python's stack.
         todo = [outermost]
         while todo:
             block = todo[-1]

@@ -1,7 +1,7 @@
-"""Copies of logs: a session that came without the one it was forked from keeps what it shows of that in its own logs.
+"""Copies of logs. A session that was imported without its parent has copies of the parent's messages in its own logs.
 
-Such a log is named after the one that it was copied from, and has its messages at the same positions. So a copy and its
-original find each other, and two copies too, whichever sessions between them are in the store.
+Such a log is named after its original, and has the messages at the same positions. So a copy and its original can be
+matched, and two copies as well, no matter which sessions between them are in the store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def copies_of(log: Log) -> Job[list[Log]]:
     for owner, branch in map(split_name, origins):
         for (sid,) in (yield Select("session", ("sid",), {"id": owner})):
             found |= {each for (each,) in (yield Select("log", ("log",), {"sid": sid, "name": branch}))}
-    # There is no index of names: this looks at every log, and returns the few that are copies.
+    # Names have no index: this reads every log's row, and returns the few that are copies.
     for each, name in (yield Select("log", ("log", "name"), {"name >=": LENT, "name <": _BEHIND_LENT})):
         if _origin(name.removeprefix(LENT)) in origins:
             found.add(each)
@@ -30,11 +30,11 @@ def copies_of(log: Log) -> Job[list[Log]]:
 
 
 def _origins(log: Log) -> Job[Collection[str]]:
-    """Return the names under which a log is known elsewhere."""
+    """Return the names of a log's original, which is the log itself unless it is a copy."""
     found: set[str] = set()
     for sid, branch in (yield Select("log", ("sid", "name"), {"log": log})):
         names = [own_name(owner, branch) for (owner,) in (yield Select("session", ("id",), {"sid": sid}))]
-        # If its session was erased, those that were forked from it remember the name.
+        # If its session was erased, its forks still name it as their parent.
         found |= {_origin(name) for name in names or (yield from _remembered(log, branch))}
     return found
 
@@ -46,7 +46,7 @@ def _remembered(log: Log, branch: str) -> Job[list[str]]:
 
 
 def _origin(name: str) -> str:
-    """Return the name of the log that a copy, or a copy of a copy, was made of."""
+    """Return the name of the log from which a copy, or a copy of a copy, was made."""
     while name.endswith(":2"):  # one of several copies in one session
         name = name.removesuffix(":2")
     return name.rpartition(f"/{LENT}")[2]

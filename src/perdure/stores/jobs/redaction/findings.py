@@ -1,4 +1,4 @@
-"""The messages to replace, and the summaries that cover them, as they are found in a store."""
+"""Finding the messages to replace, and the summaries that cover them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.stores.jobs.redaction.request import Request
 
 
 class Findings:
-    """The rows that are to be replaced, as far as they are known."""
+    """The rows to replace, as far as they are known."""
 
     def __init__(self, request: Request, traces: Traces, replacement: Replacement) -> None:
         self._request = request
@@ -32,16 +32,16 @@ class Findings:
         self.rows: dict[tuple[Log, int], Row] = {}
         self.fresh: set[str] = set()
         self.facts: dict[str, Facts] = {}
-        """How the sessions concerned stood before anything of them was read."""
+        """The facts about the sessions concerned, from before anything else of them was read."""
         self._places = Places()
         self._copied: set[Log] = set()
-        """The logs of which copies have been looked for."""
+        """The logs whose copies were looked for."""
         self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
-        """Find the messages that were asked for; InvalidData if there is one that the session has not.
+        """Find the messages that were asked for. Raise InvalidData if the session does not have one of them.
 
-        SessionNotFound if it was erased while it was read.
+        Raise SessionNotFound if the session was erased while it was read.
         """
         session_id, wanted = self._request.session_id, self._request.ids
         yield from self._note_facts(session_id)
@@ -54,7 +54,7 @@ class Findings:
             raise InvalidData("$.message_ids", problem)
 
     def _collect(self, session_id: str, wanted: Collection[str]) -> Job[set[str]]:
-        """Take a session's messages of these ids. Return the ids that were found."""
+        """Take the messages with these ids in a session. Return the ids that were found."""
         found: set[str] = set()
         for row, plain in (yield from messages_of(session_id, wanted)):
             found.add(plain["id"])
@@ -62,21 +62,22 @@ class Findings:
         return found
 
     def _take(self, row: Row, plain: dict[str, Any]) -> None:
-        """Replace a message, and learn what else may tell of it."""
+        """Replace a message, and learn where else its content may be."""
         self._places.add(row.log, row.position)
         self._traces.learn(plain)
         if is_replaced(plain):
             return
-        # Other stores decode and encode it, and have to come to the same bytes.
+        # In canonical form: another store that decodes and encodes the message has to get the same bytes.
         body = codec.encode_message(codec.convert(Message, self._replacement.message(plain)))
         self.rows[row.log, row.position] = Row(row.log, row.position, body)
         if plain["id"] in self._request.ids:
             self.fresh.add(plain["id"])
 
     def find_summaries(self, held: Held) -> Job[list[str]]:
-        """Find what compaction blocks show in place of the messages. Return the sessions concerned.
+        """Find the summaries that compaction blocks show in place of the messages. Return the sessions concerned.
 
-        A summary may stand in a log that further sessions show, and be covered by further blocks.
+        A summary may be in a log that further sessions show, and further blocks may cover it. So this repeats until
+        nothing new is found.
         """
         seen: set[str] = set()
         while True:
@@ -86,7 +87,7 @@ class Findings:
             for session_id in sessions:
                 if session_id not in seen:
                     yield from self._note_facts(session_id)
-                    # one that came from elsewhere has a copy of what it shows in a log of its own
+                    # A session from another store has a copy of what it shows in a log of its own.
                     seen.add(session_id)
                     yield from self._collect(session_id, self._request.ids)
             yield from self._look_at_versions(held, sessions)
@@ -99,7 +100,7 @@ class Findings:
         return sessions
 
     def _find_quotes(self, session_id: str) -> Job[None]:
-        """Take the hidden messages in a session's own logs that quote the messages: a framework keeps copies there."""
+        """Take the hidden messages in a session's own logs that quote the messages. Frameworks keep copies in them."""
         if not self.rows:
             return
         for row in (yield from own_messages(session_id, ENVELOPE)):
@@ -120,7 +121,7 @@ class Findings:
             for copy in (yield from copies_of(log)):
                 for row in (yield from messages_at(copy, self._places.in_log(log))):
                     plain = codec.decode_plain(row.body)
-                    if plain.get("id") in self._request.ids:  # else it is another log of the same name
+                    if plain.get("id") in self._request.ids:  # otherwise it is another log of the same name
                         self._take(row, plain)
 
     def _note_facts(self, session_id: str) -> Job[None]:
@@ -128,7 +129,7 @@ class Findings:
             self.facts[session_id] = yield from facts_of(session_id)
 
     def still_hold(self) -> Job[bool]:
-        """Tell whether nothing has changed since it was read. Once the sessions are locked, it stays so."""
+        """Tell whether nothing has changed since it was read. After the sessions are locked, nothing can change."""
         for session_id, facts in self.facts.items():
             if (yield from facts_of(session_id)) != facts:
                 return False
@@ -144,9 +145,9 @@ class Findings:
                     yield from self._look_at(block)
 
     def _look_beyond_versions(self, session_id: str) -> Job[None]:
-        """Find summaries that are on record only: a run that was killed has not saved the view that shows them.
+        """Find summaries that are on record only, because a killed run has not saved the view that shows them.
 
-        Such a record does not tell which messages a summary covers, so it may tell of any.
+        Such a record does not say which messages a summary covers, so it may cover any.
         """
         batches = yield from read_by_batch(session_id)
         made = self._traces.made_by_unsaved(chain.from_iterable(batches))

@@ -1,4 +1,4 @@
-"""What a store has of the sessions that a redaction concerns, read as it is needed."""
+"""The rows of the sessions that a redaction concerns, read when they are needed."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class Held:
 
     def __init__(self) -> None:
         self.values: Values = {}
-        """Those that have been read so far."""
+        """The values that were read so far."""
 
     def heads(self, session_id: str) -> Job[list[Columns]]:
-        """Return the heads of all versions, each to be given to `version`: together they would be large."""
+        """Return the rows of all versions' heads. `version` unpacks one of them: all at once would be large."""
         sid = yield from sid_of(session_id)
         yield from self._fetch_values(session_id, sid)
         return (yield Select("head", ("sid", "version", "crc", "body"), {"sid": sid}, order="version"))
 
     def _fetch_values(self, session_id: str, sid: int) -> Job[None]:
-        """Read the values that a session uses, many at a time: most versions name one of their own."""
+        """Read the values that a session uses, many at a time, since most versions name one of their own."""
         missing = [key for (key,) in (yield Select("uses", ("hash",), {"sid": sid})) if key not in self.values]
         for first in range(0, len(missing), _VALUES_AT_ONCE):
             some = missing[first : first + _VALUES_AT_ONCE]
             for key, body in in_turns((yield Select("value", ("hash", "body"), {"hash in": some}))):
-                with suppress(CorruptRecord):  # it is met again by the version that names it
+                with suppress(CorruptRecord):  # the version that names it reads it again, and raises
                     self.values[key] = unpacked_value(session_id, key, body)
 
     def version(self, session_id: str, head: Columns, blocks: set[str]) -> Job[Version]:
-        """Return a version. The blocks that it names are read and added to those given, if they are not among them."""
+        """Return a version. The blocks that it names are read, unless they are in `blocks`, and added to `blocks`."""
         sid, number, crc, body = head
         raw = unpacked_head(body, crc, session_id, sid, number)
         stored = StoredHead(raw, session_id, number)
@@ -70,7 +70,7 @@ class Held:
 
 
 def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, dict[str, Any]]]]:
-    """Return the messages of these ids, each with its content, in a session's logs and in what it shows of others'."""
+    """Return the messages with these ids, each with its content, in a session's logs and in those that it shows."""
     sid = yield from sid_of(session_id)
     own = yield from own_stretches(sid)
     shown = yield from noted(session_id, sid)
@@ -81,7 +81,7 @@ def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, di
 
 
 def own_messages(session_id: str, kind: str) -> Job[list[Row]]:
-    """Return the messages in a session's own logs that may have a part of a kind."""
+    """Return the messages in a session's own logs that may have a part of this kind."""
     needle = msgspec.json.encode(kind)
     found: list[Row] = []
     for stretch in sorted((yield from own_stretches((yield from sid_of(session_id))))):
@@ -98,7 +98,7 @@ def _look_through(
 def _read_through(
     session_id: str, stretch: Stretch, pick: Callable[[Iterator[Row]], Iterable[T]], found: list[T]
 ) -> Job[None]:
-    """Add what is picked of the messages of a stretch, which are read a few thousand at a time."""
+    """Add to `found` what `pick` chooses from the messages of a stretch. They are read a few thousand at a time."""
     log, start, stop = stretch
     while True:
         where = {"log": log, "pos >=": start, "pos <": stop}
@@ -110,7 +110,7 @@ def _read_through(
 
 
 def _named(rows: Iterable[Row], ids: Collection[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Yield the messages of these ids, each with its content. Only rows that mention an id are decoded."""
+    """Yield the messages with these ids, each with its content. Only rows that contain an id are decoded."""
     needles = [msgspec.json.encode(each) for each in ids]
     for row in rows:
         if any(needle in row.body for needle in needles):
@@ -139,7 +139,7 @@ def _sound(session_id: str | None, log: Log, position: int, crc: int | None, bod
 
 
 def concerned(places: Places) -> Job[list[str]]:
-    """Return the sessions whose logs hold one of these messages or that show one, and all forks of these, sorted."""
+    """Return the sessions whose logs have one of these messages, or that show one, and all their forks, sorted."""
     sids: set[int | None] = set()
     for log in places.logs():
         sids.add((yield from owner_of_log(log)))

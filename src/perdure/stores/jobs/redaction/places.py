@@ -11,7 +11,7 @@ Log = int | str
 
 
 class Places:
-    """Places in logs. Whether one of them is in a stretch is known without a look at all of them."""
+    """A set of places in logs, sorted, so that a stretch is compared with few of them."""
 
     def __init__(self) -> None:
         self._positions: dict[Log, list[int]] = {}
@@ -34,7 +34,7 @@ class Places:
         return [*self._positions.get(log, ())]
 
     def touch(self, stretch: Stretch) -> bool:
-        """Tell whether one of them is in a stretch."""
+        """Tell whether one of the places is in a stretch."""
         log, start, stop = stretch
         positions = self._positions.get(log, [])
         place = bisect_left(positions, start)

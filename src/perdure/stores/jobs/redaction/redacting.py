@@ -1,4 +1,4 @@
-"""One redaction, from finding the messages to writing what stands in for them."""
+"""One redaction, from finding the messages to writing their replacements."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from perdure.stores.jobs.saving import NameOf, Pack, plainly
 def redact(
     request: Request, at: datetime, pack: Pack, name_of: NameOf = plainly, *, is_begun: bool = False
 ) -> Job[int]:
-    """Replace the content of messages. Return how many were not replaced before.
+    """Replace the content of messages. Return the number of messages that were not replaced before.
 
-    Everything is read before the lock is asked for, since others wait for whoever holds it. If one of the sessions has
-    changed by then, all is read again.
+    Everything is read before the lock is taken, since others wait while it is held. If one of the sessions has changed
+    by then, everything is read again.
     """
     gone: set[str] = set()
     while True:
@@ -37,26 +37,27 @@ def redact(
             if error.session_id in (request.session_id, *gone):
                 raise
             gone.add(error.session_id)
-            continue  # a fork was erased while it was read: it does not concern us any more
+            continue  # a fork was erased while it was read, and is not concerned any more
         concerned = tuple(dict.fromkeys((request.session_id, *plan.found.facts)))
         callers = yield from callers_of(concerned)
         yield Lock(tuple(dict.fromkeys((*concerned, *callers))), "alone")
         if (yield from plan.found.still_hold()):
             break
-    if not is_begun:
+    if not is_begun:  # one that was cut short has passed this already, and has to be finished
         yield from require_unheld(concerned)
     if plan.found.rows:
+        # Before the first write: an engine whose commit is cut short finishes the redaction by it.
         yield Pledge(request.session_id, request.pledge)
         for replacing in plan.sessions:
             yield from replacing.write()
         yield from replace_messages(plan.found.rows.values(), request.ids)
-    # Even if there was nothing: what is indexed from here on waits until all traces are gone.
+    # Even if nothing was replaced: messages that are indexed from here on wait until all traces are gone.
     yield from count_erasure()
     return len(plan.found.fresh)
 
 
 class _Plan(NamedTuple):
-    """What is to be replaced: messages in logs, and what sessions tell of them."""
+    """The replacements to write: messages in logs, and their content elsewhere in sessions."""
 
     found: Findings
     sessions: list[Replacing]

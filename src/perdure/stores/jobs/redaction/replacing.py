@@ -1,4 +1,4 @@
-"""Writing what stands in for messages: in a session's versions, record and inbox, and in logs."""
+"""Writing the replacements of messages: in a session's versions, record and inbox, and in logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from perdure.stores.sealing import plain_name
 
 
 class Replacing:
-    """Replaces all that one session tells of messages."""
+    """The replacement of messages' content in the versions, record, inbox and timers of one session."""
 
     def __init__(
         self, session_id: str, facts: Facts, replacement: Replacement, held: Held, pack: Pack, name_of: NameOf
@@ -61,10 +61,10 @@ class Replacing:
         """The files that items of its inbox do not show any more, and the places of these items."""
         self._tags: Sequence[str] | None = None
         self._named: set[str] | None = None
-        """The values that its versions name once they are changed; None if none is."""
+        """The values that its versions name after the change; None if no version changes."""
 
     def find(self, told: Entry, at: datetime) -> Job[None]:
-        """Read what there is, and work out what is to be written."""
+        """Read the session, and work out what has to be written."""
         newest = yield from self._replace_versions()
         yield from self._replace_entries()
         yield from self._replace_inbox()
@@ -75,7 +75,7 @@ class Replacing:
         self._updated = update_columns(at)
 
     def write(self) -> Job[None]:
-        """Write it, and put it on record. A session that was interrupted keeps its version, so that it can resume."""
+        """Write the replacements, and note them on record. An interrupted session keeps its version, to resume."""
         facts, sid = self._facts, self._place.sid
         for statement in self._changes:  # noqa: UP028 (a list takes no answers)
             yield statement
@@ -83,7 +83,7 @@ class Replacing:
             yield from _forget_values(sid, self._named)
         yield from _detach(self._detached)
         yield from self._replace_timers()
-        # What a killed run was saying may repeat what is replaced, and nobody can tell.
+        # The unfinished answer of a killed run may repeat the content, and nothing says whether it does.
         yield Delete("sketch", {"sid": sid})
         if self._tags is not None:
             yield Delete("tag", {"sid": sid})
@@ -91,7 +91,7 @@ class Replacing:
         end = facts.evt_end + 1
         yield from write_batch(sid, end, self._told, (facts.log, 0, 0))
         if facts.claim is None:
-            # A further version: one who has loaded an earlier one cannot save over this.
+            # A further version, so that a session loaded before cannot be saved over this.
             yield from write_head(sid, facts.version + 1, self._next)
             values = {"evt_end": end, "version": facts.version + 1, **self._updated}
             yield Update("session", values, {"sid": sid})
@@ -99,8 +99,9 @@ class Replacing:
             yield Update("session", {"evt_end": end}, {"sid": sid})
 
     def _replace_timers(self) -> Job[None]:
-        """Replace what timers would send. They are read under the lock: one that rings is changed by that alone."""
+        """Replace what timers would send."""
         sid = self._place.sid
+        # Read here, under the lock: a timer may be set or put off without a change in the facts of its session.
         for row in (yield Select("timer", timers.COLUMNS, {"sid": sid})):
             timer = timers.sound_timer(self._session_id, row)
             if timer is None or timer.entry is None:
@@ -111,7 +112,7 @@ class Replacing:
                 yield Update("timer", {"crc": crc, "body": body}, {"timer": timer.id, "sid": sid})
 
     def _replace_versions(self) -> Job[bytes]:
-        """Replace what heads tell; values that none names any more go too. Return the newest head."""
+        """Replace content in heads, and drop values that no head names then. Return the newest head."""
         named: set[str] = set()
         blocks: set[str] = set()
         newest, is_changed = b"", False
@@ -178,8 +179,8 @@ def _forget_values(sid: int, named: Collection[str]) -> Job[None]:
 def replace_messages(rows: Iterable[Row], asked: Collection[str]) -> Job[None]:
     """Write messages. Those that were asked for come last.
 
-    An engine whose commit may be cut short writes in the order in which sessions were last changed. What is left to do
-    is then found again: from these, as long as they have their content.
+    An engine whose commit may be cut short writes in the order in which sessions were last changed. The rest of the
+    work is then found again by these messages, while they still have their content.
     """
     for row in sorted(rows, key=lambda row: codec.decode_plain(row.body)["id"] in asked):
         crc = checksum(row.body, row.log, row.position) if isinstance(row.log, int) else None
@@ -189,7 +190,7 @@ def replace_messages(rows: Iterable[Row], asked: Collection[str]) -> Job[None]:
 
 
 def _detach(files: Iterable[tuple[str, int | str, int]]) -> Job[None]:
-    """Erase files from where they were shown, and their bytes if nothing else shows them."""
+    """Erase the notes that these places show files, and the bytes of files that nothing else shows."""
     for key, log, pos in files:
         yield Delete("attached", {"log": log, "pos": pos, "hash": key})
         yield from attachments.forget_unused([key])

@@ -1,4 +1,4 @@
-"""What a caller asks to be redacted."""
+"""The request for a redaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.model.value import brief, clean_text, kind_of
 
 
 class Request(NamedTuple):
-    """A redaction that was asked for, checked."""
+    """A checked request for a redaction."""
 
     session_id: SessionId
     ids: tuple[str, ...]
@@ -34,12 +34,12 @@ class Request(NamedTuple):
 
     @property
     def pledge(self) -> bytes:
-        """Return what is written down of it before the first write. It names messages, and nothing of their content."""
+        """The note of it that is written before the first change. It names messages, but not their content."""
         return msgspec.json.encode([self.ids, self.replacement])
 
     @classmethod
     def of_pledge(cls, session_id: str, body: bytes) -> Request:
-        """Return the redaction that was begun in a session, to be finished; InvalidData if it is none."""
+        """Return the redaction that was begun in a session, to finish it. Raise InvalidData if the note is damaged."""
         try:
             ids, replacement = msgspec.json.decode(body, type=tuple[tuple[str, ...], str])
         except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""The heads of versions in which messages are replaced: what they say, and the values that they name by hash."""
+"""Redacted heads of versions: their own content, and the values that they name by hash."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Version(NamedTuple):
 
 
 def changed_version(replacement: Replacement, version: Version, name_of: Namer = hash_of) -> Version | None:
-    """Return a version with all replaced that its head tells of the messages; None if it tells nothing."""
+    """Return a version in which the messages' content is replaced; None if it has none of it."""
     plain = codec.decode_plain(version.raw)
     parts = _replaced(replacement, plain, version.parts, name_of)
     return Version(version.number, msgspec.json.encode(plain), parts) if parts else None
 
 
 def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) -> bytes:
-    """Return the newest head as the head of a further version, which may say that another one is the oldest now."""
+    """Return the newest head as the head of a further version. `first_version` is the oldest one that is kept then."""
     plain = codec.decode_plain(raw)
     if first_version is not None:
         plain["info"]["first_version"] = first_version
@@ -43,7 +43,7 @@ def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) 
 
 
 def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer) -> Values:
-    """Replace what a head says. Return the parts that it names then, or none if it says nothing of the kind."""
+    """Replace content in a head. Return the parts that it names then, or nothing if the head has not changed."""
     before = msgspec.json.encode(plain)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
         if isinstance(holder.get(field), str):
@@ -65,7 +65,7 @@ def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[s
 def _replaced_metadata(
     replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer
 ) -> Values:
-    """Replace what the metadata of a head says. Return the values that it names then."""
+    """Replace content in the metadata of a head. Return the new values that it names then."""
     hashed, apart = plain["hashed"], apart_in(plain["hashed"])
     metadata = put_together(_part(plain, "metadata", values) or {}, apart, values)
     changed = replacement.metadata(metadata)
@@ -85,7 +85,7 @@ def _replaced_metadata(
 def _replaced_run(
     replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes], name_of: Namer
 ) -> Values:
-    """Replace what the last run of a head says. Return the value that it is named by then, if it is."""
+    """Replace content in the last run of a head. Return its new value, if the head names the run by hash."""
     run = _part(plain, "execution", values)
     if run is None or (changed := replacement.execution(run)) == run:
         return {}
@@ -98,7 +98,7 @@ def _part(plain: Mapping[str, Any], name: str, values: Mapping[str, bytes]) -> A
 
 
 def _put(plain: Mapping[str, Any], name: str, raw: bytes, name_of: Namer) -> Values:
-    """Put a part into a head in place of what is there: by its hash if it is large. Return it then."""
+    """Replace a part of a head. A large one is named by its hash, and returned as a value."""
     parts, hashed = plain["parts"], plain["hashed"]
     parts.pop(name, None)
     hashed.pop(name, None)
