@@ -24,8 +24,8 @@ So a long session costs no more than a short one.
 async def parent_of(session: AgentSession, context: ActionContext | None) -> str | None:
     """Return the loop that the next one continues from, or None if the next one is the first.
 
-    It is the last run. If that was taken back by an undo or a rewind, it is the run of this session that put the last
-    shown message on record. That message may be no more than what the run was asked.
+    It is the last run. If an undo or a rewind took that back, it is the run of this session that put the last shown
+    message on record. That message may be no more than what the run was asked.
     """
     if session.state.execution is not None:
         return session.state.execution.execution_id
