@@ -114,7 +114,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             body = file.read(MOST_BYTES + 1)  # one byte too many tells a file that is too large, without reading it all
     except FileNotFoundError:
-        raise InvalidData("$.source", f"there is no file {path}") from None
+        raise InvalidData("$.source", f"the file {path} does not exist") from None
     except IsADirectoryError:
         raise InvalidData("$.source", f"{path} is a directory; name a file in it") from None
     except (OSError, ValueError) as error:

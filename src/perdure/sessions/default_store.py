@@ -64,7 +64,7 @@ def read_config(path: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
+        raise ConfigurationError(f"{path} is not TOML: {error}. Correct it, or move it away.") from None
     for key, value in found.items():
         if key in ("tools", "mcp"):
             raise ConfigurationError(f"{path} {_NO_TOOLS}")

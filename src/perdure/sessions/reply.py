@@ -66,7 +66,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
         It raises InvalidData if the answer is still to come, or if it is not JSON since nothing was asked for.
         """
         if self.queued:
-            raise InvalidData("$", f"the message {self._state}, so there is no answer to it yet")
+            raise InvalidData("$", f"the message {self._state}, so it has no answer yet")
         value: T = final_value(self.session.state, None if self.form is None else self.form.kind)
         return value
 

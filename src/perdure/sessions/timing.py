@@ -48,7 +48,7 @@ def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
     try:
         zone = ZoneInfo(timezone) if timezone is not None else UTC
     except (ZoneInfoNotFoundError, ValueError):
-        raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
+        raise InvalidData("$.timezone", f"no time zone is called {timezone!r}; write one like 'Europe/Oslo'") from None
     # CronSim reads a sixth field as seconds, which no worker could keep to.
     if not isinstance(cron, str) or len(cron.split()) != _FIELDS:
         problem = f"{cron!r} is not a schedule: it needs 5 fields, which are minute, hour, day, month and weekday"
