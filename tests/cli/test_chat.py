@@ -214,7 +214,7 @@ def test_files_go_with_the_next_message(chatting: Chatting, home: Path) -> None:
         terminal.enter("/attach")
         terminal.expect("Nothing is attached: /attach FILE", "> ")
         terminal.enter("/attach none.png")
-        terminal.expect("there is no file none.png", "> ")
+        terminal.expect("the file none.png does not exist", "> ")
         terminal.enter("/attach a.png")
         terminal.expect("With your next message: image a.png, 10.0 KB", "> ")
         terminal.enter("My dog is Rex.")
@@ -323,7 +323,7 @@ def test_a_pipe_may_attach_files(home: Path) -> None:
     assert "[file a.txt, 5 bytes]" in talk.stdout
     missing = piped(home, "/attach none.txt\nHello\n")
     assert missing.returncode != 0
-    assert "there is no file none.txt" in missing.stderr
+    assert "the file none.txt does not exist" in missing.stderr
 
 
 def test_what_cannot_be_opened_is_an_error_in_a_line(home: Path) -> None:

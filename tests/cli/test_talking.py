@@ -71,7 +71,7 @@ def test_an_image_goes_with_a_message(perdure: Callable[..., Any], home: Path) -
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none.png", "There is no file none.png."),
+        ("none.png", "The file none.png does not exist."),
         (".", "is a directory"),
         ("empty.png", "there is nothing in it"),
         ("what", "its type is not known"),

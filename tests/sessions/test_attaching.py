@@ -96,7 +96,7 @@ def test_what_cannot_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("perdure.sessions.attaching.MOST_BYTES", 100)
     (tmp_path / "large.txt").write_bytes(b"x" * 101)
     problems = {
-        tmp_path / "none.png": "there is no file",
+        tmp_path / "none.png": "does not exist",
         tmp_path: r"^\S+ is a directory; name a file in it \(at \$\.source\)$",
         tmp_path / "empty.png": "nothing in it",
         tmp_path / "what": "type is not known; say what it is",

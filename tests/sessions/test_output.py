@@ -232,7 +232,7 @@ async def test_a_queued_message_keeps_its_output(lasting: str) -> None:
         await until(lambda: bool(driver.requests))
         left = await chat.send("Which city?", output=City, when_busy="queue", key="k")
         assert left.queued
-        with pytest.raises(InvalidData, match="no answer to it yet"):
+        with pytest.raises(InvalidData, match="it has no answer yet"):
             _ = left.value
         with pytest.raises(InvalidData, match=r"\$\.output"):
             await chat.send("Which city?", output=City, when_busy="steer")

@@ -1,1 +1,1 @@
-"""What can be done to a session: one verb, or one family of verbs, a file."""
+"""The actions on a session. Each file holds one verb, or one family of verbs."""

@@ -1,4 +1,4 @@
-"""Take over what a branch has come to."""
+"""Adopt a branch: a session shows what one of its forks shows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from perdure.protocols import ActionContext, ActionResult
 
 @dataclass(frozen=True, slots=True)
 class AdoptBranch:
-    """Show what a fork of this session shows, from the next version on. Nothing is copied, and the fork stays.
+    """An action that makes a session show what one of its forks shows, from the next version on.
 
-    A run of this session that waits for a person ends.
+    Nothing is copied, and the fork stays. A run of this session that waits for a person ends.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -40,14 +40,15 @@ class AdoptBranch:
 
 
 async def _adoption(session: AgentSession, context: ActionContext) -> Adoption:
-    """What the session's history goes by. Nobody can add to the log before this is saved: that would be a conflict."""
+    """Return the note from which `history()` later knows what was adopted, and at which length of the log."""
+    # The length stays true until the save: a write by anybody else in between makes the save a conflict.
     end = 0 if context.journal is None else (await context.journal.log_of(session.id))[1]
     before = session.state.adopted
     return Adoption(session.version + 1, end, before.version if before else 0)
 
 
 async def _require_fork(branch: AgentSession, session: AgentSession, context: ActionContext) -> None:
-    """Raise InvalidData unless a session is a fork of another, or a fork of its forks."""
+    """Raise InvalidData unless `branch` is a fork of `session`, or a fork of one of its forks."""
     parent = forked_from(branch.info)
     while parent is not None and parent != session.id:
         page = await context.store.list(id=parent, limit=1)

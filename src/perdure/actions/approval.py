@@ -1,4 +1,4 @@
-"""Settling the tool calls that a suspended session waits with: by a person's decision, or an answer from outside."""
+"""The pending tool calls of a suspended session, settled by a person's decision or an answer from outside."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ class _Decision:
         self._caller = _caller(context, wait)
         self._model_for = model_for
         self.is_left = not wait
-        """True if a worker is to continue the run."""
+        """True if a worker continues the run."""
         self.used_before = Usage()
-        """The usage of the run before this continued it."""
+        """The usage of the run before this decision continued it."""
 
 
 class ApproveToolCalls(_Decision):
-    """Let pending calls (all of them, unless some are named) be made, and the run continue.
+    """An action that lets pending calls be made and continues the run. Unless some are named, all are approved.
 
-    What is approved is what was shown: the calls as they are given, or as the session's state has them. If a call, or
-    what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
+    An approval is bound to what was shown: the calls as they are given, or as the session's state has them. If a call
+    has changed since, or what a sub-agent waits for, PendingCallsChanged is raised and no call is made.
 
-    With `wait=False` nothing is run here, and neither tools nor a model are needed: the decision goes on record, in one
-    commit, and a worker or `recover` continues the run. `DenyToolCalls` and `AnswerToolCalls` have it, too.
+    With `wait=False` nothing is run here, and neither tools nor a model are needed. The decision is put on record in
+    one commit, and a worker or `recover` continues the run. `DenyToolCalls` and `AnswerToolCalls` have it, too.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ApproveToolCalls(_Decision):
 
 
 class DenyToolCalls(_Decision):
-    """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
+    """An action that denies pending calls: all of them, unless some are named. The model is told why, and continues."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class DenyToolCalls(_Decision):
 
 
 class SettleToolCalls(_Decision):
-    """Settle several pending calls at once: approve some, deny others, answer those that are made outside.
+    """An action that settles several pending calls at once: approves some, denies some, answers those made outside.
 
-    The run continues once, with all of it; other calls wait on. `deny` has a reason for each call, by its id or digest.
-    The rest is as it is with `ApproveToolCalls`, `DenyToolCalls` and `AnswerToolCalls`. If one of the calls no longer
-    waits, or is another by now, nothing changes.
+    The run continues once, with all decisions. Other calls stay pending. `deny` has a reason for each call, by its id
+    or digest. For the rest see `ApproveToolCalls`, `DenyToolCalls` and `AnswerToolCalls`. If one of the calls has
+    changed or does not wait any more, nothing changes.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class SettleToolCalls(_Decision):
 
 
 class AnswerToolCalls(SettleToolCalls):
-    """Hand in what calls that are made outside have come to, and let the run continue. Other calls wait on.
+    """An action that hands in the results of calls made outside, and continues the run. Other calls stay pending.
 
-    `answers` has a result for each call, by its id or digest; a sub-agent's calls are answered in the same way. Calls
-    in `errors` have failed: the model is told why. If a call is not, or no longer, waited for, nothing changes.
+    `answers` has a result for each call, by its id or digest. A sub-agent's calls are answered in the same way. Calls
+    in `errors` have failed, and the model is told why. If a call does not wait for an answer, nothing changes.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class AnswerToolCalls(SettleToolCalls):
 
 
 class ShowPendingCalls:
-    """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
+    """An action that shows what a session's sub-agents wait for by now, so that people see what they decide about."""
 
     may_be_repeated = True
 
@@ -208,6 +208,7 @@ async def _continued(
     loops, caller = action._loops, action._caller
     change = None if action._model_for is None else action._model_for(session)
     if change is not None and context is not None:
+        # All is checked first: the change is a version of its own, and must not outlive a run that cannot continue.
         past = await past_of(session, session.state, context)
         options = RunOptions(decisions=decisions, depth=depth, caller=caller, past=past)
         await ready_to_run(session, change.state_of(session.state), loops, context, options)
@@ -230,7 +231,7 @@ async def _continued(
 
 
 def _approvable(session: AgentSession, shown: Sequence[PendingCall], *, is_named: bool) -> list[PendingCall]:
-    """Return the calls that an approval can be about: those that are made outside wait for an answer."""
+    """Return the calls that can be approved: all but those that are made outside, which wait for an answer."""
     external = [call for call in shown if call.external]
     if external and (is_named or len(external) == len(shown)):
         raise InvalidData(
@@ -242,7 +243,7 @@ def _approvable(session: AgentSession, shown: Sequence[PendingCall], *, is_named
 
 
 def _caller(context: object, wait: bool) -> Caller:
-    """Return who decides. Raise InvalidData if a context is given that would not be there when the run continues."""
+    """Return the caller who decides. Raise InvalidData for a context that a worker would lack when it continues."""
     if not expect(wait, bool, "$.wait") and context is not None:
         problem = "it would not be there when a worker continues the run; have the worker make it: connect(context=…)"
         raise InvalidData("$.context", problem)
@@ -270,6 +271,7 @@ def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False
         expect(call_id, str, path)
         if are_errors:
             expect_text(result, f"{path}.{call_id}", blank=False)
+        # Through JSON and back: the run is given what recovery would read, and what cannot be stored is refused here.
         plain = codec.decode_plain(codec.encode_json(result, f"{path}.{call_id}"))
         answers[call_id] = CallAnswer(call_id, plain, are_errors)
     return answers
@@ -278,7 +280,7 @@ def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False
 def _placed(
     session: AgentSession, answers: Mapping[str, CallAnswer], now: Sequence[PendingCall]
 ) -> dict[str, CallAnswer]:
-    """Return answers as a run takes them: to its own calls by their ids, to those of sub-agents by their digests."""
+    """Return answers by the names that a run knows calls by: its own by id, those of sub-agents by digest."""
     placed: dict[str, CallAnswer] = {}
     own = {call.id for call in now}
     leaves = [leaf for call in now for leaf in call.leaves if leaf.external]
@@ -311,7 +313,7 @@ def _checked(given: Shown | None) -> tuple[ToolCall | str, ...] | None:
 
 
 def _pending(session: AgentSession) -> Mapping[str, PendingCall]:
-    """Return the calls that a session waits with, by id. Raise if it is closed, or waits for nothing."""
+    """Return a session's pending calls by id. Raise if the session is closed, or has no pending calls."""
     if session.status not in (SessionStatus.SUSPENDED, SessionStatus.ACTIVE):
         raise SessionNotActive(session.id, session.status.value)
     execution = session.state.execution
@@ -327,10 +329,10 @@ async def _looked_at(
     *,
     lets_happen: bool = True,
 ) -> tuple[list[PendingCall], tuple[PendingCall, ...]]:
-    """Return the calls that a decision is about, as they were shown, and all that wait, as they are now.
+    """Return the calls that a decision is about, as they were shown, and all pending calls as they are now.
 
-    PendingCallsChanged is raised where these differ, and the session shows then what they are now. A decision that
-    lets nothing happen may be about what a sub-agent no longer wants.
+    Raise PendingCallsChanged if these differ. The session then shows them as they are now. A decision that lets
+    nothing happen may be about calls that a sub-agent does not want any more.
     """
     waiting, now = _pending(session), await pending_now(session, context)
     try:
@@ -349,7 +351,7 @@ def _shown(
     waiting: Mapping[str, PendingCall],
     now: Sequence[PendingCall],
 ) -> list[PendingCall]:
-    """Return the calls that a decision is about, as the one who decided was shown them."""
+    """Return the calls that a decision is about, as they were shown to the person who decided."""
     if given is None:
         return list(waiting.values())
     shown: dict[str, PendingCall] = {}
@@ -364,13 +366,14 @@ def _shown(
     return list(shown.values())
 
 
+# A SHA-256 in hexadecimal: a text of this form is the digest of a call that has changed since, not a wrong id.
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def _named(
     session: AgentSession, name: str, waiting: Mapping[str, PendingCall], now: Sequence[PendingCall]
 ) -> PendingCall:
-    """Return the pending call of an id or a digest."""
+    """Return the pending call with this id or digest."""
     found = waiting.get(name) or next((call for call in (*waiting.values(), *now) if call.digest == name), None)
     if found is None and _DIGEST.fullmatch(name):
         raise _changed(session, now)
@@ -380,7 +383,7 @@ def _named(
 def _require_unchanged(session: AgentSession, shown: Iterable[PendingCall], now: Sequence[PendingCall]) -> None:
     """Raise PendingCallsChanged if a call, or what a sub-agent wants, is not what was shown.
 
-    A sub-agent that waits no longer has nothing left that an approval could let happen.
+    For a sub-agent that does not wait any more, an approval cannot let anything happen.
     """
     by_id = {call.id: call for call in now}
     if not all(by_id[call.id].digest == call.digest or _waits_no_longer(by_id[call.id]) for call in shown):

@@ -1,4 +1,4 @@
-"""Who asked for a run: what its tools are given, and what is stored so that it can be made again."""
+"""The caller of a run: the context for its tools, and the data that is stored to make the context again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.protocols import NeedsContext, Tool
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """What a caller has given for the tools of its run. Only the data is ever stored."""
+    """The context and the data that a caller gives to the tools of its run. Only the data is ever stored."""
 
     context: object = None
     data: Mapping[str, Any] | None = None
@@ -35,13 +35,13 @@ class Caller(msgspec.Struct, frozen=True):
         return cls(context, codec.decode_plain(codec.encode_json(dict(data), "$.context_data")))
 
     async def known_to(self, loops: LoopFactory, session: AgentSession) -> Caller:
-        """Return the caller with a context: its own, or what `connect(context=…)` makes for one who is not there."""
+        """Return the caller with a context: its own, or one that `connect(context=…)` makes if the caller is gone."""
         if self.context is not None or loops.make_context is None:
             return self
         try:
             made = loops.make_context(session, self.data)
             return replace(self, context=await made if isawaitable(made) else made)
-        except Exception as error:  # around a user's function: a run that was killed or queued waits, as without one
+        except Exception as error:  # a user's function may raise anything; a killed or queued run keeps waiting
             why = f"{type(error).__name__}: {error}".rstrip(". ")
             what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
             advice = (
@@ -51,9 +51,9 @@ class Caller(msgspec.Struct, frozen=True):
             raise ConfigurationError(what, advice, missing="context") from error
 
     def require_for(self, tools: Iterable[Tool], session_id: str) -> None:
-        """Raise ConfigurationError if a tool needs a context, and there is none or another: it would fail when called.
+        """Raise ConfigurationError if a tool needs a context that is missing or of another type: its call would fail.
 
-        A run that was killed or queued then waits, since nothing of it has begun here.
+        A run that was killed or queued then keeps waiting, since nothing of it has begun here.
         """
         if self.context is not None:
             self._require_type(tools, session_id)
@@ -78,7 +78,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def _full(kind: type) -> str:
-    """Return a class's name, with its module: two modules may have a class of one name."""
+    """Return a class's name with its module, since two modules may have classes of the same name."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""The sub-agents of a session: which sessions they have, how deep these stand, and what they wait for."""
+"""The sub-agents of a session: their sessions, how deep they are nested, and what they wait for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from perdure.protocols import ActionContext, Filters, Kept, SessionStore
 
 
 def child_session_id(parent: AgentSessionInfo, execution_id: str, call_id: str) -> SessionId:
-    """Return the id of the session that a tool call spawns: the same whenever the call is made again.
+    """Return the id of the session that a tool call spawns. The same call always gives the same id.
 
-    It has an owner's mark if its parent's has. Earlier releases set none, and their runs are still recovered.
+    The id has the owner's mark if the parent's id has it. Earlier releases set no mark, and their runs can still be
+    recovered.
     """
     digest = hashlib.blake2b(f"{execution_id}/{call_id}".encode(), digest_size=16)
     mark = mark_of(parent.owner) if parent.owner is not None else ""
@@ -21,7 +22,7 @@ def child_session_id(parent: AgentSessionInfo, execution_id: str, call_id: str) 
 
 
 async def depth_of(session: AgentSession, context: ActionContext | None) -> int:
-    """Return how many agents have called each other to get to a session; 0 for one that no agent has begun."""
+    """Return how many calls of sub-agents lead to a session: 0 for a session that no agent has begun."""
     depth, spawned = 0, session.info.spawn_ref
     while spawned is not None:
         depth += 1
@@ -31,7 +32,7 @@ async def depth_of(session: AgentSession, context: ActionContext | None) -> int:
 
 
 async def pending_now(session: AgentSession, context: Kept | None) -> tuple[PendingCall, ...]:
-    """Return the calls that a session waits with, those of sub-agents with what these wait for by now."""
+    """Return a session's pending calls. A call of a sub-agent shows what the sub-agent waits for now."""
     execution = session.state.execution
     if execution is None or context is None:
         return execution.pending_calls if execution else ()
@@ -46,10 +47,11 @@ async def _as_it_is(call: PendingCall, context: Kept) -> PendingCall:
 
 
 async def spawned_by(store: SessionStore, session_id: str, *, deleted: bool = False) -> list[AgentSessionInfo]:
-    """Return the sessions of a session's sub-agents, and of theirs: each after those that it has spawned itself.
+    """Return the sessions of a session's sub-agents, and of theirs, each after the sessions that it has spawned itself.
 
-    Those that are deleted are among them only if they are asked for.
+    Deleted sessions are included only with `deleted`.
     """
+    # A list leaves deleted sessions out unless it asks for their status, so they take a list of their own.
     filters: list[Filters] = [{"parent": session_id}]
     if deleted:
         filters.append({"parent": session_id, "status": SessionStatus.DELETED})

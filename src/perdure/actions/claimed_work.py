@@ -1,7 +1,7 @@
-"""The one life of a claim: an action's work on a session that nobody else may run meanwhile.
+"""The life cycle of a claim: an action's work on a session that nobody else may run meanwhile.
 
 The first write claims the session, and the inbox is watched while the work lasts. The claim ends with the save of what
-`next` returns; in any other case the runtime leaves it.
+`next` returns. In any other case the runtime leaves the claim (`JournalRecord.leave`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ClaimedWork:
 
     @property
     def can_be_saved(self) -> bool:
-        """Tell whether the runtime could save something now: nothing is recorded, or the claim is held."""
+        """Return whether the runtime could save something now: nothing is recorded, or the claim is held."""
         return self._context is not None and (self.record is None or self.record.claim is not None)
 
     async def open_inbox(self, run: Run | None = None, *, answers: str | None = None) -> None:
-        """Look into the inbox once the session is claimed. Without a run to steer, messages wait for its end."""
+        """Read the inbox once the session is claimed. Without a run to steer, messages wait until the work ends."""
         if self.record is None or self._context is None or self._context.journal is None:
             return
         self._inbox = RunInbox(run, self.record, Inbox(self._context.journal, self._session_id), answers=answers)
@@ -57,9 +57,10 @@ class ClaimedWork:
             run.between_steps = self._inbox.deliver
 
     async def carry_out(self, steps: Coroutine[Any, Any, None]) -> None:
-        """Do the work to its end, with an eye on the inbox and the claim.
+        """Carry the work out to its end, and watch the inbox and the claim meanwhile.
 
-        A wish to cancel that is found there ends it in good order. Cancelling this cancels the work, and waits for it.
+        A request to cancel that is found there ends the work in good order. Cancelling this call cancels the work, and
+        waits for it.
         """
         work = asyncio.ensure_future(steps)
         with self._context.under_way.cancellable(work) if self._context is not None else nullcontext():
@@ -71,21 +72,23 @@ class ClaimedWork:
                 await finished(work)
             finally:
                 failure = await watch.end()
+                # The store may be closed next: no piece of the answer may still be on its way then.
                 if self.record is not None and self.record.is_sketching:
                     await self.record.end_sketches()
+            # The watch cancels the work when the claim is lost, which `finished` takes for an end in good order.
             if failure is not None:
                 raise failure
 
     def next(
         self, session: AgentSession, *, key: Key | None = None, tells: Sequence[object] = ()
     ) -> AgentSession | Next:
-        """Hand over what the work has made, to be saved with the claim."""
+        """Return what the work has made, for the save that ends the claim."""
         if self._context is None:
             return session
         return Next(session, None if self.record is None else self.record.saving(key), tells)
 
     def interrupted_by_closing(self) -> RunInterrupted:
-        """Explain to the sender of a run why there is no answer: the runtime was closed before it came."""
+        """Explain to the sender why the run has no answer: the runtime was closed before it came."""
         return RunInterrupted(
             self._session_id,
             f"The run of session {self._session_id!r} was interrupted: its connection was closed before it had ended. "

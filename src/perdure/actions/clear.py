@@ -16,10 +16,9 @@ from perdure.protocols import ActionContext, ActionResult
 
 @dataclass(frozen=True, slots=True)
 class ClearSession:
-    """Give the state back what the definition gives; keep the session's identity.
+    """An action that resets the state to what the definition gives. The session keeps its identity.
 
-    The count of its executions, and of what they have used, goes on. A run that waits for a person
-    ends, and its session is active.
+    The count of its executions and their usage stay. A run that waits for a person ends, and its session is active.
     """
 
     may_be_repeated: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Verbs that show less of a transcript, and all of it again. What is covered stays where it is."""
+"""Actions that show less of a transcript, or all of it again. What is covered stays where it is."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from perdure.run_journal import JournalRecord
 
 
 class CompactTranscript:
-    """Show less of what was said, by the options of `CompactionOptions`; nothing happens where there is nothing to do.
+    """An action that shows less of what was said, by the options of `CompactionOptions`.
 
-    A summary is written by the session's own model, or by `model`; both are reached through `loops`.
+    If there is nothing to compact, nothing happens. A summary is written by the session's own model, or by `model`.
+    Both are reached through `loops`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class CompactTranscript:
         work = ClaimedWork(session, context, then=then)
         await work.open_inbox()
         if work.record is not None:
+            # The claim comes first: while a summary is written, no run may start on the session.
             await work.record.barrier()
         parent = await parent_of(session, context)
         made = await self._carried_out(session, parent, context, work)
@@ -69,7 +71,7 @@ class CompactTranscript:
     async def _carried_out(
         self, session: AgentSession, parent: str | None, context: ActionContext | None, work: ClaimedWork
     ) -> Compacted | None:
-        """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
+        """Compact while the session is claimed, so that no run starts on it. If it is cancelled, nothing changes."""
         compactor = self._compactor(session)
         made: list[Compacted | None] = []
 
@@ -89,7 +91,7 @@ class CompactTranscript:
         return await compactor.compact(session.state.transcript, open_calls=open_calls(session.state))
 
     def _compactor(self, session: AgentSession) -> Compactor:
-        """Return what compacts. A session without a model has nobody to write a summary, which only 'llm' needs."""
+        """Return the compactor. Without a model it cannot have a summary written, which only 'llm' needs."""
         if self._loops is None:
             return Compactor(self.options)
         model = self._loops.named_model(session.definition, session.state) or self._summary_model
@@ -99,7 +101,10 @@ class CompactTranscript:
         return self._loops.compactor_of(self.options, model, summary_model=self._summary_model)
 
     def _story(self, session: AgentSession, parent: str | None, made: Compacted) -> list[AnyLoopEvent]:
-        """A loop of its own: it has a cost, and no step. Its events are written with the save, or not at all."""
+        """Return the events of the compaction's own loop, which has a cost and no step.
+
+        They are written with the save, or not at all.
+        """
         start = self._start(session, parent, has_model=made.block.model is not None, base_version=session.version)
         common = _ids_of(start)
         return [
@@ -117,9 +122,10 @@ class CompactTranscript:
         spent: Usage,
         error: BaseException,
     ) -> None:
-        """Put on record what was spent for nothing. The session stays as it is, so there is nothing to be resumed."""
+        """Put on record what a failed compaction has spent. The session stays as it is."""
         if record is None or context is None or spent == Usage():
             return
+        # Without a base version, recovery does not take this loop for one that it has to continue.
         start = self._start(session, parent, has_model=True, base_version=None)
         cancelled = isinstance(error, asyncio.CancelledError)
         status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
@@ -127,7 +133,7 @@ class CompactTranscript:
         story = [start, AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors)]
         for event in story:
             record.put(event)
-        with contextlib.suppress(PerdureError):  # what the caller is to hear of is why the compaction failed
+        with contextlib.suppress(PerdureError):  # the caller has to hear why the compaction failed, and not this
             await record.barrier()
             await _tell(context, story)
 
@@ -150,7 +156,7 @@ class CompactTranscript:
 
 
 async def _tell(context: ActionContext, story: Iterable[LoopEvent]) -> None:
-    """Tell those who listen, once it is on record."""
+    """Emit the events, once they are on record."""
     for event in story:
         await context.emit(event)
 
@@ -160,7 +166,7 @@ def _ids_of(start: AgentStart) -> dict[str, Any]:
 
 
 class UncompactTranscript:
-    """Take a compaction block off, the newest of the view unless one is named: what it covers is shown again."""
+    """An action that takes a compaction block off, by default the view's newest. What it covers is shown again."""
 
     may_be_repeated = True
 
@@ -173,7 +179,7 @@ class UncompactTranscript:
         view = session.state.transcript
         block_id = self.block_id or _newest(view)
         if block_id is None:
-            raise InvalidData("$.block_id", "there is no compaction block in this session, so nothing to show again")
+            raise InvalidData("$.block_id", "this session has no compaction block, so nothing to show again")
         shown = view.uncover(block_id)
         if context is not None and context.journal is not None:
             shown = await _read_in(shown, context.journal)
@@ -182,12 +188,13 @@ class UncompactTranscript:
 
 def _newest(view: Transcript) -> str | None:
     blocks = [piece for piece in view.pieces if isinstance(piece, Block)]
+    # A block without a time counts as older than any that has one: None and a time cannot be compared.
     newest = max(enumerate(blocks), key=lambda each: (each[1].at is not None, each[1].at, each[0]), default=None)
     return None if newest is None else newest[1].id
 
 
 async def _read_in(view: Transcript, journal: Journal) -> Transcript:
-    """A view whose every message is at hand: a load leaves in the store what blocks cover."""
+    """Return a view with all its messages in memory: a load leaves what blocks cover in the store."""
     pieces: list[Piece] = []
     for piece in view.pieces:
         if isinstance(piece, Span):

@@ -1,4 +1,4 @@
-"""Where a new run stands in the tree of a session's loops: which loop it continues from, and how."""
+"""The place of a new run in the tree of a session's loops: which loop it continues from, and how."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from perdure.run_journal import loops_on_record
 
 MESSAGES_LOOKED_AT = 100
 ENTRIES_LOOKED_AT = 100
-"""How far back a view and a record are searched, so that a long session costs no more than a short one."""
+"""The number of messages of a view, and of entries of a record, that are searched at most.
+
+So a long session costs no more than a short one.
+"""
 
 
 async def parent_of(session: AgentSession, context: ActionContext | None) -> str | None:
-    """Return the loop that the next one continues from; None if that is the first.
+    """Return the loop that the next one continues from, or None if the next one is the first.
 
-    It is the last run. Where that was taken back, by an undo or a rewind, it is the one of this session that has told
-    the last of what is shown, be it no more than what it was asked.
+    It is the last run. If an undo or a rewind took that back, it is the run of this session that put the last shown
+    message on record. That message may be no more than what the run was asked.
     """
     if session.state.execution is not None:
         return session.state.execution.execution_id
@@ -32,8 +35,10 @@ async def parent_of(session: AgentSession, context: ActionContext | None) -> str
 
 
 async def _last_shown(journal: Journal, session: AgentSession) -> str | None:
-    """Return the run that has told the last message of a view. An answer names its run; of a question the record
-    knows which run it began."""
+    """Return the run that put the last message of a view on record, if it is a run of this session.
+
+    An answer names its run. For a question, the record knows which run it began.
+    """
     entries = await journal.read(session.id, last=ENTRIES_LOOKED_AT)
     told = {entry.body["message"]["id"]: entry.run for entry in entries if entry.kind == "message_end"}
     met: set[str] = set()
@@ -49,10 +54,10 @@ async def _last_shown(journal: Journal, session: AgentSession) -> str | None:
 async def continuation_of(
     session: AgentSession, inputs: Sequence[Message], context: ActionContext | None
 ) -> dict[str, Any]:
-    """Return what AgentStart has to say of how a run continues, beyond what the state tells by itself.
+    """Return the fields of AgentStart that say how a run continues, as far as the state does not tell that by itself.
 
-    A run is a rerun where the same was sent before from the same place: it was taken back, or it failed. The tag names
-    the loop that is repeated.
+    A run is a rerun if the same was sent before from the same place, and was taken back or failed. The tag names the
+    loop that is repeated.
     """
     if context is None or context.journal is None or not inputs:
         return {}
@@ -64,6 +69,7 @@ async def continuation_of(
     parent = await parent_of(session, context)
     if parent is None:
         return {}
+    # Imported here: most sends return above, and a process that only sends should not load the reader of records.
     from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
 
     recent = await loops_on_record(journal, session.id, limit=RUNS_AT_ONCE)
@@ -83,14 +89,14 @@ async def _repeated(
     """Return the newest of these runs that was sent the same."""
     sent = [(each.role, each.parts) for each in inputs]
     for run in reversed(runs):
-        asked = await _asked(journal, session, run)  # behind it may stand what filters have warned of
+        asked = await _asked(journal, session, run)  # the warnings of filters may follow it
         if [(each.role, each.parts) for each in asked[: len(sent)]] == sent:
             return run.loop_id
     return None
 
 
 async def _asked(journal: Journal, session: AgentSession, run: RunOnRecord) -> list[Message]:
-    """Return what a run was sent: the messages that it told of before its first turn."""
+    """Return the messages that a run was sent: those on its record before its first turn."""
     entries = await journal.read(session.id, run=run.loop_id, limit=ENTRIES_LOOKED_AT)
     before = takewhile(lambda entry: entry.kind != "turn_start", entries)
     asked = [entry.body["message"]["id"] for entry in before if entry.kind == "message_end"]

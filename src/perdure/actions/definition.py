@@ -1,4 +1,4 @@
-"""Verbs that change what the agent is, from its next run on."""
+"""Actions that change what the agent is, from its next run on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.protocols import ActionContext
 
 @dataclass(frozen=True, slots=True)
 class ChangeSystemPrompt:
-    """Another system prompt for this session; anything with a text form will do."""
+    """An action that gives a session another system prompt, which may be anything with a text form."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -30,9 +30,9 @@ class ChangeSystemPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChangeModel:
-    """Another model for this session. None goes back to the definition's, or to the one given at the creation.
+    """An action that gives a session another model. None restores the definition's, or the one given at the creation.
 
-    With `as_default` the one given at the creation is replaced instead, which a definition's own model outranks.
+    With `as_default` it replaces the one given at the creation instead. A definition's own model comes before that.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class ChangeModel:
 
 @dataclass(frozen=True, slots=True)
 class ChangeDefinition:
-    """Another definition. A system prompt that the session has of its own is kept."""
+    """An action that gives a session another definition. A system prompt of the session's own is kept."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -67,6 +67,7 @@ class ChangeDefinition:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state
+        # A prompt that is still the old definition's follows the new one. Any other is the session's own.
         if state.context.system_prompt == session.definition.system_prompt:
             state = state.with_system_prompt(self.definition.system_prompt)
         return session.with_definition(self.definition).with_state(state)

@@ -26,12 +26,12 @@ from perdure.runtime.record_reader import read_loop
 
 @dataclass(frozen=True, slots=True)
 class ForkSession:
-    """A new session, of version 0, that begins where this one stands.
+    """An action that makes a new session, of version 0, which begins where this one is now.
 
-    Keep it with `await runtime.branch(session_id, ForkSession())`, or past all stages with `await store.create(fork)`.
-    `at` is how many messages it begins with, or the id of the last of them; all of them by default. `loop` is the id
-    of one of this session's loops: the fork begins where that ended, be it a branch that was not selected. Nothing is
-    copied: the fork's transcript points into this session's logs.
+    Keep it with `await runtime.branch(session_id, ForkSession())`, or without any stage by `await store.create(fork)`.
+    `at` is the number of messages it begins with, or the id of the last of them. By default it begins with all.
+    `loop` is the id of one of this session's loops. The fork begins where that loop ended, even if it is a branch that
+    was not selected. Nothing is copied: the fork's transcript points into this session's logs.
     """
 
     at: int | str | None = None
@@ -60,7 +60,7 @@ class ForkSession:
 
 
 async def _after_loop(session: AgentSession, loop_id: str, context: ActionContext | None) -> AgentState:
-    """Return the state that a loop began with, and what it shows at the loop's end."""
+    """Return the state that a loop began with, with the transcript as it was at the loop's end."""
     journal = require_journal(context, "A fork of a loop")
     loop = await read_loop(journal, session.id, loop_id)
     start = next((event for event in loop.events if isinstance(event, AgentStart)), None)
@@ -79,10 +79,11 @@ async def _after_loop(session: AgentSession, loop_id: str, context: ActionContex
 async def _places(
     journal: Journal, session: AgentSession, loop: LoopRecord, start: AgentStart
 ) -> Mapping[str, StoredAt]:
-    """Return where the messages of a loop stand in the session's logs."""
+    """Return the positions of a loop's messages in the session's logs."""
     (run,) = await journal.runs(session.id, run=loop.loop_id)
     own, _ = await journal.log_of(session.id)
     stretches = [(run.log, run.start, run.stop)]
+    # A branch of a parallel evaluation writes into a log of its own; what it answers is in the session's log.
     if start.input_at is not None:
         stretches.append((own, *start.input_at))
     return {
@@ -93,7 +94,7 @@ async def _places(
 
 
 def _linked(pieces: Iterable[Piece], written: Mapping[str, StoredAt]) -> Iterator[Piece]:
-    """Return pieces in which messages that stand in a log are named by their place there."""
+    """Yield the pieces, with messages that a log holds named by their position there."""
     for piece in pieces:
         if not isinstance(piece, Span):
             covered, shown = tuple(_linked(piece.covered, written)), tuple(_linked(piece.shown, written))

@@ -13,19 +13,19 @@ from perdure.model.message import Envelope, Media, Message, Part, Role, Text, re
 
 def redacted_messages(messages: tuple[Message, ...], loops: LoopFactory) -> tuple[Message, ...]:
     """Return messages as they will be stored, and as the model will be sent them."""
-    redaction = getattr(loops, "redaction", None)  # another builder of loops need not have any
+    redaction = getattr(loops, "redaction", None)  # a builder of loops that is not ours need not have one
     return messages if redaction is None else redaction.messages(messages)
 
 
 def require_loops(loops: LoopFactory) -> LoopFactory:
-    """Return what builds loops; InvalidData for anything else."""
+    """Return a builder of loops. Raise InvalidData for anything else."""
     return expect_method(loops, "build", "$.loops")
 
 
 def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Message, ...]:
-    """Return one message, or several, as messages to be answered; InvalidData for what no model could answer.
+    """Return one message, or several, as messages to be answered. Raise InvalidData for what no model could answer.
 
-    With `any_role`, messages of other roles than `user` pass: a conversation that was held elsewhere, for instance.
+    With `any_role`, messages of other roles than `user` are accepted: a conversation from elsewhere, for instance.
     """
     if not isinstance(any_role, bool):
         raise InvalidData("$.any_role", f"expected True or False, got {type(any_role).__name__}")
@@ -36,7 +36,7 @@ def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Messag
     messages = several_messages(given, "$.message") if several else (Message.of(message),)
     for place, each in enumerate(messages):
         _check(each, f"$.message[{place}]" if several else "$.message", any_role)
-        codec.encode_message(codec.detached(each)[0])  # InvalidData where it could not be stored
+        codec.encode_message(codec.detached(each)[0])  # raises InvalidData if it could not be stored
     require_distinct(messages, "$.message")
     return messages
 
@@ -50,7 +50,7 @@ def _check(message: Message, path: str, any_role: bool) -> None:
 
 
 def _says_something(part: Part, role: Role) -> bool:
-    """Return whether a part reaches the model; of a user's message, calls and results do not."""
+    """Tell whether a part reaches the model. Calls and results in a user's message do not."""
     if isinstance(part, Text):
         return bool(part.text.strip())
     return isinstance(part, Media) or (role in ("assistant", "tool") and not isinstance(part, Envelope))

@@ -1,8 +1,8 @@
 """The inbox of a session: what others post to it, and what becomes of each item.
 
-An item waits until a run answers it (queue), takes it in between two steps (steer) or ends for it (cancel). It is
+An item waits until a run answers it (queue), takes it in between two steps (steer) or is ended by it (cancel). It is
 delivered in the commit that puts its message on record, under its delivery id. Only the record tells what was
-delivered: not the view, which may have been reset since, and not the message's id, which may be sent twice.
+delivered. The view may have been reset since, and a message's id may be sent twice.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ Execute = Callable[[str, Action], Awaitable[AgentSession]]
 Send = Callable[[JournalEntry], Action]
 
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
+# Seconds between two looks at the inbox of a run: a request to cancel is noticed about that much later at most.
 LOOK_EVERY = 0.2
 _WORKERS = "workers"
 _log = logging.getLogger("perdure.actions")
 OLDER_AT_ONCE = 16
-"""How many items from before its claim a run looks at at a time."""
+"""The number of items from before its claim that a run looks at in one go."""
 PAGE = 200
-"""How many entries of a record are looked at at a time for a delivery."""
+"""The number of entries of a record that are read in one go to find a delivery."""
 
 
 class Inbox:
-    """What was posted to one session and is not dealt with. An item comes to one of these ends:
+    """The items that were posted to one session and have not been dealt with. Each ends in one of these ways:
 
     - a run takes it in between two steps: a steering message, put on record under its delivery id;
     - a run answers it: the run's start names the delivery id, and its save takes the item;
     - it was answered before, under its key: it is taken without a run;
     - it can never be sent: it is refused on record, where its sender and others can find it;
-    - a wish to cancel ends the run that it meets, and means nothing to a later one.
+    - a request to cancel ends the run that it meets, and means nothing to a later one.
     """
 
     def __init__(self, journal: Journal, session_id: str) -> None:
@@ -80,18 +81,21 @@ class Inbox:
         The limits are those of `Journal.post`.
         """
         newest = await self._journal.read(self.session_id, last=1)
+        # The delivery can only be on record behind this entry, so that no search for it reads the whole record.
         body = {"id": new_id(), "after": newest[-1].seq if newest else 0, **item}
         return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body), **limits), kind, body)
 
     async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
-        """Return the items behind a number that are not taken yet, or the first so many of them."""
+        """Return the items behind a number that are not taken yet, `most` of them at most."""
         return await self._journal.read(self.session_id, after=after, limit=most, inbox=True)
 
     async def first_waiting(self) -> JournalEntry | None:
-        """Return the first item that is still to be sent, or None.
+        """Return the first item that still has to be sent, or None.
 
-        Queued ones are taken in their order, by the save of the run that answers them. Steering may have passed them.
+        Queued items are taken in their order, by the save of the run that answers them. Steering messages behind them
+        may have been delivered before.
         """
+        # Usually the first item is the one. More are read only behind steering that was delivered.
         after, most = 0, 1
         while page := await self.items(after, most):
             for entry in page:
@@ -105,7 +109,7 @@ class Inbox:
         return any(each.seq == item.seq for each in await self.items(item.seq - 1, 1))
 
     async def was_delivered(self, entry: JournalEntry) -> bool:
-        """Tell whether a run has come to an item: the record behind the moment it was posted says so."""
+        """Tell whether a run has taken an item in: then the record since the item was posted says so."""
         after = entry.body.get("after", 0)
         while page := await self._journal.read(self.session_id, after=after, limit=PAGE):
             if any(_delivers(each, entry.body) for each in page):
@@ -122,7 +126,7 @@ class Inbox:
         *,
         terms: Terms = DEFAULT_TERMS,
     ) -> None:
-        """Deal with all items up to one without a run, and put on record what is to be told of that."""
+        """Take all items up to one without a run, and put messages and entries about that on record."""
 
         async def noted() -> None:
             version, lease = session.version, terms.lease
@@ -132,7 +136,7 @@ class Inbox:
             finally:
                 await self._journal.release(claim)
 
-        # Or the claim of one who was cancelled would keep others out until it lapses.
+        # A cancellation in between would leave the claim behind, which keeps others out until it lapses.
         await finish_despite_cancel(noted())
 
     async def refuse(
@@ -140,8 +144,8 @@ class Inbox:
     ) -> list[AnyLoopEvent]:
         """Take an item that can never be sent. Return the events that tell so.
 
-        What it says stays in the log, with a loop that was rejected for this reason. The version does not move, and
-        there is nothing to be resumed: the loop names no version that it set out from.
+        Its messages stay in the log, with a loop that was rejected for this reason. The version does not move.
+        Recovery leaves the loop alone, since it names no version that it began from.
         """
         story = _refusal(session, entry, reason)
         await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story], terms=terms)
@@ -158,7 +162,7 @@ def item_of(
 ) -> dict[str, Any]:
     """Return messages as they wait in an inbox, where they get a delivery id.
 
-    The digest is that of the request that a key stands for.
+    `digest` is the digest of the request that the key stands for.
     """
     return {
         "messages": [message.to_dict() for message in messages],
@@ -182,7 +186,7 @@ def is_left_to_workers(entry: JournalEntry) -> bool:
 async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry | None:
     """Return the start of the run that answers the message of a key, or the item of the inbox in which it waits.
 
-    Return None if there is neither: the message was answered, or never sent.
+    Return None if neither exists: the message was answered, or never sent.
     """
     if await journal.is_claimed(session_id) or await journal.is_interrupted(session_id):
         for run in await loops_on_record(journal, session_id, limit=1):
@@ -193,7 +197,7 @@ async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry
 
 
 def _delivers(entry: JournalEntry, item: Any) -> bool:
-    if "id" not in item:  # posted by a release that knew deliveries by the message
+    if "id" not in item:  # posted by an older release, which knew deliveries by the message
         return entry.kind == "message_end" and entry.body["message"]["id"] == item["messages"][0]["id"]
     return entry.kind in ("agent_start", "message_end") and entry.body.get("posted") == item["id"]
 
@@ -203,14 +207,14 @@ def messages_in(entry: JournalEntry) -> list[Message]:
 
 
 class RunInbox:
-    """A session's inbox as its run sees it. Without a run to steer, as while answers are compared, steering waits.
+    """A session's inbox as its run sees it. Without a run to steer (while answers are compared), steering waits.
 
-    The run's save takes the inbox up to the first item that still waits. One behind that which was delivered is known
-    by its delivery id; so is the item that the run `answers`, after a crash too.
+    The run's save takes the inbox up to the first item that still waits. An item behind that one which was delivered
+    is known by its delivery id. So is the item that the run `answers`, also after a crash.
 
-    Items that were posted before the claim are looked at some at a time, one more lot between two steps: many may wait,
-    each for a run of its own, and none of those runs reads them all. Later items are all looked at, since one of them
-    may be a wish to cancel.
+    Items that were posted before the claim are read in small lots, one lot between two steps. Many may wait, each for a
+    run of its own, and none of those runs should read them all. Later items are all read, since one of them may be a
+    request to cancel.
     """
 
     def __init__(self, run: Run | None, record: JournalRecord, inbox: Inbox, *, answers: str | None = None) -> None:
@@ -220,7 +224,7 @@ class RunInbox:
         self._inbox = inbox
         self._seen = record.taken
         self._seen_older = record.taken
-        """How far the items are seen that were posted before the claim."""
+        """The number up to which the items from before the claim have been read."""
         self._looking = asyncio.Lock()
         self._work: asyncio.Future[None] | None = None
         self._is_unwanted = False
@@ -228,47 +232,48 @@ class RunInbox:
         self._queued: list[JournalEntry] = []
 
     async def open(self) -> None:
-        """See what is there as soon as the session is claimed."""
+        """Read the inbox as soon as the session is claimed."""
         if self._record.claim is None:
             self._record.when_claimed = self._look_if_needed
         else:
             await self._look_if_needed()
 
     async def _look_if_needed(self) -> None:
-        """Look, unless the last write has told that there is nothing new."""
+        """Read the inbox, unless the last write has told that nothing is new."""
         is_newer = self._record.posted is None or self._record.posted > max(self._seen, self._posted_before)
         if is_newer or self._seen_older < self._posted_before:
             await self._look_calmly(is_newer)
 
     @property
     def _posted_before(self) -> int:
-        """The last item that was posted before the claim."""
+        """Return the number of the last item that was posted before the claim."""
         return self._record.posted_at_claim or 0
 
     async def _look_calmly(self, newer: bool = True) -> None:
-        """Look. A store that fails may recover: the next write says if it does not."""
+        """Read the inbox, and only log a failure: the store may recover, and if it does not, the next write fails."""
         try:
             await self._look(newer)
         except (StoreError, SessionLocked) as error:
             _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
     def attend(self, work: asyncio.Future[None]) -> Watch:
-        """Return a watch over work that a wish to cancel ends."""
+        """Return a watch over work, which a request to cancel ends."""
         loop = asyncio.get_running_loop()
         self._work = work
         if self._is_unwanted:
             loop.call_soon(work.cancel)  # once it has begun: work that never began cannot end in good order
+        # A third of the lease: two heartbeats may fail before the claim lapses.
         next_beat = loop.time() + self._record.lease / 3
         return Watch(partial(self._watch, work, next_beat), LOOK_EVERY)
 
     async def _watch(self, work: asyncio.Future[None], next_beat: float) -> None:
-        """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
+        """Read the inbox at intervals, and keep the claim alive. If the claim is lost, cancel the run.
 
-        It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
+        The watch ends by itself with the run: a store may lose a cancellation, as `asyncio.wait_for` can.
         """
         loop, is_first = asyncio.get_running_loop(), True
         while not work.done():
-            if not is_first:
+            if not is_first:  # before the first look, the timer of `Watch` has waited for as long
                 await asyncio.sleep(LOOK_EVERY)
             is_first = False
             try:
@@ -283,15 +288,15 @@ class RunInbox:
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
     async def _look_if_claimed(self) -> None:
-        """Look once it is known what was there before: until then an old wish to cancel looks like a new one."""
+        """Read the inbox once the claim is held: before that, an old request to cancel would look like a new one."""
         if self._record.claim is not None:
             await self._look_calmly()
 
     async def _look(self, newer: bool) -> None:
-        """Take note of what is new, one look at a time.
+        """Read and note what is new. Only one such look runs at a time.
 
-        What one read has found is noted before the next: a look may be cancelled in between, and what was seen and
-        not noted would be taken by the run's save as if it had been dealt with.
+        What one read finds is noted before the next read. A look may be cancelled in between. The run's save would then
+        take what was seen but not noted, as if it had been dealt with.
         """
         async with self._looking:
             await self._look_at_older()
@@ -299,26 +304,26 @@ class RunInbox:
                 await self._look_at_newer()
 
     async def _look_at_older(self) -> None:
-        """Look at the next lot of items from before the claim."""
+        """Read the next lot of items from before the claim."""
         before = self._posted_before
         if self._seen_older >= before:
             return
         found = await self._inbox.items(self._seen_older, OLDER_AT_ONCE)
-        # What is not found up to there has been taken.
+        # An item that is not found up to there has been taken.
         self._seen_older = min(found[-1].seq, before) if len(found) == OLDER_AT_ONCE else before
         self._note([entry for entry in found if entry.seq <= before])
 
     async def _look_at_newer(self) -> None:
-        """Look at all items from after the claim that were not seen yet."""
+        """Read all items from after the claim that were not seen yet."""
         told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
         found = await self._inbox.items(max(self._seen, self._posted_before))
         self._seen = max(self._seen, self._posted_before, told, found[-1].seq if found else 0)
         if self._record.posted_at_claim is None:
-            self._seen_older = self._seen  # before the claim there is no difference
+            self._seen_older = self._seen  # without a claim, nothing tells older items from later ones
         self._note(found)
 
     def _note(self, found: Sequence[JournalEntry]) -> None:
-        """Keep what waits. A wish to cancel from before the claim was for another run."""
+        """Keep the items that wait. A request to cancel from before the claim was meant for another run."""
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._take()
@@ -326,12 +331,12 @@ class RunInbox:
             self._cancel()
 
     def _is_meant(self, wish: JournalEntry) -> bool:
-        """Tell whether a wish to cancel is for this run: one that names a run may come when that has just ended."""
+        """Tell whether a request to cancel is for this run. One that names a run may come just after that has ended."""
         named = (wish.body or EMPTY).get("run")
         return named is None or self._run is None or named == self._run.execution.execution_id
 
     def _cancel(self) -> None:
-        """End the run, once for each wish: what it does to end in good order must not be cancelled."""
+        """End the run, once for each request: what it does to end in good order must not be cancelled."""
         if self._work is None:
             self._is_unwanted = True
         else:
@@ -341,17 +346,19 @@ class RunInbox:
         return self._answers is not None and entry.body.get("id") == self._answers
 
     async def deliver(self) -> None:
-        """Put what was posted to steer by into the run's transcript, between two steps."""
+        """Put steering messages into the run's transcript, between two steps."""
         if self._record.posted is not None:
             await self._look_if_needed()
         while self._run is not None and self._steering:
             entry = self._steering[0]
             if not await self._inbox.was_delivered(entry):
                 await self._run.steer(messages_in(entry), entry.body.get("id"))
+            # Not before it is delivered: until then it waits, and no save may take it.
             self._steering.pop(0)
         self._take()
 
     def _take(self) -> None:
+        # A save takes all items up to this number, so it stays below the first that still waits or was not read.
         is_all_seen = self._seen_older >= self._posted_before
         first_unseen = (max(self._seen, self._seen_older) if is_all_seen else self._seen_older) + 1
         waiting = (entry.seq for entry in (*self._steering, *self._queued))
@@ -359,7 +366,7 @@ class RunInbox:
 
 
 class Watch:
-    """A task that begins after a while. Most runs have ended by then, and it never begins."""
+    """A task that begins after a delay. Most runs have ended by then, and the task is never made."""
 
     def __init__(self, watch: Callable[[], Coroutine[Any, Any, None]], after: float) -> None:
         self._watch = watch
@@ -370,7 +377,7 @@ class Watch:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def end(self) -> BaseException | None:
-        """Stop watching. Return what the watch has failed with."""
+        """Stop watching. Return the error that the watch has failed with, or None."""
         self._timer.cancel()
         if self._task is None:
             return None
@@ -380,7 +387,7 @@ class Watch:
 
 
 class WaitingMessages:
-    """Sends what waits in a session's inbox, each item in its turn, once no run holds the session.
+    """The sequel that sends what waits in a session's inbox, item by item, once no run holds the session.
 
     It stops at the first item that is left to workers: this process may lack their tools. `send` makes the action that
     sends an item.
@@ -400,16 +407,16 @@ class WaitingMessages:
             try:
                 await self._execute(self._inbox.session_id, SendPosted(self._inbox, self._send))
             except SessionConflict:
-                continue  # somebody has changed it since it was loaded
+                continue  # the session was changed since it was loaded
             except (SessionBusy, SessionNotActive, SessionNotFound):
                 return  # it is sent when that run ends, or when the session is resumed
 
 
 class SendPosted:
-    """Send the first message that waits in a session's inbox. Nothing happens if none does.
+    """An action that sends the first message that waits in a session's inbox. If none waits, nothing happens.
 
-    It is looked up once the session is loaded, and the claim compares the version: two who try send it once. A message
-    that is left to workers is sent only `by_worker`.
+    The message is looked up once the session is loaded, and the claim compares the version. So two processes that try
+    at once send it once. A message that is left to workers is sent only `by_worker`.
     """
 
     def __init__(self, inbox: Inbox, send: Send, *, by_worker: bool = False) -> None:
@@ -433,15 +440,15 @@ class SendPosted:
                 if context is not None:
                     await context.emit(event)
             return Answer(session)
-        if isinstance(made, Answer):  # by its key: it has been sent before
+        if isinstance(made, Answer):  # its key says that it has been sent before
             await self._inbox.take(session, entry.seq, terms=terms)
         return made
 
 
 class DropWaiting:
-    """Take back every message that waits in a session's inbox. Each is refused on record, with the reason.
+    """An action that takes back every message that waits in a session's inbox. Each is refused on record.
 
-    With a `key`, that message alone is taken back, and only if it is the next to be sent. `dropped` has the items, in
+    With a `key`, only that message is taken back, and only if it is the next to be sent. `dropped` has the items, in
     their order.
     """
 
@@ -463,7 +470,7 @@ class DropWaiting:
                 await context.emit(event)
         if self._key is not None:
             return Answer(session)
-        if left := await inbox.items():  # wishes to cancel, and steering that was delivered
+        if left := await inbox.items():  # requests to cancel, and steering that was delivered
             await inbox.take(session, left[-1].seq)
         return Answer(session)
 
@@ -472,7 +479,7 @@ class DropWaiting:
 
 
 def _refusal(session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:
-    """Return the story of a loop that was rejected before it began."""
+    """Return the events of a loop that was rejected before it began."""
     messages, execution = tuple(messages_in(entry)), session.state.execution
     common: dict[str, Any] = {"loop_id": new_id(), "session_id": session.id, "agent_id": session.state.agent_id}
     said = [MessageEnd(**common, seq=seq, message=message) for seq, message in enumerate(messages, 2)]

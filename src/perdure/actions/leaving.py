@@ -1,4 +1,4 @@
-"""Decisions that are left to a worker: what was decided goes on record, and nothing is run here."""
+"""Decisions that are left to a worker: they are put on record, and nothing is run here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from perdure.protocols import ActionContext, Answer, Entry, Journal
 from perdure.run_journal import HANDED_OVER, entry_of, owner_here
 
 _NO_LEASE = 0.0
-"""The claim has lapsed as soon as it is there: nobody has to give it back, so nobody can die before that."""
+"""The lease of a claim that has lapsed as soon as it exists: no crash can keep it from being given back."""
 
 
 async def left_to_worker(session: AgentSession, context: ActionContext | None, decisions: Decisions) -> Answer:
-    """Put on record that a run continues with these decisions, and leave it to whoever continues killed runs.
+    """Put on record that a run continues with these decisions, and leave the run to a worker or to `recover`.
 
-    It is one commit, which claims the session as a run does: SessionBusy if it is being run, and RunInterrupted if its
-    run waits to be continued already. The same commit says that the run was handed over, so that it counts as no death.
+    One commit claims the session, as a run does. It raises SessionBusy if the session is being run, and RunInterrupted
+    if its run waits to be continued already. The same commit says that the run was handed over, so that it does not
+    count as a run whose process has died.
     """
     journal = require_journal(context, "wait=False")
     start = await _start(session, context, decisions)
@@ -39,7 +40,7 @@ async def _handed_over(journal: Journal, session: AgentSession, entries: Sequenc
         claim, _ = await journal.claim(
             session.id, version=session.version, owner=owner_here(), lease=_NO_LEASE, entries=entries
         )
-    except SessionConflict as conflict:  # nothing is decided yet, so that all may be looked at again
+    except SessionConflict as conflict:  # nothing is decided yet, so the action may be applied again
         raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
     with suppress(PerdureError):  # the store need not remember a claim that has lapsed
         await journal.release(claim, interrupted=True)

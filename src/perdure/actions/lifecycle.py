@@ -1,4 +1,4 @@
-"""Verbs that move a session's status along its table."""
+"""Actions that change a session's status, as far as the table of legal changes allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.protocols import PARKED, ActionContext, ActionResult, Answer
 
 @dataclass(frozen=True, slots=True)
 class SuspendSession:
-    """Pause the session: it takes no messages until it is resumed."""
+    """An action that pauses the session: it takes no messages until it is resumed."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -24,7 +24,7 @@ class SuspendSession:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSession:
-    """Open a suspended, completed or failed session again. One that was parked is parked no more."""
+    """An action that opens a suspended, completed or failed session again. A parked one is not parked any more."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -39,7 +39,7 @@ class ResumeSession:
 
 @dataclass(frozen=True, slots=True)
 class CompleteSession:
-    """Close the session as done. A run that waits for a person ends."""
+    """An action that closes the session as done. A run that waits for a person ends."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -49,7 +49,7 @@ class CompleteSession:
 
 @dataclass(frozen=True, slots=True)
 class FailSession:
-    """Close the session as failed. A run that waits for a person ends."""
+    """An action that closes the session as failed. A run that waits for a person ends."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -59,10 +59,10 @@ class FailSession:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSession:
-    """Hide the session from lists, and the sessions of its sub-agents with it. A run that waits for a person ends.
+    """An action that hides the session and those of its sub-agents from lists. A run that waits for a person ends.
 
-    `RestoreSession` takes it back. Their content stays until `Sessions.erase` or `Sessions.purge` erases it; a store's
-    own `delete` erases only one.
+    `RestoreSession` takes it back. Their content stays until `Sessions.erase` or `Sessions.purge` erases it. A store's
+    own `delete` erases only one session.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class DeleteSession:
 
 async def _hide_children(session: AgentSession, context: ActionContext) -> None:
     children = [info.id for info in await spawned_by(context.store, session.id)]
-    for each in (session.id, *children):  # before any of them is hidden: a session that runs stops all
+    for each in (session.id, *children):  # before any of them is hidden: if one is being run, none is
         if context.journal is not None and await context.journal.is_claimed(each):
             raise SessionBusy(each)
     for each in children:
@@ -84,9 +84,9 @@ async def _hide_children(session: AgentSession, context: ActionContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestoreSession:
-    """Take a deletion back: the session has the status from before it, and so have those of its sub-agents.
+    """An action that takes a deletion back. The session and those of its sub-agents have their earlier status again.
 
-    One whose run waited for a person is active again: that run has ended with the deletion.
+    A session whose run waited for a person is active again, since that run ended with the deletion.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -109,6 +109,7 @@ async def _status_before(session: AgentSession, context: ActionContext | None) -
     """Return the status of the last version that was not deleted."""
     if context is None:
         return SessionStatus.ACTIVE
+    # Versions before the first were forgotten, and cannot be loaded.
     for version in range(session.version - 1, session.info.first_version - 1, -1):
         before = await context.store.load(session.id, version)
         if before is not None and before.status is not SessionStatus.DELETED:

@@ -1,4 +1,4 @@
-"""Verbs that change what is known about a session: metadata, task, tags, name, how long it is kept."""
+"""Actions that change what is known about a session: metadata, task, tags, name, how long it is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.protocols import ActionContext
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Set one key of the session's metadata to any JSON value."""
+    """An action that sets one key of the session's metadata to any JSON value."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTask:
-    """Say what the agent is working on; None takes it away."""
+    """An action that says what the agent is working on. None takes it away."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -51,7 +51,7 @@ class UpdateTask:
 
 
 class TagSession:
-    """Add tags, and take some away."""
+    """An action that adds tags, and takes some away."""
 
     may_be_repeated = True
 
@@ -63,7 +63,7 @@ class TagSession:
 
     @property
     def lifts_hold(self) -> bool:
-        """Tell whether it takes the tag of a legal hold away, which is not for a session's owner to do."""
+        """Return whether it takes the tag of a legal hold away, which a session's owner may not do."""
         return any(map(is_hold, self.remove))
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
@@ -73,7 +73,7 @@ class TagSession:
 
 @dataclass(frozen=True, slots=True)
 class RenameSession:
-    """Give the session a name for people; None takes it away."""
+    """An action that gives the session a name for people. None takes it away."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -88,9 +88,9 @@ class RenameSession:
 
 @dataclass(frozen=True, slots=True)
 class RetainSession:
-    """Give the session a rule of its own about how long it is kept; None takes it away.
+    """An action that gives the session a rule of its own about how long it is kept. None takes it away.
 
-    Retention() keeps it for ever, whatever rules its tags, its owner or all sessions have.
+    `Retention()` keeps it for ever, whatever rules its tags, its owner or all sessions have.
     """
 
     may_be_repeated: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A model that a caller names for a session: changed once everything else that a run needs is known to be there."""
+"""The change of a session's model that a caller asks for, made once all else that a run needs is known to be there."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
 
 ModelFor = Callable[[AgentSession], "ChangeModel | None"]
-"""Returns the change that a caller wants of a session's model before its next run; None if there is none."""
+"""A function that returns the change of model that a session needs before its next run, or None."""
 
 
 async def require_changed(loops: LoopFactory, session: AgentSession, change: ChangeModel) -> None:
-    """Raise ConfigurationError if the model that a session is to be changed to cannot be asked from here."""
+    """Raise ConfigurationError if the model that a session is changed to cannot be asked from here."""
     await loops.require(loops.model_of(session.definition, change.state_of(session.state)))
 
 
 async def begun_with(change: ChangeModel, action: Action, session: AgentSession, context: ActionContext) -> Answer:
-    """Change a session's model, which is a version of its own, then execute an action on what that has made.
+    """Change a session's model, which makes a version of its own, then execute an action on that version.
 
-    Raise ClaimConflict if somebody else has changed the session too: nothing is spent, so that all may begin again.
+    Raise ClaimConflict if somebody else has changed the session too. Nothing is spent then, so all may begin again.
     """
     try:
         await context.execute(session.id, change)

@@ -1,4 +1,4 @@
-"""The model that a run goes on with: the one it was begun with, unless the session was given another since."""
+"""The model that a run continues with: the one it began with, unless the session was given another since."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def require_model(
 
 
 def known_model(loops: LoopFactory, session: AgentSession, recorded: LoopConfigSnapshot | None) -> ModelConfig:
-    """Return the model of a run that is to be ended, which asks it nothing more."""
+    """Return the model of a run that only has to be ended. Nothing more is asked of it."""
     return _kept_or_recorded(loops, session, recorded) or UNASKED
 
 
 async def recorded_config(
     session: AgentSession, context: ActionContext | None, execution_id: str
 ) -> LoopConfigSnapshot | None:
-    """Read the model that a run was begun with, if the session keeps none."""
+    """Return the model that a run began with, from its record, if the session keeps none."""
     if context is None or context.journal is None or session.state.model_for(session.definition) is not None:
         return None
     (*_, run) = await context.journal.runs(session.id, run=execution_id) or (None,)
@@ -50,9 +50,9 @@ async def recorded_config(
 def _kept_or_recorded(
     loops: LoopFactory, session: AgentSession, recorded: LoopConfigSnapshot | None
 ) -> ModelConfig | None:
-    """Return what the session keeps, or else what the run's record names; None if neither names a model.
+    """Return the model that the session keeps, or else the one that the run's record names, or None.
 
-    The record leaves out where the key comes from, so that the factory's model is taken if it is the same one.
+    The record does not say where the API key comes from. So the factory's model is taken if it is the same one.
     """
     kept = session.state.model_for(session.definition)
     if kept is not None or recorded is None:

@@ -1,4 +1,4 @@
-"""The tools that a run needs: those to connect to, and those of calls that it has begun or waited with."""
+"""The tools that a run needs: toolsets to connect to, and the tools of calls that have begun or are pending."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ async def connect_tools(loops: LoopFactory, definition: AgentDefinition, context
         try:
             await work
         except asyncio.CancelledError:
+            # Closing the runtime cancels only the work. If this task is cancelled itself, its caller has asked for it.
             if is_cancelled():
                 raise
             raise ConfigurationError(
@@ -45,7 +46,7 @@ async def require_tools(
     why: str,
     what_to_do: str,
 ) -> None:
-    """Raise ConfigurationError if a call is of a tool that is not here: the model would be told that there is none."""
+    """Raise ConfigurationError if the tool of a call is not here: the model would be told that it does not exist."""
     await connect_tools(loops, session.definition, context)
     known = {tool.name for tool in loops.all_tools(session.definition, depth)}
     known |= {tool.name for tool in session.state.execution.external_tools} if session.state.execution else set()
@@ -58,9 +59,10 @@ async def require_tools(
 def require_tools_of_waiting(
     session: AgentSession, state: AgentState, decisions: Decisions, known: ToolRegistry
 ) -> None:
-    """Raise ConfigurationError if a run is to be continued that has waited with a call of a tool that is not here.
+    """Raise ConfigurationError if the tool of a pending call is not here, where the run is continued.
 
-    The call was approved, or waits on. Without its tool the model would be told that there is none, and not call again.
+    The call was approved, or stays pending. Without its tool the model would be told that the tool does not exist, and
+    would not call it again.
     """
     step = state.execution.current_step if state.execution else None
     unsettled = {call.id for call in step.calls_without_outcome} if step else set()

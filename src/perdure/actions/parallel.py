@@ -66,14 +66,15 @@ if TYPE_CHECKING:
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
+# After these errors the branches wait for recovery. After any other, the group is ended on record.
 _STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord, KeyUnavailable)
 
 
 class SendParallel:
-    """Send a message to several configurations of the agent at once, and keep the answer that a strategy selects.
+    """An action that sends a message to several configurations of the agent at once. A strategy selects the answer.
 
-    A config is a model, or a definition that stands in for the session's. Every branch is on record in a log of its
-    own; those that were not selected stay there, to be read and forked from.
+    A config is a model, or a definition in place of the session's. Every branch is on record in a log of its own. The
+    branches that were not selected stay there, to be read and forked from.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class SendParallel:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:
             raise not_active(session)
-        for config in self._configs:  # each raises if there is none to ask
+        for config in self._configs:  # each raises if its model cannot be asked
             model = self._loops.model_of(config, session.state) if isinstance(config, AgentDefinition) else config
             await self._loops.require_known(model)
         await _connect_tools(self._loops, session, self._configs, context)
@@ -128,7 +129,7 @@ async def resume_group(
     written: Mapping[str, tuple[Message, StoredAt]],
     work: ClaimedWork,
 ) -> AgentSession | Next:
-    """Continue an evaluation that was killed: ended branches stand, the others continue, then one is selected."""
+    """Continue an evaluation that was killed. Ended branches are kept, the others continue, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(config_of(each) for each in start.configs)
     await _connect_tools(loops, session, configs, context)
@@ -144,7 +145,7 @@ async def resume_group(
 async def _connect_tools(
     loops: LoopFactory, session: AgentSession, configs: Sequence[Config], context: ActionContext | None
 ) -> None:
-    """Connect before the group begins: one that cannot would be ended on record, and not wait for a better time."""
+    """Connect to toolsets before the group begins: a failure later would end the group on record."""
     for config in configs:
         definition = config if isinstance(config, AgentDefinition) else session.definition
         await connect_tools(loops, definition, context)
@@ -156,7 +157,7 @@ def _plain_config(config: Config) -> Mapping[str, Any]:
 
 
 def config_of(plain: Any) -> Config:
-    """Return a configuration from what the start of an evaluation has put on record."""
+    """Return a configuration from its form on record, in the start of an evaluation."""
     if "definition" in plain:
         return codec.convert(AgentDefinition, plain["definition"])
     return codec.convert(ModelConfig, plain["model"])
@@ -166,7 +167,7 @@ def configured(session: AgentSession, config: Config) -> tuple[AgentDefinition, 
     """Return the definition and the state that a branch begins with."""
     state = session.state
     if isinstance(config, AgentDefinition):
-        # What the definition names goes before the session's own choice, which is for the session's definition.
+        # The model that the definition names comes first: the session's own choice was for its own definition.
         named = config.model_config or state.model
         return config, state.with_system_prompt(config.system_prompt).with_model(named)
     return session.definition, state.with_model(config)
@@ -213,7 +214,7 @@ class Group:
         self._depth = 0
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
-        """A branch that has not begun; or, with the events of its story so far, one that goes on."""
+        """Return a branch that has not begun, or, with the events of its story so far, one to continue."""
         definition, state = configured(self._session, self._configs[index])
         asked = {message.id for message in self._messages}
         tells_input = any(isinstance(event, MessageEnd) and event.message.id in asked for event in story)
@@ -252,7 +253,7 @@ class Group:
         return self._branches[index] if self._branches else Unrecorded()
 
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
-        """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""
+        """Return a branch's loop. It waits for no person: the others would wait with it, and their claim would end."""
         setup = self._loops.build(definition, replay.state, depth=self._depth).setup
         nobody = RefuseApprovals(setup.tools, replay.decisions.unknown, WHERE)
         return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
@@ -276,7 +277,7 @@ class Group:
         }
 
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession | Next:
-        """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
+        """Run the branches, or continue those of a group that was killed. The session continues from one of them."""
         self.caller = await self.caller.known_to(self._loops, self._session)
         telemetry = self._loops.telemetry
         if telemetry is None:
@@ -289,7 +290,7 @@ class Group:
 
     async def _evaluated(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> AgentSession | Next:
         try:
-            await self._work.open_inbox()  # a wish to cancel ends all branches; messages wait until one is selected
+            await self._work.open_inbox()  # a request to cancel ends all branches; messages wait for the selection
             await self._work.carry_out(self._compare(stories))
             if self._is_interrupted:
                 raise self._work.interrupted_by_closing()
@@ -299,6 +300,7 @@ class Group:
             await finish_despite_cancel(self._settle())
             raise
         except BaseException:
+            # A group that was interrupted waits for recovery. Any other failure ends it on record, for good.
             await finish_despite_cancel(self._settle() if self._is_interrupted else self._give_up())
             raise
         state = self._continued(self._runs[selection.index].state).with_spent(self._beside(selection))
@@ -306,13 +308,13 @@ class Group:
         return self._work.next(after if self._titling is None else self._titling.named(after))
 
     def _beside(self, selection: Selection) -> Usage:
-        """Return what was used beside the selected branch: by the others that have begun, and by those who judged."""
+        """Return the usage besides the selected branch's: of the others that have begun, and of those that judged."""
         others = (each for each in map(self._ended, range(len(self._runs))) if each.index != selection.index)
         return sum((each.state.usage for each in others if each.has_begun), start=selection.usage)
 
     @property
     def _is_interrupted(self) -> bool:
-        """Tell whether the branches are to be left for recovery: the store failed, or the runtime is being closed."""
+        """Return whether the branches are left for recovery: the store failed, or the runtime is being closed."""
         is_closing = self._context is not None and self._context.is_closing
         return self._has_store_failed or (self._selection is None and is_closing)
 
@@ -327,7 +329,10 @@ class Group:
             await self._titling.ask(self._runs[self._selection.index].state)
 
     async def _left_off(self) -> Selection:
-        """Where a group that was cancelled through the inbox leaves the session: at a branch as it was stopped."""
+        """Return the branch from which a session continues if its group was cancelled through the inbox.
+
+        It is one that was stopped, or else one that has answered, or else any that has begun.
+        """
         await self._flush()
         begun = [each for each in map(self._ended, range(len(self._runs))) if each.has_begun]
         stopped = [each for each in begun if each.state.stop_reason is StopReason.USER_REQUESTED]
@@ -338,7 +343,7 @@ class Group:
         return Selection(candidates[0].index, self._judged)
 
     def _continued(self, state: AgentState) -> AgentState:
-        """The state of the selected branch, as the session's own model and prompt go on with it."""
+        """Return the state of the selected branch, with the session's own model and prompt."""
         prompt = self._session.state.context.system_prompt
         return state.with_model(self._session.state.model).with_system_prompt(prompt)
 
@@ -357,7 +362,7 @@ class Group:
         }
 
     async def _start(self, announce: bool) -> None:
-        """Claim the session; announce the branches and write what they answer, before any of them begins."""
+        """Claim the session, announce the branches and write what they answer, before any of them begins."""
         start = None
         if announce:
             start = ParallelLoopStart(
@@ -379,7 +384,8 @@ class Group:
             await self._context.emit(start)
 
     async def _run(self) -> None:
-        """Run all branches, none taking another down. They are finished in the order in which they ended."""
+        """Run all branches. One that fails does not stop the others. They are noted in the order in which they end."""
+        # Branches that ended before a crash come first, by their times on record: the order may decide the selection.
         in_order = sorted(self._over, key=lambda index: (self._over[index], index))
         self._finished += map(self._ended, in_order)
         open_ones = [index for index in range(len(self._runs)) if index not in self._over]
@@ -399,13 +405,13 @@ class Group:
         await self._flush()
 
     def _when_ended(self, index: int) -> tuple[bool, datetime | None, int]:
-        """Return what branches that a busy loop sees end together are ordered by: as those that are resumed."""
+        """Return the sort key of branches that a busy event loop sees end together: their end times, as on record."""
         execution = self._runs[index].state.execution
         ended = execution.completed_at if execution else None
         return ended is None, ended, index
 
     async def _to_the_end(self, index: int) -> None:
-        """Take every step of a branch. Its end is on record before another's can be: the order may decide."""
+        """Run every step of a branch, and put its end on record at once: the order of ends may decide the selection."""
         run = self._runs[index]
         trace = run.start.trace
         with nullcontext() if trace is None else trace.about(run):
@@ -419,7 +425,7 @@ class Group:
             await record.barrier()
 
     async def _settle(self) -> None:
-        """Write what can be written of every branch before the group is left, and what a failed store has not taken."""
+        """Write what can still be written of every branch before the group is left, writes that failed included."""
         for record in self._branches:
             with suppress(PerdureError):
                 await record.settle()
@@ -436,14 +442,14 @@ class Group:
         return selection if selection.usage != Usage() else replace(selection, usage=self._judged)
 
     def _metered_driver_of(self, model: ModelConfig) -> Driver:
-        """Return the driver of a model that judges. What it uses is charged when its answer comes, whatever follows."""
+        """Return the driver of a model that judges. Its usage is charged when its answer comes, whatever follows."""
         return Metered(self._loops.traced(self._loops.driver_of(model)), self._charge)
 
     def _charge(self, usage: Usage) -> None:
         self._judged = self._judged + usage
 
     async def _end(self, selection: Selection) -> None:
-        """Tell which branch was selected; the save carries it."""
+        """Tell which branch was selected. The save puts it on record."""
         await self._tell(
             ParallelLoopEnd(
                 **self._facts(),
@@ -454,13 +460,14 @@ class Group:
         )
 
     async def _give_up(self) -> None:
-        """No branch was selected. It is put on record, so that nobody takes the group for one that was killed."""
+        """Put on record that no branch was selected, so that the group is not taken for one that was killed."""
         record = self._record
         if record is None or record.claim is None or self._context is None:
             return
         await self._settle()
         end = ParallelLoopEnd(**self._facts(), evaluation_usage=self._judged)
         record.put(end)
+        # Or `leave` would drop the end, since no save follows, and recovery would run the branches again.
         record.ends_anyway = True
         await record.leave()
         await self._context.emit(end)
@@ -473,4 +480,5 @@ def _has_answer(branch: Branch) -> bool:
 async def _stop(*tasks: asyncio.Future[None]) -> None:
     for task in tasks:
         task.cancel()
+    # What the tasks raise now is dropped: they were told to stop.
     await asyncio.gather(*tasks, return_exceptions=True)

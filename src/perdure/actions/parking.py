@@ -1,4 +1,4 @@
-"""Sessions whose runs take their processes down with them: they are closed until an operator opens them again."""
+"""Parking: a session whose runs take their processes down with them is closed until an operator opens it again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perdure.run_journal import HANDED_OVER
 from perdure.runtime.record_reader import last_of_run
 
 _LOOKED_AT = 64
-"""How many entries at the end of a record are looked at for the reason. Few come behind it: the session is closed."""
+"""The number of entries at the end of a record that are searched for the reason. Few follow it in a closed session."""
 _PROGRESS = frozenset({"tool_execution_end", "turn_end"})
 
 
 async def deaths(journal: Journal, session_id: str) -> int:
-    """Return how often a run that is to be continued has died with its process since it got any further.
+    """Return how often the run to continue has died with its process since it last made progress.
 
     It has died at least once, unless it was handed over: then its process had time to say so.
     """
@@ -35,6 +35,7 @@ async def deaths(journal: Journal, session_id: str) -> int:
     died, is_alive = 0, False
     for entry in await journal.read(session_id, after=first[0].seq - 1):
         if entry.kind == "agent_start" and entry.run == newest.run:
+            # Another start while the run counts as alive: the process of the one before has died.
             died, is_alive = died + is_alive, True
         elif entry.kind in _PROGRESS:
             died = 0
@@ -45,9 +46,9 @@ async def deaths(journal: Journal, session_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ParkSession:
-    """End the run that was killed where it stands, and close the session until somebody opens it again.
+    """An action that ends a killed run where it is, and closes the session until somebody opens it again.
 
-    What waits in its inbox stays there. Why it is closed is on record.
+    What waits in its inbox stays there. The reason is put on record.
     """
 
     ends_interruption: ClassVar[bool] = True
@@ -58,10 +59,11 @@ class ParkSession:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         failure = ErrorRecord("RunParked", f"{self.reason} ({_times(self.tries)}), so its session was parked")
+        # `alone`: what waits in the inbox must not be sent from here, where it may take the process down too.
         ended = ResumeExecution(self.loops, give_up=True, failure=failure, alone=True)
         made = await ended.execute_on(session, context)
         why = Parked(self.reason, self.tries, now().isoformat())
-        if not isinstance(made, Next):  # another has recovered it
+        if not isinstance(made, Next):  # another process has recovered it
             return made
         entry = Entry(PARKED, msgspec.to_builtins(why))
         saving = None if made.saving is None else replace(made.saving, entries=(*made.saving.entries, entry))
@@ -78,7 +80,7 @@ def _closed(session: AgentSession) -> AgentSession:
 
 
 async def why_parked(journal: Journal, session_id: str) -> Parked | None:
-    """Return why a session is parked, as its record says; None if it says nothing of it."""
+    """Return why a session is parked, or None if its record does not say."""
     newest = await journal.read(session_id, last=_LOOKED_AT)
     found = next((entry for entry in reversed(newest) if entry.kind == PARKED), None)
     return None if found is None else msgspec.convert(found.body, Parked)
@@ -86,7 +88,7 @@ async def why_parked(journal: Journal, session_id: str) -> Parked | None:
 
 @dataclass(frozen=True, slots=True)
 class UnparkSession:
-    """Open a session that is parked. What waits in its inbox is sent next."""
+    """An action that opens a session that is parked. What waits in its inbox is sent next."""
 
     may_be_repeated: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Going on with runs that were killed: from the record, without calling a model or a completed tool again."""
+"""Recovery: killed runs are continued from the record, without repeating a model call or a completed tool call."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ from perdure.runtime.record_reader import last_of_run
 
 
 class ResumeExecution:
-    """Continue the run that was under way when its process was killed; a session without one is left as it is.
+    """An action that continues the run that was under way when its process was killed. Without one, nothing changes.
 
-    With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled,
-    or as failed if a `failure` is given.
-    What waits in the inbox is sent next, unless the run is to be continued `alone`.
+    With `give_up` the run is ended where it is instead. What was said until then is kept, and the run counts as
+    cancelled, or as failed if a `failure` is given. What waits in the inbox is sent next, unless the run is continued
+    `alone`.
     """
 
     ends_interruption = True
@@ -84,7 +84,7 @@ class ResumeExecution:
         self._failure = failure
         self._alone = alone
         self.has_found_one = False
-        """Whether there was a run to be continued."""
+        """True if there was a run to continue."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "ResumeExecution")
@@ -96,7 +96,8 @@ class ResumeExecution:
         then = None if self._alone else waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, takes_over=True, then=then)
         assert work.record is not None
-        # The claim comes first: what is read before it may be old by the time another's run has been killed too.
+        # The claim comes first. Before it, another process may continue the run and be killed too. What was read
+        # before that would be old, and calls that are on record by now would be made again.
         await work.record.barrier()
         session = await _as_redacted(session, context, journal)
         return await self._resumed(session, context, journal, work, work.record)
@@ -111,6 +112,7 @@ class ResumeExecution:
     ) -> ActionResult:
         story, is_whole = await _unsaved_story(journal, session)
         if not story:
+            # The record names no run to recover, so the claim is given back without a trace of one.
             record.is_unfinished = False
             return Answer(session)
         self.has_found_one = True
@@ -140,6 +142,7 @@ class ResumeExecution:
             lost=await _lost_answer(journal, session, events[0].loop_id),
         )
         spawn = Spawner(session, context, self._loops, replay.decisions)
+        # A decision that was left to a worker has saved nothing: the session is suspended with its calls until now.
         active = session.activated() if is_waiting(session) else session
         return await run_agent(active, replay.state, self._loops, context, options, spawn)
 
@@ -173,7 +176,7 @@ class ResumeExecution:
         )
 
     async def _require_tools(self, session: AgentSession, context: ActionContext, replay: Replay, depth: int) -> None:
-        """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
+        """Raise ConfigurationError if the tool of a call that was begun is not here: it may have taken effect."""
         step = replay.state.execution.current_step if replay.state.execution else None
         begun = [call for call in step.tool_calls if call.id in replay.decisions.unknown] if step else []
         await require_tools(
@@ -188,9 +191,9 @@ class ResumeExecution:
 
 
 async def _as_redacted(session: AgentSession, context: ActionContext, journal: Journal) -> AgentSession:
-    """Return the session as it is in the store, if something was redacted since its run was killed.
+    """Return the session as it is in the store now, if something was redacted since its run was killed.
 
-    That moves no version of such a session, so that the claim cannot tell whether it was loaded before.
+    A redaction does not move the version of such a session. So the claim cannot tell whether it was loaded before.
     """
     newest = await last_of_run(journal, session.id)
     since = () if newest is None else await journal.read(session.id, after=newest.seq)
@@ -200,23 +203,23 @@ async def _as_redacted(session: AgentSession, context: ActionContext, journal: J
 
 
 def _may_end_alone(session: AgentSession) -> bool:
-    """Tell whether a run may end on record though its session cannot be saved.
+    """Tell whether a run may end on record even if its session cannot be saved.
 
-    A version that shows calls to decide about must not outlive their run. A sub-agent that has come to no version would
-    be begun again by its caller, with all that it has done.
+    A version that shows pending calls must not outlive their run. A sub-agent whose result was not saved would be begun
+    again by its caller, and repeat all that it has done.
     """
     return not is_waiting(session) and session.info.spawn_ref is None
 
 
 async def _began_as(session: AgentSession, start: AnyLoopEvent, context: ActionContext) -> AgentSession:
-    """Return the session as a run found it: without the run that it was begun in place of, if there was one."""
+    """Return the session as a run found it: without the run that it replaces, if it replaces one."""
     if not isinstance(start, AgentStart) or start.takes_back is None:
         return session
     return await without_run(session, start.takes_back, context)
 
 
 async def _lost_answer(journal: Journal, session: AgentSession, run: str) -> LostAnswer | None:
-    """Return what was being said when a run was killed, as far as it was kept."""
+    """Return what was kept of the answer that was being written when a run was killed, or None."""
     if not is_sketchbook(journal):
         return None
     found = (await journal.progress(session.id)).sketches
@@ -225,7 +228,7 @@ async def _lost_answer(journal: Journal, session: AgentSession, run: str) -> Los
 
 
 def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
-    """End a group of which no branch is to be selected; the session stays as it is."""
+    """Return the end of a group of which no branch is selected. The session stays as it is."""
     return ParallelLoopEnd(
         loop_id=start.loop_id,
         session_id=start.session_id,
@@ -236,7 +239,7 @@ def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
 
 
 def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
-    """Return what a run answers if nothing on record shows that input filters have let it pass.
+    """Return the messages that a run answers, if nothing on record shows that input filters have let them pass.
 
     Later starts are those of recoveries that were killed before the filters had answered.
     """
@@ -252,26 +255,27 @@ def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
 def _is_lost_answer(event: AnyLoopEvent) -> bool:
     if not isinstance(event, MessageEnd) or not event.message.is_superseded:
         return False
-    return event.message.metadata.get("execution_id") == event.loop_id  # and was not copied from elsewhere
+    return event.message.metadata.get("execution_id") == event.loop_id  # or it was copied from another run
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:
-    """Return what the first start of a run says of the request that it answers: its key, or its delivery id."""
+    """Return a fact about the request that a run answers, such as its key, from the first start that has it."""
     facts = (getattr(event, name) for event in events if isinstance(event, AgentStart))
     found = next((fact for fact in facts if fact is not None), None)
     return Key(*found) if isinstance(found, tuple) else found
 
 
 def _unspent(decisions: Decisions) -> Decisions:
-    """Decisions without the approvals of calls that were started: to make these again was not approved."""
+    """Return decisions without the approvals of calls that were started: making them again was not approved."""
     approved = {call: digest for call, digest in decisions.approved.items() if call not in decisions.unknown}
     return msgspec.structs.replace(decisions, approved=approved)
 
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Sequence[JournalEntry], bool]:
-    """Return what was told of the last run, or group of runs, since this version, if it was not saved.
+    """Return the entries of the last run, or group of runs, since this version, if it was not saved.
 
-    The second value tells whether that is all of it: a run that waited for a person began before this version.
+    The second value tells whether these are all of its entries: a run that waited for a person began before this
+    version.
     """
     newest = await last_of_run(journal, session.id)
     if newest is None or newest.kind == "parallel_loop_end":
@@ -291,10 +295,14 @@ async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Seque
 
 
 async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:
-    """What was told of a parallel group, from its announcement on: right before the first of its branches began."""
+    """Return the entries of a parallel group, from its announcement on, if the group was not saved.
+
+    The announcement comes right before the first of its branches begins.
+    """
     firsts = [run.first.seq for loop in group for run in await journal.runs(session.id, run=loop)]
     place = min(firsts) - 1
     entries = await journal.read(session.id, after=place - 1)
+    # Between the two, a redaction or an adapter may have put an entry of its own on record.
     while not tells_of_run(entries[0]):
         place -= 1
         entries = await journal.read(session.id, after=place - 1)
@@ -305,7 +313,7 @@ async def _group_story(journal: Journal, session: AgentSession, group: Sequence[
 async def _unsaved_messages(
     journal: Journal, session: AgentSession, story: Sequence[JournalEntry]
 ) -> dict[str, tuple[Message, StoredAt]]:
-    """The messages that stand in the session's log behind all that its version names, and in its branches' logs."""
+    """Return the messages in the session's log behind all that its version names, and those in its branches' logs."""
     log, end = await journal.log_of(session.id)
     spans = every_span(session.state.transcript.pieces)
     start = max((span.stop for span in spans if span.tape.ref == log), default=0)
@@ -319,8 +327,9 @@ async def _unsaved_messages(
 
 
 async def _messages_at(journal: Journal, log: LogRef, start: int, end: int) -> dict[str, tuple[Message, StoredAt]]:
-    """Return what a log has there. If the session has forgotten something of it, that was before the run began."""
+    """Return the messages of a stretch of a log, by their ids. Forgotten ones are older than the run, and left out."""
     messages: Sequence[Message] = ()
+    # A read that meets a forgotten message raises. The first one that is left is found by halving the stretch.
     first, looked_at = end, start
     while start < first:
         try:
@@ -348,26 +357,26 @@ def _events(
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What became of the runs that had been killed."""
+    """The outcome of a recovery of killed runs."""
 
     resumed: tuple[SessionId, ...] = ()
     suspended: tuple[SessionId, ...] = ()
     """Resumed, and now waiting for a person."""
     busy: tuple[SessionId, ...] = ()
-    """Somebody else was quicker."""
+    """Conflicts: somebody else runs these sessions by now, or has changed them meanwhile."""
     failed: tuple[tuple[SessionId, str], ...] = ()
     errors: tuple[PerdureError, ...] = ()
-    """What was raised by those that failed, in the same order."""
+    """The errors of those that failed, in the same order."""
 
     @classmethod
     def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
-        """Several reports as one."""
+        """Return several reports as one."""
         columns = zip(*map(msgspec.structs.astuple, reports), strict=True)
         return cls(*(sum(column, start=()) for column in columns))
 
 
 async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
-    """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
+    """Resume every run whose claim has lapsed, or only that of one session. One that fails does not stop the others."""
     journal = expect_method(runtime, "execute", "$.runtime").journal
     require_loops(loops)
     if journal is None:
@@ -395,5 +404,5 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
 
 
 def _children_first(wanted: Sequence[SessionId]) -> Sequence[SessionId]:
-    """Newest first: a child is younger than its parent, which then finds it at its end."""
+    """Return the sessions newest first: a child is younger than its parent, which then finds the child's run ended."""
     return tuple(reversed(wanted))

@@ -1,4 +1,4 @@
-"""Send the last message again, in place of what its run came to."""
+"""Send the last message again, in place of the run that answered it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from perdure.protocols import ActionContext, ActionResult, Journal, JournalEntry
 
 
 class RetryLastRun:
-    """Send the last message that is shown again. What its run was asked and has said leaves the view in one commit
-    with the new answer; log, record and history keep it.
+    """An action that sends the last message that is shown again.
 
-    The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had one.
-    Without an `output`, external tools, instructions or model options, it has those of the run.
+    What its run was asked and has said leaves the view in one commit with the new answer. Log, record and history keep
+    it. The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had
+    one. Without an `output`, external tools, instructions or model options, it has those of the run.
     """
 
     def __init__(self, loops: LoopFactory, **options: Any) -> None:
@@ -32,7 +32,7 @@ class RetryLastRun:
         self._options = options
         SendMessage("a message", loops, **options)  # which refuses what is wrong with the options
         self.sent: SendMessage | None = None
-        """What was sent, once it is known."""
+        """The action that sends the message, once it is known."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "RetryLastRun")
@@ -45,17 +45,17 @@ class RetryLastRun:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a run was asked, as new messages, and how."""
+    """The messages that a run was asked, as new messages, and the terms of the run."""
 
     loop_id: str
     messages: tuple[Message, ...]
     key: Key | None
     terms: Mapping[str, Any]
-    """The form of answer, the tools and the instructions that the run alone had."""
+    """The form of answer, the tools, the instructions and the model options that the run alone had."""
 
 
 async def _asked_last(session: AgentSession, journal: Journal, context: ActionContext | None) -> Asked:
-    """Return what the last run that is shown was asked. Raise InvalidData if there is none."""
+    """Return what the last shown run was asked. Raise InvalidData if no run is shown."""
     # Not the newest on record: that may be a compaction, which has answered nobody.
     loop_id = await parent_of(session, context)
     runs = [] if loop_id is None else await journal.runs(session.id, run=loop_id)

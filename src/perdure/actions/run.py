@@ -1,4 +1,4 @@
-"""Between a session and a loop: claims the session, runs the agent on it, and hands the result over to be saved."""
+"""The link between a session and a loop: claim the session, run the agent on it, and return the result to be saved."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What the record holds of a run that is to be continued."""
+    """The part of a run's record that is needed to continue the run."""
 
     told: ResumePoint = ResumePoint()
     key: Key | None = None
@@ -52,7 +52,7 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """What a run is started with, beside the session's state."""
+    """The options that a run is started with, besides the session's state."""
 
     inputs: Sequence[Message] = ()
     decisions: Decisions = Decisions()
@@ -66,32 +66,32 @@ class RunOptions(msgspec.Struct, frozen=True):
     work: ClaimedWork | None = None
     """The work on a run that was killed, whose claim is held already."""
     past: Past | None = None
-    """What the record holds of that run, if it has been read already."""
+    """The past of a run that is continued, if it has been read already."""
     then: Sequel | None = None
-    """What follows once the session is free."""
+    """The sequel that is carried out once the session is free."""
     give_up: bool = False
-    """Whether the run is to be ended where it stands."""
+    """True if the run is only ended, where it is."""
     failure: ErrorRecord | None = None
-    """The error that a run which is given up is ended with; without one it counts as cancelled."""
+    """The error with which a run that is given up ends. Without one it counts as cancelled."""
     metadata: Mapping[str, Any] = EMPTY
-    """What the caller says of the run, for its record."""
+    """The caller's data about the run, for its record."""
     caller: Caller = NOBODY
     lost: LostAnswer | None = None
-    """What the model was saying when the run was killed."""
+    """The part of an answer that the model had written when the run was killed."""
     model: ModelConfig | None = None
-    """The model of a run that is continued; a new one asks the session's."""
+    """The model of a run that is continued. A new run asks the session's."""
     takes_back: str | None = None
-    """The loop that the run is begun in place of."""
+    """The loop that the run replaces."""
     began_as: AgentSession | None = None
     """The session without that loop, as the run finds it."""
     form: Form | None = None
-    """The form of answer that a new run alone is asked for; one that is continued has it on record."""
+    """The form of answer of a new run alone. A run that is continued has it on record."""
     external_tools: tuple[ExternalToolSpec, ...] = ()
-    """Tools that a new run alone may call; one that is continued has them on record."""
+    """Tools that a new run alone may call. A run that is continued has them on record."""
     instructions: str | None = None
-    """Instructions for a new run alone; one that is continued has them on record."""
+    """Instructions for a new run alone. A run that is continued has them on record."""
     model_options: ModelOptions | None = None
-    """How a new run alone asks the model; one that is continued has it on record."""
+    """Options with which a new run alone asks the model. A run that is continued has them on record."""
 
 
 async def run_agent(
@@ -102,9 +102,9 @@ async def run_agent(
     options: RunOptions,
     spawn: Spawn | None = None,
 ) -> AgentSession | Next:
-    """Run a state of a session to the end of its execution. Return the session with what the run has made of it.
+    """Run a state of a session to the end of its execution. Return the session with the result.
 
-    A run that was cancelled raises Interrupted with that, once it has come to its end.
+    Raise Interrupted with the same if the run was cancelled and has ended in good order.
     """
     past = options.past or await past_of(session, state, context)
     loop, caller = await ready_to_run(session, state, loops, context, replace(options, past=past))
@@ -124,6 +124,7 @@ async def run_agent(
             "context_data": caller.data,
             "metadata": options.metadata,
             "takes_back": options.takes_back,
+            # A run that is recovered has told this, and how it continues, in its first start.
             "answers": () if options.work else _answers_below(state, options.decisions),
             **await continuation_of(options.began_as or session, () if options.work else options.inputs, context),
         },
@@ -171,7 +172,7 @@ def _begun_trace(
 async def ready_to_run(
     session: AgentSession, state: AgentState, loops: LoopFactory, context: ActionContext | None, options: RunOptions
 ) -> tuple[AgentLoop, Caller]:
-    """Return what a run needs. Raise ConfigurationError, before anything is changed, if a part of it is missing."""
+    """Return a run's loop and caller. Raise ConfigurationError, before anything changes, if something is missing."""
     definition = _definition_for(session, options)
     if loops.needs_toolsets(definition):
         from perdure.actions.needed_tools import connect_tools  # few runs have such tools
@@ -186,27 +187,30 @@ async def ready_to_run(
     if not options.give_up:
         caller.require_for(loop.setup.tools, session.id)
         if session.state.execution is not None and session.state.execution.pending_calls:
-            from perdure.actions.needed_tools import require_tools_of_waiting
+            from perdure.actions.needed_tools import require_tools_of_waiting  # few runs have waited for a person
 
             require_tools_of_waiting(session, state, options.decisions, loop.setup.tools)
     return loop, caller
 
 
 def _answers_below(state: AgentState, decisions: Decisions) -> tuple[CallAnswer, ...]:
-    """Return the answers to sub-agents' calls. Those to the run's own go on record as results, in the same commit."""
+    """Return the answers to sub-agents' calls.
+
+    Answers to the run's own calls are put on record as results, in the same commit.
+    """
     step = state.execution.current_step if state.execution else None
     own = {call.id for call in step.tool_calls} if step else set()
     return tuple(answer for call, answer in decisions.answers.items() if call not in own)
 
 
 def _external_tools_of(state: AgentState) -> tuple[ExternalToolSpec, ...]:
-    """Return the tools that a run which is to be continued has brought."""
+    """Return the external tools of the run that is continued. A new run has none yet."""
     is_continued = state.execution is not None and state.status is ExecutionStatus.IN_PROGRESS
     return state.execution.external_tools if is_continued and state.execution is not None else ()
 
 
 async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:
-    """Return who asked for a run. What was left for its tools is on record, where the caller itself is gone."""
+    """Return the caller of a run. If the caller is gone, the data that it left for tools is on record."""
     caller = options.caller
     if caller.data is None and past.context_data is not None:
         caller = replace(caller, data=past.context_data)
@@ -214,21 +218,21 @@ async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOpti
 
 
 def reader_of_files(session_id: str, context: ActionContext | None) -> ReadFiles | None:
-    """Return what reads the images and files of a session; None if its store keeps none apart."""
+    """Return a function that reads the images and files of a session, or None if its store keeps none apart."""
     if context is None or not keeps_files(context.store):
         return None
     return partial(context.store.attachments, session_id)
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
-    """What the run is made of; one that is only to be ended needs no tools, and no answer in a form."""
+    """Return the definition of a run. A run that is only ended needs no tools, and no answer in a form."""
     if not options.give_up:
         return session.definition
     return replace(session.definition, tools=(), tools_deny=(), capabilities=(), output=None)
 
 
 async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:
-    """Read how far the record has come of a run that is to be continued, and the key of the request it answers."""
+    """Return how far the record of the run to continue has come, and the key of the request that the run answers."""
     if context is None or context.journal is None or state.execution is None:
         return Past()
     if state.status is not ExecutionStatus.IN_PROGRESS:
@@ -254,7 +258,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
 
 
 def titling_of(session: AgentSession, loops: LoopFactory) -> Titling | None:
-    """Return what asks for a title of a session that has none; None if nobody makes titles here."""
+    """Return what asks for a session's title, or None if this connection makes no titles."""
     if loops.title is None:
         return None
     from perdure.actions.titles import Titling  # few connections make them
@@ -269,7 +273,7 @@ def _after(session: AgentSession, run: Run, titling: Titling | None) -> AgentSes
 
 
 def _shown(before: AgentState, run: Run) -> AgentState:
-    """The state after a run. Input that filters did not accept is not shown: the view is the one it began with."""
+    """Return the state after a run. Input that filters refused is not shown: the view is the one that the run found."""
     signals = run.state.execution.continuation.stop_signals if run.state.execution else ()
     if run.is_input_accepted and rejection_in(signals) is None:
         return run.state
@@ -279,11 +283,11 @@ def _shown(before: AgentState, run: Run) -> AgentState:
 async def _carry_through(
     run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions, titling: Titling | None
 ) -> None:
-    """Take every step of a run, or the last one."""
+    """Take every step of a run, or only end it."""
     if context is not None:
         run.is_interrupted = lambda: context.is_closing
     if options.give_up:
-        await work.open_inbox(answers=options.posted)  # the item that it has answered is dealt with
+        await work.open_inbox(answers=options.posted)  # so that the save takes the item that the run has answered
         await run.give_up(options.failure)
         return
     await work.open_inbox(run, answers=options.posted)
@@ -298,15 +302,16 @@ async def _all_steps(run: Run, titling: Titling | None) -> None:
             async for _ in steps:
                 pass
     except asyncio.CancelledError:
+        # The run ends in good order first, so that what was said until now is saved.
         await run.end_cancelled()
         raise
     if titling is not None:
-        # Here, where the claim is looked after, and a wish to cancel ends the wait and not the run.
+        # Here, while the claim is kept alive. The run has ended, so a request to cancel ends only this wait.
         await titling.ask(run.state)
 
 
 def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what a caller says of a run, as it will be stored. Raise if it is not JSON, or names a secret."""
+    """Return a caller's data about a run, as it will be stored. Raise if it is not JSON, or names a secret."""
     if given is None:
         return EMPTY
     if not isinstance(given, Mapping):

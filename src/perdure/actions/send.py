@@ -60,18 +60,20 @@ _SPEC = ("name", "description", "parameters")
 
 
 class SendMessage:
-    """Append what a user says, run the agent, and keep what comes of it.
+    """An action that appends a user's message, runs the agent, and keeps the answer.
 
-    `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
-    session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
-    `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
-    `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
+    `key` makes a repeated request return the result of the first one. `when_busy` is for a session that is being run.
+    "raise" raises an error at once. "steer" delivers the message to the run between two steps. "queue" sends it when
+    the run ends.
+    `metadata` is put on the record of the run. `context` is what tools find in `ToolContext.context`. It is never
+    stored. `context_data` is JSON that is stored with the run. Where the caller is gone, `connect(context=…)` makes a
+    context of it.
     `output`, a type or a JSON schema, is the form of this answer alone. `external_tools` are tools that this run alone
-    may call, and that are called outside. `instructions` are what it alone is told, behind the system prompt.
+    may call, and that are called outside. `instructions` are given to this run alone, behind the system prompt.
     `model_options` say how it alone asks the model.
-    `model_for` returns the `ChangeModel` that a session needs first, or None: it is executed once nothing else is in
-    the way of the run.
-    Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
+    `model_for` returns the `ChangeModel` that a session needs first, or None. It is executed once nothing else
+    prevents the run.
+    Messages of other roles than `user` are refused unless `any_role` is set. `InjectMessage` accepts them all.
     """
 
     def __init__(
@@ -126,9 +128,9 @@ class SendMessage:
         self._model_for = model_for
         self._takes_back: str | None = None
         self._has_taken_over = False
-        """Whether its key is that of the run that it is sent in place of."""
+        """True if its key is that of the run that it replaces."""
         self.was_left = False
-        """Whether the messages were left in the inbox: what the session says is not an answer to them."""
+        """True if the messages were left in the inbox: what the session says is not an answer to them."""
         self.left_as: JournalEntry | None = None
         """The item of the inbox in which they wait for a run of their own."""
 
@@ -146,7 +148,7 @@ class SendMessage:
 
     @property
     def key(self) -> Key | None:
-        """The key that the caller has given; not one that was taken over."""
+        """The key that the caller has given, never one that was taken over."""
         return None if self._has_taken_over else self._key
 
     @property
@@ -154,7 +156,7 @@ class SendMessage:
         return self._may_be_left == QUEUE
 
     def in_place_of(self, loop_id: str, key: Key | None) -> Self:
-        """Send the messages in place of a run, which leaves the view in the same commit.
+        """Have the messages replace a run, which leaves the view in the same commit. Return this action.
 
         Without a key of their own they take over that of the run.
         """
@@ -186,7 +188,7 @@ class SendMessage:
             raise not_active(session)
         depth = self._depth or await depth_of(session, context)
         spawn = Spawner(session, context, self._loops) if context is not None else None
-        # Who executes a posted message looks for the next one.
+        # A posted message has no sequel: what executes it looks for the next one itself.
         then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._may_be_left == QUEUE and context is not None and await _is_behind_others(session, context):
             return await self._left(session, context, then)
@@ -198,10 +200,12 @@ class SendMessage:
             if change is not None and context is not None:
                 return await self._with_model(session, change, state, context, options)
             return await run_agent(session, state, self._loops, context, options, spawn)
+        # Kinds of SessionBusy that leaving the message would not answer. This run was interrupted or taken over, or a
+        # killed run has to be recovered first.
         except (ClaimLost, RunInterrupted):
             raise
-        except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
-            if self._may_be_left == "raise" or context is None or error.session_id != session.id:  # or a child is
+        except (SessionBusy, SessionConflict) as error:  # the session is being run, or has been since it was loaded
+            if self._may_be_left == "raise" or context is None or error.session_id != session.id:  # a child's, then
                 raise
             if self._loops.telemetry is not None:  # the runtime counts those that are raised
                 self._loops.telemetry.refused(error)
@@ -219,7 +223,7 @@ class SendMessage:
 
     @property
     def _may_be_left(self) -> WhenBusy:
-        """Say what becomes of the messages if the session is being run: those of a run that it repeats never wait."""
+        """Return what happens to the messages if the session is being run. Those that replace a run never wait."""
         return "raise" if self._takes_back is not None else self._when_busy
 
     async def _left(self, session: AgentSession, context: ActionContext, then: Sequel | None) -> Answer:
@@ -228,11 +232,11 @@ class SendMessage:
         posted = await Inbox(journal, session.id).post(self._when_busy, self.item())
         self.was_left = True
         self.left_as = posted if self._when_busy == QUEUE else None
-        is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
+        is_claimed = await journal.is_claimed(session.id)  # then that run's sequel reads the inbox when it ends
         return Answer(session, None if is_claimed else then)
 
     def item(self) -> dict[str, Any]:
-        """Return what is to be sent, as it waits in an inbox."""
+        """Return the messages with all their terms, as they wait in an inbox."""
         key, digest = (None, None) if self._key is None else (self._key.name, self._key.digest)
         output = None if self.form is None else self.form.schema
         item = item_of(self.messages, key, self._metadata, self._caller.data, output, digest)
@@ -265,7 +269,7 @@ class SendMessage:
     async def _kept(
         self, key: Key, session: AgentSession, journal: Journal, context: ActionContext | None
     ) -> AgentSession | None:
-        """Return what the key's run has come to by now; None if there is none."""
+        """Return the session as the key's run has left it by now, or None if the key was not used."""
         found = await journal.find_key(session.id, key.name)
         if found is None:
             return None
@@ -286,7 +290,7 @@ def _specs_of(tools: object) -> tuple[ExternalToolSpec, ...]:
 
 
 def _options_of(given: object) -> ModelOptions | None:
-    """Return how the model is to be asked, from options or from plain data."""
+    """Return options for the model, which may be given as plain data."""
     if given is None or isinstance(given, ModelOptions):
         return given
     if not isinstance(given, Mapping):
@@ -307,7 +311,7 @@ async def _without_run(session: AgentSession, loop_id: str, context: ActionConte
 
 
 async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:
-    """Tell whether messages wait that were queued before. Behind a killed run they do, but that is recovered first."""
+    """Tell whether messages wait that were queued before. A killed run does not count: it is recovered first."""
     journal = context.journal
     if journal is None or await Inbox(journal, session.id).first_waiting() is None:
         return False
@@ -315,7 +319,7 @@ async def _is_behind_others(session: AgentSession, context: ActionContext) -> bo
 
 
 async def _may_run_again(answer: AgentSession, session: AgentSession, journal: Journal) -> bool:
-    """Tell whether a key's run has come to nothing: it failed, was cancelled, or was given up while it waited."""
+    """Tell whether a key's run has no result: it failed, was cancelled, or was given up while it waited."""
     state = answer.state
     if state.execution is not None and state.execution.pending_calls and session.version > answer.version:
         runs = await journal.runs(session.id, run=state.execution.execution_id)
@@ -326,7 +330,7 @@ async def _may_run_again(answer: AgentSession, session: AgentSession, journal: J
 def waiting_messages(
     given: ActionContext | SessionManager | None, session_id: str, loops: LoopFactory, depth: int = 0
 ) -> WaitingMessages | None:
-    """Return what follows work on a session: messages that wait in its inbox are sent, each by a run of its own."""
+    """Return the sequel of work on a session. It sends what waits in the inbox, each message by a run of its own."""
     if given is None or given.journal is None:
         return None
 
@@ -337,8 +341,8 @@ def waiting_messages(
 
 
 def posted_message(item: JournalEntry, loops: LoopFactory, depth: int = 0) -> SendMessage:
-    """Return what sends an item of an inbox."""
+    """Return the action that sends an item of an inbox."""
     names = ("key", "metadata", "context_data", "output", "external_tools", "instructions", "model_options")
     facts = {name: item.body.get(name) for name in names}
-    # Roles were checked when it was posted.
+    # `any_role`: roles were checked when it was posted.
     return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)

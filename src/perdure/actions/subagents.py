@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 INFRASTRUCTURE = (StoreError, SessionBusy, SessionConflict, SessionLocked, CorruptRecord, KeyUnavailable)
-"""What is no fault of an agent: it ends the caller's run here, which can be resumed, and is not told to a model."""
+"""Errors that are not an agent's fault. They end the caller's run here, which can be resumed. No model is told."""
 
 
 class Spawner:
-    """Runs sub-agents for one session's run. Without `waits`, one that needs an approval has come to no answer."""
+    """The runner of sub-agents for one session's run. Without `waits`, one that needs an approval has no answer."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Spawner:
             if not self._context.is_closing:
                 await finish_despite_cancel(self._note_what_is_left(tool, call))
             raise
-        except Exception as error:  # a controller's, or a resumption that is refused
+        except Exception as error:  # a controller may raise anything, and a resumption may be refused
             if await self._has_begun(call):
                 raise Unrecordable(error) from error
             raise
@@ -86,7 +86,7 @@ class Spawner:
         return replace(outcome, error=ErrorRecord("ApprovalImpossible", problem))
 
     async def _ran(self, tool: SubagentTool, prompt: str, call: ToolContext) -> AgentSession:
-        """The child session once there is nothing more to be done in it for now."""
+        """Return the child session once nothing more can be done in it for now."""
         child_id = self._child_id(call)
         child = await self._context.store.load(child_id)
         if child is None:
@@ -96,11 +96,11 @@ class Spawner:
         action = await self._next_action(child, tool, prompt, call)
         try:
             return child if action is None else await self._context.execute(child_id, action)
-        except PendingCallsChanged:  # since it was looked at: it waits, and its caller shows for what
+        except PendingCallsChanged:  # they changed since they were read: the child waits, and its caller shows for what
             return await self._context.store.load(child_id) or child
 
     async def _has_begun(self, call: ToolContext) -> bool:
-        """Tell whether the child has a run: its caller continues with it later, and must not end without it."""
+        """Tell whether the child has a run. Its caller must not end without it, and continues with it later."""
         child_id = self._child_id(call)
         if self._context.journal is not None and await self._context.journal.is_interrupted(child_id):
             return True
@@ -108,9 +108,9 @@ class Spawner:
         return child is not None and child.state.execution is not None
 
     async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
-        """End a child that waits for a person, or was killed, and will not be waited for; return what it has used.
+        """End a child that waits for a person, or was killed, and whose answer is not needed. Return what it has used.
 
-        None if the call has no child, or one that has not begun. The sub-agent itself need not be known here.
+        Return None if the call has no child, or one that has not begun. The sub-agent itself need not be known here.
         """
         child_id = self._child_id(call)
         try:
@@ -124,11 +124,11 @@ class Spawner:
         return None if child.state.execution is None else _outcome(name, call.call_id, child)
 
     def left_by(self, call_id: str) -> Outcome | None:
-        """What a call has come to that was cancelled."""
+        """Return the outcome of a call that was cancelled, or None if there was nothing to note."""
         return self._left.pop(call_id, None)
 
     async def _note_what_is_left(self, tool: SubagentTool, call: ToolContext) -> None:
-        with suppress(PerdureError):  # the cancellation goes on, whether or not the child can be read
+        with suppress(PerdureError):  # the cancellation continues, whether or not the child can be read
             child_id = self._child_id(call)
             if not await self._context.store.exists(child_id):
                 return
@@ -154,14 +154,14 @@ class Spawner:
         return AgentSession(info, tool.definition, state.with_default_model(self._model_for(tool)))
 
     def _model_for(self, tool: SubagentTool) -> ModelConfig | None:
-        """Return the model of a sub-agent that names none: what is chosen for the caller, here or at its creation."""
+        """Return the model for a sub-agent that names none: the one chosen for the caller, here or at its creation."""
         parent = self._parent.state
         return parent.model or tool.loops.model or parent.default_model or self._parent.definition.model_config
 
     async def _next_action(
         self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext
     ) -> Action | None:
-        """What is left to be done in a child session: everything, what a person has allowed, or nothing."""
+        """Return the action that the child session needs: to be sent the prompt, to have calls settled, or None."""
         from perdure.actions.approval import SettleToolCalls  # it spawns children itself
         from perdure.actions.send import SendMessage
 
@@ -181,11 +181,11 @@ class Spawner:
         return None
 
     def _is_approved(self, asked: PendingCall) -> bool:
-        """Whether a person has approved a call with all that its sub-agent waits for now."""
+        """Tell whether a person has approved a call with all that its sub-agent waits for now."""
         return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
 
     def _answers_to(self, calls: Sequence[PendingCall]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the answers to calls that a child waits with, and those that say why a call failed."""
+        """Return the answers to a child's pending calls: the results, and the reasons why calls failed."""
         given = EMPTY if self._decisions is None else self._decisions.answers
         found = {leaf.digest: given[leaf.digest] for call in calls for leaf in call.leaves if leaf.digest in given}
         results = {digest: each.result for digest, each in found.items() if not each.is_error}
@@ -193,7 +193,7 @@ class Spawner:
 
 
 def _resumption(loops: LoopFactory, *, give_up: bool = False, context: object = None) -> Action:
-    """Return what continues or ends a child that was killed in the middle of a run, and does nothing to any other."""
+    """Return the action that continues or ends a child that was killed during a run. It does nothing to any other."""
     from perdure.actions.resume import ResumeExecution  # it spawns children itself
 
     return ResumeExecution(loops, give_up=give_up, context=context)

@@ -15,15 +15,16 @@ from perdure.model.value import kind_of
 from perdure.model.words import first_words
 
 PATIENCE = 10.0
-"""How many seconds a title may take."""
+"""The number of seconds that a title may take."""
 _LONGEST = 200
 _log = logging.getLogger("perdure.titles")
 
 
 class Titling:
-    """Asks for a title once a run has answered, while the session is held; `name` is what came of it.
+    """The request for a session's title, made once a run has answered, while the session is claimed.
 
-    It is no part of the run: whatever becomes of it, the run has ended, and the first words serve as a title.
+    `name` is the result. The request is not a part of the run. If it fails, the run has ended all the same, and the
+    first words serve as a title.
     """
 
     def __init__(self, session: AgentSession, loops: LoopFactory) -> None:
@@ -50,7 +51,7 @@ class Titling:
         assert self._loops.title is not None
         if inspect.iscoroutinefunction(self._loops.title):
             return await self._loops.title(session)
-        # In a thread, since it may take long; what is late is not waited for.
+        # In a thread, since it may take long. One that is late is left behind there.
         made = await in_a_thread("title", partial(self._loops.title, session))
         return await made if inspect.isawaitable(made) else made
 

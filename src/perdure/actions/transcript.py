@@ -1,4 +1,4 @@
-"""Verbs that change what the model is shown. None of them deletes anything: each makes another view of the log."""
+"""Actions that change what the model is shown. None of them deletes anything: each makes another view of the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORPHAN = (
 
 
 class InjectMessage:
-    """Append messages without running the agent: messages, texts, or dicts as OpenAI's APIs have them."""
+    """An action that appends messages without running the agent: messages, texts, or dicts as in OpenAI's APIs."""
 
     may_be_repeated = True
 
@@ -41,7 +41,7 @@ class InjectMessage:
     def _require_calls(self, view: Transcript) -> None:
         """Raise InvalidData if a tool result answers no call: the model would not be shown it.
 
-        A history from elsewhere may begin in the middle: its first results have lost their calls before.
+        A history from elsewhere may begin in the middle. Then its first results have lost their calls already.
         """
         made: set[str] = set()
         is_cut = not view and any(message.role != "tool" for message in self.messages)
@@ -54,16 +54,16 @@ class InjectMessage:
 
 
 def _makes_call(view: Transcript, call_id: str) -> bool:
-    """Tell whether a view shows a call. The last messages are looked at first: results follow their calls."""
+    """Tell whether a view shows a call. It looks at the last messages first, since results follow their calls."""
     return any(call_id in _calls_of(message) for message in reversed(view))
 
 
 @dataclass(frozen=True, slots=True)
 class TrimTranscript:
-    """Show the last `keep_last` messages, or a few more where a tool result would else lose its call.
+    """An action that shows the last `keep_last` messages, or a few more where a tool result would lose its call.
 
-    Hidden messages, which a framework keeps for itself, are not counted.
-    That result may be still to come: what a person is to decide about stays.
+    The result may still be to come: calls that a person has to decide about stay. Hidden messages, which a framework
+    keeps for itself, are not counted.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -71,6 +71,7 @@ class TrimTranscript:
     keep_last: int
 
     def __post_init__(self) -> None:
+        # Not isinstance, which takes True and False for numbers.
         if type(self.keep_last) is not int or self.keep_last < 0:
             raise InvalidData("$.keep_last", f"expected a count of at least 0, got {self.keep_last!r}")
 
@@ -85,7 +86,7 @@ class TrimTranscript:
 
 @dataclass(frozen=True, slots=True)
 class ResetTranscript:
-    """Show nothing of what was said so far; prompt, metadata and the rest stay.
+    """An action that shows nothing of what was said so far. Prompt, metadata and the rest stay.
 
     A run that waits for a person ends, and its session is active: its calls are no longer shown.
     """
@@ -100,7 +101,7 @@ class ResetTranscript:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Go back to the transcript as it was: to a message, by its id, or to a version, by its number.
+    """An action that goes back to an earlier transcript: to a message, by its id, or to a version, by its number.
 
     A run that waits for a person ends, and its session is active.
     """
@@ -127,10 +128,11 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Take back the last change of what the model is shown; once more, the one before it. InvalidData if there is none.
+    """An action that takes back the last change of what the model is shown. Another one takes back the change before.
 
-    What changed hidden messages alone, which a framework keeps for itself, goes with the change before it.
-    Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
+    Raise InvalidData if nothing is left to undo. A change of hidden messages alone, which a framework keeps for itself,
+    is taken back together with the change before it. Nothing is lost: every version can still be rewound to. A run that
+    waits for a person ends.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -149,10 +151,10 @@ class Undo:
         raise InvalidData("$", f"there is nothing to undo: this view is the session's first{forgotten}")
 
     async def _origin(self, session: AgentSession, first: int, context: ActionContext | None) -> AgentSession:
-        """Return the version that first had a session's view: one that an undo has made is older than its number.
+        """Return the version that first had a session's view. A view that an undo has made is older than its version.
 
-        It is looked for among the versions from `first` on.
-        A state that was made past its own methods may name a version of another view, and is taken for a new one.
+        Only versions from `first` on are read. A state that was not made by its own methods may name a version with
+        another view. It is taken for a new view.
         """
         while first <= (since := session.state.rewound_to or session.state.shown_since) < session.version:
             older = await at_version(session, since, context)
@@ -168,12 +170,12 @@ def _is_seen(before: Transcript, after: Transcript) -> bool:
 
 
 def _began_before(state: AgentState, version: int) -> bool:
-    """Tell whether a view came to be before a version, so that what was shown before it was forgotten."""
+    """Tell whether a view is older than a version, so that what was shown before the view was forgotten."""
     return 0 < (state.rewound_to or state.shown_since) < version
 
 
 def open_calls(state: AgentState) -> set[str]:
-    """The calls of a run that waits for a person: their results are still to come."""
+    """Return the ids of the calls of a run that waits for a person. Their results are still to come."""
     execution = state.execution
     if execution is None:
         return set()
@@ -188,14 +190,15 @@ def _calls_of(message: Message) -> set[str]:
 async def _without_waiting(
     session: AgentSession, after: AgentSession, context: ActionContext | None, why: str
 ) -> ActionResult:
-    """Return a session that waits no more. What ends a run is imported here: who injects a message needs none of it."""
+    """Return a session in which no run waits."""
+    # Imported here: an action that only injects a message should not load what ends a run.
     from perdure.actions.waiting import end_waiting
 
     return await end_waiting(session, after, context, why)
 
 
 async def at_version(session: AgentSession, version: int, context: Kept | None) -> AgentSession:
-    """A session as of an older version."""
+    """Return a session as of an older version."""
     if context is None:
         raise ConfigurationError("Going back to a version needs the store: execute it with SessionRuntime.execute().")
     older = await context.store.load(session.id, version)
@@ -205,7 +208,7 @@ async def at_version(session: AgentSession, version: int, context: Kept | None) 
 
 
 def place_of(transcript: Transcript, at: int | str, path: str) -> int:
-    """How many messages a view holds up to a count of them, or up to and including a message's id."""
+    """Return the number of messages in a view up to a count of them, or up to and including a message's id."""
     if isinstance(at, bool) or not isinstance(at, int | str):
         raise InvalidData(path, f"expected a count of messages or a message id, got {type(at).__name__}")
     if isinstance(at, int):

@@ -1,4 +1,4 @@
-"""Take a run out of the view again, and nothing that anybody else has said."""
+"""Take a run out of the view again, and nothing that others have said."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ IsOwn = Callable[[Message], bool]
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRun:
-    """Show what a session would show had a run not been: one that set out from version `before` and ended in `after`.
+    """An action that shows a session as if one run had not been. The run began from version `before`, ended in `after`.
 
-    As long as the view is the one that the run has left, it is that of `before` again. Once others have spoken, what
-    the run itself has said is cut out between their words, but for what a compaction has covered since. Nothing
-    happens, and no version is made, where there is nothing left to take back.
+    While the view is the one that the run has left, the view of `before` is shown again. Once others have spoken, the
+    run's own messages are cut out between theirs, except for those that a compaction has covered since. If nothing is
+    left to take back, nothing happens, and no version is made.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class TakeBackRun:
 
 
 async def without_run(session: AgentSession, loop_id: str, context: Kept | None) -> AgentSession:
-    """Return a session as one of its runs is to be begun again: without what that run was asked and has said.
+    """Return a session without what one of its runs was asked and has said, so that the run can begin again.
 
     Nothing is saved. The same version gives the same session, so that a recovery begins where the killed run did.
     """
@@ -53,7 +53,7 @@ async def without_run(session: AgentSession, loop_id: str, context: Kept | None)
     runs = await journal.runs(session.id, run=loop_id)
     start: Mapping[str, Any] = runs[0].first.body if runs and runs[0].first.kind == "agent_start" else {}
     before = start.get("base_version")
-    # Its save made the next version. One begun in place of another run did not begin with the view before it.
+    # Its save made the next version. A run that replaced another one did not begin with the view before it.
     versions = (before, before + 1) if before is not None and start.get("takes_back") is None else None
     return await _without_run(session, loop_id, context, versions)
 
@@ -61,7 +61,7 @@ async def without_run(session: AgentSession, loop_id: str, context: Kept | None)
 async def _without_run(
     session: AgentSession, loop_id: str, context: Kept | None, versions: tuple[int, int] | None
 ) -> AgentSession:
-    """Return a session without a run that led from one version's view to another's; without these, its words are cut.
+    """Return a session without a run that led from one version's view to another's. Without these, its words are cut.
 
     What was trimmed, compacted or reset since the run stays so.
     """
@@ -80,9 +80,9 @@ async def _without_run(
 
 
 def _words(loop_id: str, entries: Sequence[JournalEntry]) -> IsOwn:
-    """Return what tells a run's own messages: what it was asked, what filters warned of, what it answered.
+    """Return a test for a run's own messages: what it was asked, what filters warned of, what it answered.
 
-    Others may have steered it, or spoken while it waited for a person.
+    Others may have steered the run, or spoken while it waited for a person: their messages are not its own.
     """
     asked = _told(takewhile(lambda entry: entry.kind != "turn_start", entries))
     told = _told(entries)
@@ -106,7 +106,7 @@ def _has_others_words(before: Transcript, after: Transcript, is_own: IsOwn) -> b
 
 
 def _without(view: Transcript, is_own: IsOwn) -> Iterator[Piece]:
-    """The pieces of a view without what the run has said. Blocks stay whole."""
+    """Yield the pieces of a view without a run's own messages. Blocks stay whole."""
     for piece in view.pieces:
         if not isinstance(piece, Span):
             yield piece

@@ -1,4 +1,4 @@
-"""Runs that wait for a person who is no longer asked: they end on record, and their sub-agents with them."""
+"""Runs that wait for a person who is not asked any more: they end on record, and their sub-agents with them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from perdure.protocols import PARKED, ActionContext, ActionResult, Answer, Next
 
 
 def is_waiting(session: AgentSession) -> bool:
-    """Whether a session's run waits for a person."""
+    """Tell whether a session's run waits for a person."""
     execution = session.state.execution
     return execution is not None and bool(execution.pending_calls)
 
 
 class WaitingNames(TypedDict):
-    """The names of calls that wait, as errors take them."""
+    """The names of pending calls, in the form that errors take."""
 
     pending: list[str]
     outside: list[str]
 
 
 def names_of_waiting(session: AgentSession) -> WaitingNames:
-    """Name the calls that a session waits with: those to be approved, and those whose results come from outside."""
+    """Return the names of a session's pending calls: those to approve, and those whose results come from outside."""
     calls = session.state.execution.pending_calls if session.state.execution else ()
     return {
         "pending": [call.name for call in calls if not all(leaf.external for leaf in call.leaves)],
@@ -50,16 +50,16 @@ def not_active(session: AgentSession) -> SessionNotActive:
 async def end_waiting(
     before: AgentSession, after: AgentSession, context: ActionContext | None, why: str
 ) -> AgentSession | Next:
-    """Return what a verb has made of a session, with the run that waited in it ended.
+    """Return a session as an action has left it, with the run that waited in it ended.
 
-    Its sub-agents end first. The run's end is put on record in the commit that saves the session, which is active then
-    unless the verb has closed it. A session that did not wait comes back as the verb has left it.
+    Its sub-agents end first. The run's end is put on record in the commit that saves the session. The session is then
+    active, unless the action has closed it. A session that did not wait is returned as the action has left it.
     """
     if not is_waiting(before):
         return after
     assert before.state.execution is not None
     ended = _stopped(before.state, why)
-    if after.state.execution is not None:  # else the verb has let go of the run
+    if after.state.execution is not None:  # if it is None, the action has removed the run
         after = after.with_state(ended)
     if after.status is SessionStatus.SUSPENDED:
         after = after.activated()
@@ -73,7 +73,7 @@ async def end_waiting(
 
 @dataclass(frozen=True, slots=True)
 class StopWaiting:
-    """End the run that a sub-agent's session waits with, and the session with it, as failed.
+    """An action that ends the waiting run of a sub-agent's session, and closes the session as failed.
 
     Sub-agents that its calls wait for end too. A session that waits for nothing is left as it is.
     """
@@ -90,7 +90,7 @@ class StopWaiting:
 
 
 def _stopped(state: AgentState, why: str) -> AgentState:
-    """Return the state with its run stopped where it stands."""
+    """Return the state with its run stopped where it is."""
     signal = StopSignal(StopReason.USER_REQUESTED, why, source="given_up")
     execution = state.with_current_step_completed().with_stop_signal(signal).execution
     assert execution is not None
@@ -100,7 +100,7 @@ def _stopped(state: AgentState, why: str) -> AgentState:
 async def _ended_on_record(
     before: AgentSession, ended: AgentState, after: AgentSession, context: ActionContext, why: str
 ) -> AgentSession | Next:
-    """Claim the session, so that nobody decides meanwhile; end its sub-agents; end its run with what is saved."""
+    """Claim the session, so that nobody decides meanwhile, end its sub-agents, and end its run with the save."""
     work = ClaimedWork(before, context)
     assert work.record is not None
     assert before.state.execution is not None

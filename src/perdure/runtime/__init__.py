@@ -1,1 +1,1 @@
-"""Layer 2: load, action, save. The runtime saves what it is given and knows no loop."""
+"""The session runtime: load, action, save. It saves what it is given and knows no loop."""

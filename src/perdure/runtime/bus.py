@@ -30,9 +30,9 @@ class Subscription:
         self._kind = kind
         self._subscriber = subscriber
         self.session_id = session_id
-        """The session it hears of; None if it hears of all."""
+        """The session whose events it hears, or None for those of all."""
         self.place = place
-        """How many came to the bus before it."""
+        """The number of subscribers that came to the bus before it."""
 
     def hears(self, event: object) -> bool:
         return isinstance(event, self._kind)
@@ -47,19 +47,20 @@ class Subscription:
             _log.exception("a subscriber failed on %s", type(event).__name__)
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            # Only a cancellation of the emitting task goes up: a subscriber's own must not keep others from hearing.
             if task is not None and task.cancelling():
                 raise
             _log.exception("a subscriber was cancelled on %s, which is its own affair", type(event).__name__)
 
     def cancel(self) -> None:
-        """Hear nothing more. Cancelling twice does nothing."""
+        """End the subscription. Cancelling twice does nothing."""
         self._bus.remove(self)
 
 
 class EventBus:
-    """Delivers each event to its subscribers in the order they came, one after the other.
+    """A bus that delivers each event to its subscribers, one after the other, in the order in which they came.
 
-    Those who subscribe to one session are found by its id: an event of another session costs them nothing.
+    Subscribers of one session are found by its id, so an event of another session costs them nothing.
     """
 
     def __init__(self) -> None:
@@ -70,10 +71,11 @@ class EventBus:
     def subscribe(
         self, kind: type[E], subscriber: Callable[[E], Awaitable[None] | None], *, session_id: str | None = None
     ) -> Subscription:
-        """Call `subscriber`, a plain or async function, with every event of a type; of one session, if it is named."""
+        """Call `subscriber`, a plain or async function, with every event of a type, or only those of one session."""
         expect(kind, type, "$.kind")
         expect_function(subscriber, "$.subscriber")
         subscription = Subscription(self, kind, subscriber, session_id, next(self._places))
+        # A new tuple each time: `emit` may be going through the old one, while a subscriber subscribes another.
         if session_id is None:
             self._of_all = (*self._of_all, subscription)
         else:
@@ -81,7 +83,7 @@ class EventBus:
         return subscription
 
     def wiretap(self, subscriber: Subscriber) -> Subscription:
-        """Call `subscriber` with every event there is."""
+        """Call `subscriber` with every event."""
         return self.subscribe(object, subscriber)
 
     @property
@@ -89,7 +91,7 @@ class EventBus:
         return bool(self._of_all or self._by_session)
 
     def clear(self) -> None:
-        """Let go of every subscriber."""
+        """Remove every subscriber."""
         self._of_all = ()
         self._by_session = {}
 

@@ -11,14 +11,14 @@ from perdure.protocols import SessionController, SessionStage
 
 
 class PassThroughSessionController:
-    """Changes nothing at any stage."""
+    """A controller that changes nothing at any stage."""
 
     def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         return session
 
 
 class SessionHookStack:
-    """Controllers as one, highest priority first, ties in the order they were added. Adding makes a new stack."""
+    """Several controllers as one: highest priority first, ties in the order of adding. Adding makes a new stack."""
 
     def __init__(self, hooks: tuple[tuple[int, SessionController], ...] = ()) -> None:
         self._hooks = hooks
@@ -31,6 +31,7 @@ class SessionHookStack:
         if not callable(getattr(controller, "on_stage", None)):
             raise ConfigurationError(f"A controller needs an on_stage(stage, session) method; {controller!r} has none.")
         expect_priority(priority, "$.priority")
+        # The sort is stable, so controllers of one priority stay in the order in which they were added.
         hooks = sorted((*self._hooks, (priority, controller)), key=lambda hook: -hook[0])
         return SessionHookStack(tuple(hooks))
 
@@ -41,7 +42,7 @@ class SessionHookStack:
 
 
 async def pass_stage(controller: SessionController, stage: SessionStage, session: AgentSession) -> AgentSession:
-    """What a controller makes of a session at a stage; it may answer at once or be awaited."""
+    """Return the session as a controller leaves it at a stage. The controller may be plain or async."""
     answer = controller.on_stage(stage, session)
     passed = await answer if isawaitable(answer) else answer
     if not isinstance(passed, AgentSession) or passed.id != session.id or passed.version != session.version:

@@ -1,4 +1,4 @@
-"""Reading the record: loops by page or one by one, and events as they were and as they come."""
+"""Read the record: loops by page or one by one, and events as they were and as they come."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from perdure.model.tool_refs import Said
 from perdure.protocols import FORGOTTEN, Journal, JournalEntry, RunOnRecord, Watch, check_page
 from perdure.run_journal import HANDED_OVER, event_of, is_loop, loops_on_record, tells_of_run
 
+# Seconds until a follower reads the record again: without a journal that tells of news, and with one.
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
 PAGE = 1000
-"""How many entries of a record are held at a time."""
+"""The number of entries of a record that are held at a time."""
 NEAR = 64
-"""How many entries between two that are wanted are read with them, rather than by a read of its own."""
+"""The largest gap between two wanted entries that is read with them, rather than skipped by a read of its own."""
 RUNS_AT_ONCE = 200
-"""How many of the newest runs are looked at for one that was sent the same before."""
+"""The number of newest runs that are searched for one that was sent the same before."""
 RUNS_WHILE_IT_WAITED = 20
+"""The number of runs that are searched for those that began while another waited for a person."""
 STRANGERS_PASSED = 8
-"""How many loops in a row may continue from others before one loop's children are no longer looked for."""
+"""The number of loops in a row that continue from others, after which one loop's children are not looked for."""
 _OF_HEADERS = frozenset({"agent_start", "compaction", "agent_end"})
 _OF_USAGE = frozenset({"turn_start", "message_end", "tool_execution_end", "turn_end"})
 
@@ -47,7 +49,7 @@ async def read_record(
 ) -> SessionRecord:
     """Return a session's record with the headers of its loops: what each was, from what, how it ended, what it cost.
 
-    Branches that were announced and have not begun come with the page that has the last of their group to begin.
+    Branches that were announced and have not begun are on the page with the branch of their group that began last.
     """
     check_page(limit, before)
     runs = await loops_on_record(journal, info.id, limit=limit, before=before)
@@ -71,7 +73,7 @@ async def read_record(
 
 
 def _group_headers(session_id: str, group: _Group, headers: dict[str, LoopRecord]) -> dict[str, LoopRecord]:
-    """Return the headers of a group's branches, which know the one selected, with those that have not begun."""
+    """Return the headers of a group's branches, also of those that have not begun. They name the selected branch."""
     found = {loop_id: headers[loop_id] for loop_id in group.ids if loop_id in headers}
     if group.last_begun in headers:
         known = headers[group.last_begun]
@@ -89,7 +91,7 @@ def _group_headers(session_id: str, group: _Group, headers: dict[str, LoopRecord
 
 
 async def _announced(journal: Journal, session_id: str) -> dict[str, LoopRecord]:
-    """Return the branches of a group of which none has begun yet: its announcement is the last event there is."""
+    """Return the branches of a group of which none has begun yet: its announcement is then the last event."""
     entry = await last_of_run(journal, session_id)
     if entry is None or entry.kind != "parallel_loop_start":
         return {}
@@ -99,7 +101,8 @@ async def _announced(journal: Journal, session_id: str) -> dict[str, LoopRecord]
 
 
 async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
-    """Return the last entry of a session's record that tells of a run. Others may come behind it."""
+    """Return the last entry of a session's record that tells of a run. Other entries may follow it."""
+    # Usually it is the very last one. Each further read goes eight times as far back.
     entries: Sequence[JournalEntry] = ()
     looked_at, asked = -1, 1
     while looked_at < len(entries):
@@ -112,23 +115,23 @@ async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
 
 
 async def was_handed_over(journal: Journal, session_id: str) -> bool:
-    """Tell whether the process that had a run gave it up of its own accord: it was not killed."""
+    """Tell whether the process that had a run handed it over on purpose, and was not killed."""
     last = await journal.read(session_id, last=1)
     return bool(last) and last[0].kind == HANDED_OVER
 
 
 async def is_left_to_worker(journal: Journal, session_id: str) -> bool:
-    """Tell whether a run was decided on and handed over, and nobody has got any further with it since."""
+    """Tell whether a run was decided on and handed over, and has not got any further since."""
     newest = await last_of_run(journal, session_id)
     if newest is None or newest.kind != "agent_start":
         return False
     if not any(newest.body.get(decided) for decided in ("approved", "denied", "answered")):
-        return False  # a run that was interrupted before it asked the model: its caller was told so, and nobody decided
+        return False  # the run was interrupted before it asked the model: its caller knows, and nobody has decided
     return any(entry.kind == HANDED_OVER for entry in await journal.read(session_id, after=newest.seq))
 
 
 async def next_of_run(journal: Journal, session_id: str, after: int) -> JournalEntry | None:
-    """Return the first entry behind a number that tells of a run. What adapters have noted between runs is passed."""
+    """Return the first entry behind a number that tells of a run. What adapters have noted between runs is skipped."""
     asked = 1
     while page := await journal.read(session_id, after=after, limit=asked):
         found = next((entry for entry in page if tells_of_run(entry)), None)
@@ -139,7 +142,7 @@ async def next_of_run(journal: Journal, session_id: str, after: int) -> JournalE
 
 
 class _Group:
-    """What is on record of a group of branches: those that have begun, and the one that was selected."""
+    """A group of branches as it is on record: those that have begun, and the one that was selected."""
 
     def __init__(self, ids: Sequence[str], runs: Mapping[str, RunOnRecord]) -> None:
         self.ids = ids
@@ -152,7 +155,7 @@ class _Group:
 async def _groups(
     journal: Journal, session_id: str, named: Iterable[Sequence[str]], known: Mapping[str, RunOnRecord]
 ) -> list[_Group]:
-    """Return groups of branches, by the ids of these. Runs that are known are not read again."""
+    """Return groups of branches, given the branches' ids. Runs that are known are not read again."""
     groups = []
     for ids in named:
         runs = {loop: known[loop] for loop in ids if loop in known}
@@ -168,12 +171,12 @@ async def _groups(
 async def _selection(
     journal: Journal, session_id: str, group: Sequence[str], entry: JournalEntry
 ) -> ParallelLoopEnd | None:
-    """Return which branch of a group was selected: that is told right behind the last entry of any of them."""
+    """Return the event that selects a branch of a group. It comes right behind the last entry of any branch."""
     while True:
         event = event_of(entry, session_id, "", _unread)
         if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
             return event
-        if not isinstance(event, Redacted | HoldChanged | UnknownEvent):  # which may be told at any time
+        if not isinstance(event, Redacted | HoldChanged | UnknownEvent):  # these may come at any time
             return None
         found = await next_of_run(journal, session_id, entry.seq)
         if found is None:
@@ -184,9 +187,10 @@ async def _selection(
 async def read_stretches(
     journal: Journal, session_id: str, stretches: Iterable[tuple[int, int]]
 ) -> dict[int, JournalEntry]:
-    """Return the entries of stretches of a record by number, as far as they are there: each from a number to another.
+    """Return the entries of stretches of a record by number. Each stretch is given by its first and last number.
 
-    Stretches that are near each other are read together, so that many of them take few reads.
+    Numbers without an entry are left out. Stretches near each other are read together, so that many of them take few
+    reads.
     """
     found: dict[int, JournalEntry] = {}
     for first, final in _joined(stretches):
@@ -210,8 +214,7 @@ def _joined(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 async def _told(journal: Journal, session_id: str, runs: Sequence[RunOnRecord]) -> dict[str, list[JournalEntry]]:
     """Return the entries that headers are made of: a run's start and its end, and its compactions.
 
-    Only runs that say that they have compacted are read whole, those that have not ended, and those that begin or end
-    with what we do not know.
+    Few runs are read whole. These have compacted, have not ended, or begin or end with an entry of an unknown kind.
     """
     told = {run.loop_id: [run.first, run.last] if run.last.seq > run.first.seq else [run.first] for run in runs}
     whole = {run.loop_id: run for run in runs if _is_read_whole(told[run.loop_id])}
@@ -238,9 +241,9 @@ def _ends_and_compactions(entries: list[JournalEntry]) -> list[JournalEntry]:
 
 
 def _header(session_id: str, loop_id: str, told: Sequence[JournalEntry]) -> LoopRecord:
-    """Return the header of a run, which is made of its start and its end, and of its last compaction.
+    """Return the header of a run, which is made of its start, its end and its compactions.
 
-    A run that has not ended, because it waits for a person, say, tells step by step what it has used so far.
+    If the run has not ended, for example because it waits for a person, its usage so far is taken from its steps.
     """
     fold = LoopFold(LoopRecord(loop_id=loop_id, session_id=session_id))
     kinds = _OF_HEADERS if told and _has_ended(told[-1]) else _OF_HEADERS | _OF_USAGE
@@ -259,12 +262,12 @@ def _has_compacted(first: JournalEntry, last: JournalEntry) -> bool:
     if not _has_ended(last):
         return False
     is_compaction = first.kind == "agent_start" and first.body.get("continuation", {}).get("kind") == "compaction"
-    # Older releases do not count compactions; what one has used tells of it.
+    # Older releases do not count compactions. There, the usage of one tells of it.
     return is_compaction or bool(last.body.get("compactions") or last.body.get("compaction_usage"))
 
 
 def _unread(message_id: str) -> Message:
-    """Stands for a message that a header does not show."""
+    """Return a stand-in for a message that a header does not show."""
     return Message("assistant", (), message_id)
 
 
@@ -286,9 +289,9 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
 
 
 async def _children(journal: Journal, session_id: str, own: RunOnRecord) -> tuple[str, ...]:
-    """Return the loops that continue from one, in the order in which they began: all but those that began much later.
+    """Return the loops that continue from one, in the order in which they began, except those that began much later.
 
-    A loop that continues from one that was taken back long ago is shown by `record()`, which reads them all.
+    `record()` reads all loops, and so also shows a loop that continues from one that was taken back long ago.
     """
     while_it_waited = await loops_on_record(journal, session_id, limit=RUNS_WHILE_IT_WAITED, before=own.last.seq)
     begun = [run for run in while_it_waited if run.first.seq > own.first.seq]
@@ -297,9 +300,9 @@ async def _children(journal: Journal, session_id: str, own: RunOnRecord) -> tupl
 
 
 async def _behind(journal: Journal, session_id: str, own: RunOnRecord) -> AsyncIterator[RunOnRecord]:
-    """Yield the runs that began behind the end of one, until many in a row do not continue from it.
+    """Yield the runs that began behind the end of one, until several in a row do not continue from it.
 
-    From start to start it is one read each, so that neither the session's length nor that of its loops counts.
+    Each step from one start to the next is one read. So neither the session's length nor that of its loops matters.
     """
     after, strangers = own.last.seq, 0
     while strangers < STRANGERS_PASSED:
@@ -322,14 +325,14 @@ def parent_in(run: RunOnRecord) -> str | None:
 
 
 def _said_by(run: RunOnRecord) -> Mapping[str, Any]:
-    """Return what a run's start says; a first entry of a kind that we do not know may say anything."""
+    """Return the body of a run's start, or nothing if its first entry is of an unknown kind, which may say anything."""
     return run.first.body if run.first.kind == "agent_start" else {}
 
 
 async def read_events(
     journal: Journal, session_id: str, *, after: int | None, last: int | None, follow: bool
 ) -> AsyncIterator[AnyLoopEvent]:
-    """Events on record, in order; then, if asked to follow, those to come as they are written."""
+    """Yield the events on record, in order. With `follow`, then yield those to come, as they are written."""
     for name, number in (("after", after), ("last", last)):
         if number is not None:
             expect_count(number, f"$.{name}")
@@ -351,7 +354,7 @@ async def read_events(
 
 
 async def _more(journal: Journal, session_id: str, cursor: int) -> None:
-    """Wait until there may be more on record. The record is the truth, so it is looked at again in any case."""
+    """Wait until there may be more on record. The record is the truth, so it is read again after a while anyway."""
     if isinstance(journal, Watch):
         await journal.changed(session_id, cursor, LOOK_ANYWAY)
     else:
@@ -359,7 +362,7 @@ async def _more(journal: Journal, session_id: str, cursor: int) -> None:
 
 
 class Story:
-    """Turns entries of a record into events. Each message of a run is read once, and kept until the run has ended."""
+    """A reader that turns entries into events. It reads each message of a run once, and keeps it until the run ends."""
 
     def __init__(self, journal: Journal, session_id: str) -> None:
         self._journal = journal
@@ -383,14 +386,14 @@ class Story:
             for message in await self._input_of(run):
                 spoken.hear(message, is_own=False)
         for message in await self._journal.messages(run.log, start, run.stop) if start < run.stop else ():
-            is_own = message.metadata.get("execution_id") == run.loop_id  # a log has what other runs have said, too
+            is_own = message.metadata.get("execution_id") == run.loop_id  # a log has the messages of other runs, too
             spoken.hear(message, is_own=is_own)
             if is_own:
                 self._said[run.loop_id].hear(message)
         self._read_to[run.loop_id] = max(start, run.stop)
 
     async def _input_of(self, run: RunOnRecord) -> Sequence[Message]:
-        """What the branches of a group answer: it stands in the session's own log, once for all."""
+        """Return the messages that the branches of a group answer. The session's own log has them, once for all."""
         place = _said_by(run).get("input_at")
         if not place:
             return ()
@@ -409,6 +412,7 @@ class Story:
 
         agent_id, said = self._agents.get(entry.run or "", ""), self._said[entry.run or ""]
         event = event_of(entry, self._session_id, agent_id, message_of, said)
+        # Nothing names a run's messages after its end, and a long record must not be in memory as a whole.
         if isinstance(event, AgentEnd):
             self._said.pop(event.loop_id, None)
             self._messages.pop(event.loop_id, None)
@@ -419,8 +423,8 @@ class Story:
 class _Spoken:
     """The messages of a log that a run may name, by id.
 
-    Messages of several runs may share an id. A run means the last one of them before its own last answer; one that has
-    not answered means the last of all.
+    Messages of several runs may share an id. A run means the last one of them before its own last answer. A run that
+    has not answered means the last of all.
     """
 
     def __init__(self) -> None:

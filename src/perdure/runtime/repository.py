@@ -1,4 +1,4 @@
-"""A thin face over a store, for those who hold a session in their hands: a fork, or one built by a factory."""
+"""A thin layer over a store, for code that has a session at hand: a fork, or one built by a factory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perdure.protocols import (
 
 
 class SessionRepository:
-    """A store whose `load` raises where there is nothing to load."""
+    """A store whose `load` raises SessionNotFound if there is nothing to load."""
 
     def __init__(self, store: SessionStore) -> None:
         if not isinstance(store, SessionStore):
@@ -49,9 +49,9 @@ class SessionRepository:
     async def create(
         self, session: AgentSession, saving: Saving | None = None, *, erasures: int | None = None
     ) -> AgentSession:
-        """Keep a new session; with `saving`, one whose messages a run has written to a journal already.
+        """Store a new session. With `saving`, a run has written its messages to a journal already.
 
-        With `erasures`, ErasedMeanwhile if something was erased since that was the count.
+        With `erasures`, raise ErasedMeanwhile if something was erased since that was the count.
         """
         if saving is None and erasures is not None and self._counting is not None:
             return await self._counting.create(session, erasures=erasures)
@@ -60,15 +60,15 @@ class SessionRepository:
         return await self.recorded().create(session, written=saving.written)
 
     async def erasures(self) -> int | None:
-        """Return how often something was erased in the store; None if it does not count."""
+        """Return how often something was erased in the store, or None if the store does not count."""
         return None if self._counting is None else await self._counting.erasures()
 
     async def save(
         self, session: AgentSession, saving: Saving | None = None, *, notes: Sequence[Entry] = ()
     ) -> AgentSession:
-        """Keep the next version; with `saving`, that of a run, in a store that has a journal.
+        """Store the next version. With `saving`, it is that of a run, and the store has a journal.
 
-        `notes` go on record with it, if there is a record.
+        `notes` are put on record with it, if there is a record.
         """
         if notes and saving is not None:
             saving = replace(saving, entries=(*saving.entries, *notes))
@@ -105,7 +105,7 @@ class SessionRepository:
         return await self.store.list(**filters)
 
     async def info(self, session_id: str) -> AgentSessionInfo:
-        """A session's header, without its transcript."""
+        """Return a session's header, without its transcript."""
         page = await self.store.list(id=SessionId(session_id), limit=1)
         if page.damaged:
             raise page.damaged[0]
@@ -115,7 +115,7 @@ class SessionRepository:
 
 
 class SessionFactory:
-    """Builds fresh sessions, of version 0, from a definition."""
+    """A factory of new sessions, of version 0, from a definition."""
 
     def create(
         self,
@@ -129,10 +129,10 @@ class SessionFactory:
         spawn: SpawnRef | None = None,
         name: str | None = None,
     ) -> AgentSession:
-        """Return a new session. With a `parent` it is a child of that session, which need not be there yet.
+        """Return a new session. With a `parent` it is a child of that session, which need not exist yet.
 
-        `spawn` says which call of the parent's it serves, as a sub-agent's session does: lists with `top_level` leave
-        it out. Without it the child counts as a fork of its parent.
+        `spawn` makes it the session of a sub-agent, and names the call of the parent's that it serves. Lists with
+        `top_level` leave it out. Without `spawn` the child counts as a fork of its parent.
         """
         if not isinstance(definition, AgentDefinition):
             raise InvalidData("$.definition", f"expected an AgentDefinition, got {type(definition).__name__}")
@@ -160,12 +160,12 @@ class SessionFactory:
 
 
 def _unsaved(seed: AgentState) -> list[Message]:
-    """The messages of a seed that are in no store yet: one that was sent twice in another session is there twice."""
+    """Return the messages of a seed that no store has yet. A stored one may repeat: it was sent twice in a session."""
     return [message for span in seed.transcript.spans() if span.tape.ref is None for message in span.messages()]
 
 
 def _seeded(seed: AgentState, definition: AgentDefinition) -> AgentState:
-    """The seed, with what it leaves open filled in from the definition."""
+    """Return the seed, with what it leaves open filled in from the definition."""
     if not isinstance(seed, AgentState):
         raise InvalidData("$.seed", f"expected an AgentState, got {type(seed).__name__}")
     metadata: Mapping[str, object] = {**definition.metadata, **seed.metadata}

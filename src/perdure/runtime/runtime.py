@@ -68,11 +68,12 @@ if TYPE_CHECKING:
 
 OnConflict = Literal["raise", "retry", "fork"]
 _ON_CONFLICT: tuple[OnConflict, ...] = get_args(OnConflict)
+# With the doubling pauses of `execute`, these take about a second at most, besides the attempts themselves.
 _MOST_ATTEMPTS = 10
 
 
 class SessionRuntime:
-    """Creates sessions and executes actions on them. Reads change nothing; `execute` is the write path."""
+    """A runtime that creates sessions, and changes them by executing actions on them. Reads change nothing."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class SessionRuntime:
     ) -> None:
         self._telemetry = telemetry
         self.terms = expect(terms, Terms, "$.terms")
-        """For how long it claims sessions, and how many of one owner."""
+        """The terms of its claims: how long they last, and how many one owner may have at once."""
         self.filters = check_keys(filters)
         """The keys of metadata that lists can be narrowed by: what is saved here is indexed by them."""
         self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
@@ -94,6 +95,7 @@ class SessionRuntime:
         SessionHookStack.empty().with_hook(controller)
         self._controller = None if type(controller) is PassThroughSessionController else controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
+        # Only our own bus tells whether anybody listens. A subclass, or another handler, is given every event.
         self._bus = self._events if type(self._events) is EventBus else None
         self._redaction: Redaction | None = getattr(self._repository.store, "redaction", None)
         self._factory = SessionFactory()
@@ -102,7 +104,7 @@ class SessionRuntime:
         self._under_way = UnderWay()
 
     def beside(self, terms: Terms) -> SessionRuntime:
-        """Return a runtime of the same store, hooks and events, that claims on other terms and is closed by itself."""
+        """Return a runtime with the same store, hooks and events, but other terms for claims. It is closed apart."""
         return SessionRuntime(
             self._repository,
             controller=self._controller,
@@ -113,12 +115,12 @@ class SessionRuntime:
         )
 
     async def close(self, grace: float = 0.0) -> None:
-        """Wait for what is under way; what is not done after `grace` seconds is interrupted, to be recovered."""
+        """Wait for what is under way. What is not done after `grace` seconds is interrupted, to be recovered later."""
         await self._under_way.close(expect_wait(grace, "$.grace"))
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether runs are being interrupted because the runtime is closed."""
+        """Return whether runs are being interrupted because the runtime is being closed."""
         return self._under_way.is_closing
 
     @contextmanager
@@ -132,7 +134,7 @@ class SessionRuntime:
             self._under_way.end(over)
 
     async def follow(self, sequel: Sequel) -> None:
-        """Carry out what follows an action, if anything does, in a task of the runtime's own."""
+        """Carry out the sequel of an action, if it is needed, in a task of the runtime's own."""
         await self._under_way.follow(expect_method(sequel, "carry_out", "$.sequel"))
 
     async def idle(self) -> None:
@@ -151,20 +153,20 @@ class SessionRuntime:
         spawn: SpawnRef | None = None,
         name: str | None = None,
     ) -> AgentSession:
-        """Keep a new session as version 1, and return it. It may be a child: see `SessionFactory.create`."""
+        """Store a new session as version 1, and return it. It may be a child: see `SessionFactory.create`."""
         made = self._factory.create(
             definition, seed, session_id=session_id, owner=owner, tags=tags, parent=parent, spawn=spawn, name=name
         )
         return await self.add(made)
 
     async def add(self, session: AgentSession) -> AgentSession:
-        """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
+        """Store a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
         return await self._add(expect(session, AgentSession, "$.session"))
 
     async def _add(
         self, session: AgentSession, saving: Saving | None = None, *, erasures: int | None = None
     ) -> AgentSession:
-        """Keep a new session: every one that comes to be in this runtime passes here."""
+        """Store a new session. Every session that this runtime creates passes here."""
         session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         is_kept = False
@@ -180,9 +182,9 @@ class SessionRuntime:
         return kept
 
     async def branch(self, session_id: str, action: Action, *, version: int | None = None) -> AgentSession:
-        """Keep the new session that an action, such as `ForkSession`, makes of one as of a version.
+        """Store the new session that an action, such as `ForkSession`, makes of a session as of a version.
 
-        If something is redacted or erased in between, it is made again: it might say what was to be gone.
+        If something is redacted or erased meanwhile, the action is executed again: its result might still show that.
         """
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
@@ -206,9 +208,9 @@ class SessionRuntime:
     ) -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
 
-        Where somebody else has saved meanwhile: raise; apply the action again if it says that it may be repeated, or
-        has not begun (retry); or keep what the action has made as a fork (fork). If the session does not have the
-        `expected` version, SessionConflict is raised before the action begins.
+        `on_conflict` is for a save by somebody else meanwhile. "raise" raises SessionConflict. "retry" applies the
+        action again if it says that it may be repeated, or has not begun. "fork" keeps its result as a fork. If the
+        session does not have the `expected` version, SessionConflict is raised before the action begins.
         """
         if on_conflict not in _ON_CONFLICT:
             raise InvalidData("$.on_conflict", f"expected one of {', '.join(_ON_CONFLICT)}, got {on_conflict!r}")
@@ -221,6 +223,7 @@ class SessionRuntime:
                 again = on_conflict == "retry" and (is_unspent or _may_be_repeated(action)) and expected is None
                 if not again or attempt == _MOST_ATTEMPTS:
                     raise
+                # A random pause that doubles: those who met once should not meet again.
                 await asyncio.sleep(random.random() * 0.001 * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
@@ -228,7 +231,7 @@ class SessionRuntime:
         self, session_id: str, action: Action, on_conflict: OnConflict, expected: int | None
     ) -> AgentSession:
         held = _Held()
-        under_way = self._under_way.begin()  # first of all: what has only read so far is waited for too
+        under_way = self._under_way.begin()  # first of all: an action that has only read so far is waited for too
         try:
             before = await self.get_session(session_id)
             if expected is not None and before.version != expected:
@@ -239,6 +242,7 @@ class SessionRuntime:
                 self._telemetry.refused(error)
             raise
         finally:
+            # Sequels begin before this execution counts as ended: in between, `close` would find nothing under way.
             try:
                 for sequel in held.sequels:
                     await self._under_way.follow(sequel)
@@ -255,7 +259,7 @@ class SessionRuntime:
         try:
             made = await action.execute_on(before, self._context(held))
         except Interrupted as cancelled:
-            with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
+            with suppress(PerdureError):  # SessionSaveFailed tells of it; the caller waits only for the end
                 await self._save(action, before, cancelled.made, held, "raise")
             raise asyncio.CancelledError from None
         except BaseException as error:
@@ -274,7 +278,7 @@ class SessionRuntime:
     async def _require_no_killed_run(
         self, action: Action, session_id: SessionId, held: _Held, error: PerdureError
     ) -> None:
-        """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
+        """Raise RunInterrupted if the session's run was killed: the error may be gone once that run is recovered."""
         if held.was_claimed or (isinstance(action, EndsInterruption) and action.ends_interruption):
             return
         if self.journal is not None and await self.journal.is_interrupted(session_id):
@@ -306,7 +310,7 @@ class SessionRuntime:
     async def _saved(
         self, session: AgentSession, saving: Saving | None, held: _Held, notes: Sequence[Entry] = ()
     ) -> AgentSession:
-        """Save a session. Tell of a failure, and whether the version had moved by then."""
+        """Save a session. If that fails, emit SessionSaveFailed, which says whether the version has moved."""
         is_kept = False
         try:
             kept = await self._repository.save(self._indexed(session), saving, notes=notes)
@@ -321,7 +325,7 @@ class SessionRuntime:
         return session.with_indexed(self.filters) if self.filters else session
 
     async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
-        """A session as of a version, the newest by default."""
+        """Return a session as of a version, by default the newest."""
         try:
             session = await self._repository.load(session_id, version)
             if self._controller is not None:
@@ -334,7 +338,7 @@ class SessionRuntime:
         return session
 
     async def get_session_info(self, session_id: str) -> AgentSessionInfo:
-        """A session's header. Its transcript is not read, and nobody is told."""
+        """Return a session's header. Its transcript is not read, and no event is emitted."""
         return await self._repository.info(session_id)
 
     async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList:
@@ -342,14 +346,15 @@ class SessionRuntime:
         return await self._repository.list(**filters)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
-        """What ran in a session: the headers of its loops, all of them, or the newest `limit` before a cursor."""
+        """Return what ran in a session: the headers of all its loops, or of the newest `limit` before a cursor."""
+        # Here and below it is imported late: a process that only sends needs no reader of records.
         from perdure.runtime.record_reader import read_record
 
         info = await self.get_session_info(session_id)
         return await read_record(self._repository.recorded(), info, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
-        """The whole record of one loop: messages, turns, events."""
+        """Return the whole record of one loop: messages, turns, events."""
         from perdure.runtime.record_reader import read_loop
 
         return await read_loop(self._repository.recorded(), SessionId(session_id), loop_id)
@@ -357,7 +362,7 @@ class SessionRuntime:
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
-        """The events on a session's record, from a cursor on, or the last so many; with `follow`, those to come too."""
+        """Yield the events on a session's record, after a cursor, or the `last` ones. `follow` adds those to come."""
         from perdure.runtime.record_reader import read_events
 
         async for event in read_events(
@@ -369,12 +374,12 @@ class SessionRuntime:
         return session if self._controller is None else await pass_stage(self._controller, stage, session)
 
     async def _emit(self, event: object) -> None:
-        """Tell those who listen. They hear what is stored, and nothing that redactors would replace."""
+        """Emit an event. Subscribers hear what is stored, and nothing that redactors would replace."""
         await self._events.emit(event if self._redaction is None else self._redaction.heard(event))
 
     @property
     def _is_heard(self) -> bool:
-        """Tell whether an event would reach anybody: one that would not is not made."""
+        """Return whether an event would reach anybody. One that would not is not made."""
         return self._bus is None or self._bus.has_subscribers
 
     async def _emit_executed(self, action: Action, before: AgentSession, after: AgentSession) -> None:
@@ -391,7 +396,7 @@ class SessionRuntime:
 
 
 class _Held:
-    """What an action has claimed, and what follows once that is given back."""
+    """The claims of an action, and the sequels that follow once these are given back."""
 
     def __init__(self) -> None:
         self._records: list[ClaimingRecord] = []
@@ -406,7 +411,7 @@ class _Held:
         self._sequels += [] if sequel is None else [(record, sequel)]
 
     def was_saved(self, may_be_waited_for: bool) -> None:
-        """Take note that the session is saved, and with it given back."""
+        """Note that the session is saved, which gives its claim back."""
         self._may_be_waited_for = may_be_waited_for
 
     @property
@@ -415,18 +420,18 @@ class _Held:
 
     @property
     def sequels(self) -> list[Sequel]:
-        """What follows. Behind a claim that was refused nothing does: who holds the session sees to it."""
+        """Return the sequels to carry out. A claim that was refused has none: the holder of the session sees to it."""
         is_due = self._may_be_waited_for
         return [each for record, each in self._sequels if record is None or (record.was_claimed and is_due)]
 
     async def leave(self) -> None:
-        """Give back what is not saved."""
+        """Give back the claims that no save has ended."""
         for record in self._records:
             await record.leave()
 
 
 def _holds_changed(before: Sequence[str], after: Sequence[str]) -> Sequence[Entry]:
-    """Return what goes on record if other holds are among the tags of a session than before."""
+    """Return the entry for the record if the legal holds among the tags of a session have changed."""
     if before == after:
         return ()
     placed = [tag for tag in after if is_hold(tag) and tag not in before]
@@ -436,7 +441,7 @@ def _holds_changed(before: Sequence[str], after: Sequence[str]) -> Sequence[Entr
 
 
 def _require_action(action: Action) -> Action:
-    # What `isinstance` of the protocol would ask, at a tenth of its cost.
+    # The same question as `isinstance` with the protocol, at a tenth of its cost.
     if isinstance(action, type) or not callable(getattr(action, "execute_on", None)):
         raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
     return action

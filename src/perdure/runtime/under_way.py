@@ -1,4 +1,4 @@
-"""What a runtime has begun and not ended, so that closing it leaves nothing half done."""
+"""The work that a runtime has begun and not ended, so that closing it leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class UnderWay:
 
     def end(self, over: asyncio.Future[None]) -> None:
         self._executions.discard(over)
-        if not over.done():  # one who waited for it may have been cancelled
+        if not over.done():  # a task that waited for it may have been cancelled, and the future with it
             over.set_result(None)
 
     @contextmanager
     def cancellable(self, work: asyncio.Future[Any]) -> Iterator[None]:
-        """Cancel `work` when the runtime is closed while the block lasts; at once if it is being closed."""
+        """Cancel `work` if the runtime is closed while the block lasts, or at once if it is being closed already."""
         self._cancellable.add(work)
         if self.is_closing:
             work.cancel()
@@ -46,11 +46,11 @@ class UnderWay:
             self._cancellable.discard(work)
 
     async def follow(self, sequel: Sequel) -> None:
-        """Carry out what follows an action, if anything does, in a task of its own. What fails there is logged."""
+        """Carry out the sequel of an action, if it is needed, in a task of its own. What fails there is logged."""
         task = asyncio.current_task()
         if self.is_closing:
             return
-        if task is not None and task.cancelling():  # it may be cancelled again, and must not be kept
+        if task is not None and task.cancelling():  # it may be cancelled again, and must not wait here
             self._begin(sequel)
             return
         try:
@@ -60,6 +60,7 @@ class UnderWay:
             _log.warning("what follows an action could not be looked for: %s", error)
 
     def _begin(self, sequel: Sequel) -> None:
+        # Kept in a set, since the event loop holds tasks weakly.
         task = asyncio.get_running_loop().create_task(sequel.carry_out())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -75,7 +76,7 @@ class UnderWay:
             await asyncio.wait(waiting)
 
     async def close(self, grace: float) -> None:
-        """Wait for what is under way, for `grace` seconds; then interrupt it and wait until it has let go."""
+        """Wait for what is under way, for at most `grace` seconds. Then interrupt it, and wait until it has ended."""
         try:
             await asyncio.wait_for(self.idle(), grace)
         except TimeoutError:

@@ -1,1 +1,1 @@
-"""The imperative face: open a session, talk to it, fork it, compact it, close it."""
+"""The imperative API: open a session, talk to it, fork it, compact it, close it."""

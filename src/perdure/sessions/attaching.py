@@ -1,4 +1,4 @@
-"""Images and files for a message: from a path, an address or bytes, with the type and the name that a model is told."""
+"""Images and files for a message: from a path, an address or bytes, with the type and the name for the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from perdure.model.message import Media, Message, Part
 from perdure.model.value import brief
 
 Sent = str | os.PathLike[str] | Part
-"""What goes behind the first text of a message: an image or a file, a path to one, or a further text."""
+"""A part behind the first text of a message: an image or a file, a path to one, or a further text."""
+# The bytes that files of a type begin with. They are asked before the name, which may be wrong.
 _BEGINNINGS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -68,10 +69,10 @@ def attach(
     name: str | None = None,
     media_type: str | None = None,
 ) -> Media:
-    """Return an image or a file to be sent: `await chat.send("What is this?", perdure.attach("plot.png"))`.
+    """Return an image or a file to send: `await chat.send("What is this?", perdure.attach("plot.png"))`.
 
-    The source is a path, an address (`https://…`, which the provider fetches, or `data:…`), or bytes. The type is told
-    by what the bytes begin with, or by the name's ending; `name` is what the model is told that it is called.
+    The source is a path, an address (`https://…`, which the provider fetches, or `data:…`), or bytes. The type is known
+    from what the bytes begin with, or from the name's ending. `name` is the name that the model is told.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         return _of_bytes(bytes(source), name, media_type)
@@ -89,12 +90,12 @@ def attach(
 
 
 async def attached(given: Sent) -> str | Part:
-    """Return a part of a message; one that is given as a path, read without holding up others."""
+    """Return a part of a message. A file that is given as a path is read in a thread, which holds nobody up."""
     return await asyncio.to_thread(attach, given) if isinstance(given, os.PathLike) else given
 
 
 async def message_of(message: object, parts: Sequence[Sent]) -> object:
-    """Return what is to be said: a message as it was given, or a text with parts behind it."""
+    """Return the message to send: as it was given, or a text with parts behind it."""
     if isinstance(message, os.PathLike):
         message = await attached(message)
     if not parts:
@@ -111,9 +112,9 @@ async def message_of(message: object, parts: Sequence[Sent]) -> object:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            body = file.read(MOST_BYTES + 1)
+            body = file.read(MOST_BYTES + 1)  # one byte too many tells a file that is too large, without reading it all
     except FileNotFoundError:
-        raise InvalidData("$.source", f"there is no file {path}") from None
+        raise InvalidData("$.source", f"the file {path} does not exist") from None
     except IsADirectoryError:
         raise InvalidData("$.source", f"{path} is a directory; name a file in it") from None
     except (OSError, ValueError) as error:
@@ -147,7 +148,8 @@ def _of_data_url(url: str, name: str | None, media_type: str | None) -> Media:
 
 
 def _by_beginning(body: bytes) -> str | None:
-    """Return what bytes say of themselves. Providers refuse an image that is not what it is said to be."""
+    """Return the type that bytes begin with. Providers refuse an image that is not of the type that is named."""
+    # RIFF is a container: the format in it is named behind the length.
     if body[:4] == b"RIFF":
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(body[8:12])
     return next((kind for beginning, kind in _BEGINNINGS if body.startswith(beginning)), None)
@@ -159,6 +161,7 @@ def _by_ending(name: str) -> str | None:
 
 def _by_text(body: bytes) -> str | None:
     """Return the type of a plain text, such as a program."""
+    # Binary files may be valid UTF-8, too, but a text has no NUL.
     try:
         return "text/plain" if "\0" not in body.decode() else None
     except UnicodeDecodeError:

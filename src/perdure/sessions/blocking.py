@@ -1,4 +1,4 @@
-"""The same verbs for those who do not await: a thread with an event loop does."""
+"""The same verbs without `await`: a thread with an event loop awaits them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Blocking:
     def _passed_on(self, outcome: Any) -> Any:
         if self._loop is None:
             if inspect.iscoroutine(outcome):
-                outcome.close()
+                outcome.close()  # or Python would warn that it was never awaited
             raise ConfigurationError(NOT_OPEN)
         if inspect.iscoroutine(outcome):
             outcome = self._loop.wait(outcome)
@@ -76,13 +76,13 @@ class BlockingSessions(_Blocking):
         self._loop = LoopThread("perdure blocking", not_open=NOT_OPEN, closed=CLOSED)
         try:
             self._loop.wait(self._target.__aenter__())
-        except BaseException:
+        except BaseException:  # after Ctrl-C, too: the thread would stay
             self._close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Give runs of other threads their grace, as `Sessions` does, then end what these threads still wait for."""
+        """Give runs of other threads their grace, as `Sessions` does, then end what those threads still wait for."""
         self._close(
             self._target._connection.end_runs(at_once=kind is not None), self._target.__aexit__(kind, None, None)
         )

@@ -17,13 +17,13 @@ from perdure.sessions.timing import UNTIL, due_at
 
 
 class Changing(Reach):
-    """The verbs that make a new version without running an agent, and those that make a session of another."""
+    """The verbs that make a new version without running an agent, and those that make a session from another."""
 
     async def inject(self, session_id: str, message: object, *parts: Sent) -> None:
         """Append a message, or a list of them, without running the agent. `parts` go behind a single one.
 
         Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API. A single one may be a
-        text, which is the user's.
+        text, which counts as the user's.
         """
         from perdure.actions.transcript import InjectMessage
 
@@ -36,19 +36,19 @@ class Changing(Reach):
         await self.execute(session_id, InjectMessage(*said))
 
     async def trim(self, session_id: str, keep_last: int) -> int:
-        """Show the last messages only; how many that are."""
+        """Show only the last messages. Return how many are shown then."""
         from perdure.actions.transcript import TrimTranscript
 
         return _length(await self.execute(session_id, TrimTranscript(keep_last)))
 
     async def compact(self, session_id: str, **options: Any) -> int:
-        """Show a summary or less of what is older; how many messages are shown then. See `CompactionOptions`."""
+        """Show a summary, or less, of older messages. Return how many are shown then. See `CompactionOptions`."""
         from perdure.actions.compact import CompactTranscript
 
         return _length(await self.execute(session_id, CompactTranscript(loops=self.loops, **options)))
 
     async def uncompact(self, session_id: str, block_id: str | None = None) -> int:
-        """Show again what the newest compaction covers, or that of an id; how many messages are shown then."""
+        """Show again what the newest compaction covers, or the one with this id. Return how many messages are shown."""
         from perdure.actions.compact import UncompactTranscript
 
         return _length(await self.execute(session_id, UncompactTranscript(block_id)))
@@ -60,23 +60,23 @@ class Changing(Reach):
         await self.execute(session_id, ResetTranscript())
 
     async def undo(self, session_id: str) -> int:
-        """Take back the last change of what is shown; how many messages are shown then."""
+        """Take back the last change of what is shown. Return how many messages are shown then."""
         from perdure.actions.transcript import Undo
 
         return _length(await self.execute(session_id, Undo()))
 
     async def rewind(self, session_id: str, to: int | str) -> int:
-        """Go back to a version, by its number, or to a message, by its id; how many messages are shown then."""
+        """Go back to a version, by its number, or to a message, by its id. Return how many messages are shown then."""
         from perdure.actions.transcript import Rewind
 
         return _length(await self.execute(session_id, Rewind(to)))
 
     async def suspend(self, session_id: str, *, until: datetime | None = None) -> None:
-        """Close a session to messages until it is resumed: by hand, or by a worker at a time."""
+        """Close a session to messages until it is resumed: by hand, or by a worker at the time `until`."""
         from perdure.actions.lifecycle import SuspendSession
 
         found = (await self.info(session_id)).id
-        if until is not None:  # first: a timer of a session that is open does nothing
+        if until is not None:  # first: killed in between, it leaves a timer that does nothing to an open session
             await self._queue().set_timer(Timer(found, UNTIL, due_at(until, "$.until")), replace=True)
         await self.execute(found, SuspendSession())
         if until is None:
@@ -90,7 +90,7 @@ class Changing(Reach):
         await self._forget_until((await self.info(session_id)).id)
 
     async def _forget_until(self, session_id: SessionId) -> None:
-        """Drop the time at which a session was to be resumed: what was decided last holds."""
+        """Drop the timer that would resume a session: the last decision counts."""
         if is_queue(self.runtime.journal):
             await self._queue().drop_timer(session_id, UNTIL)
 
@@ -107,7 +107,7 @@ class Changing(Reach):
         await self.execute(session_id, DeleteSession())
 
     async def restore(self, session_id: str) -> None:
-        """Take back that a session was deleted. What was erased cannot be restored."""
+        """Take the deletion of a session back. What was erased cannot be restored."""
         from perdure.actions.lifecycle import RestoreSession
 
         await self.execute(session_id, RestoreSession())
@@ -121,8 +121,11 @@ class Changing(Reach):
         version: int | None = None,
         loop: str | None = None,
     ) -> Chat:
-        """Return a new session that begins where another stands: at its end, at a message, at an older version, or
-        where one of its loops ended, be it a branch that was not selected."""
+        """Make a session that begins where another one is, and return its handle.
+
+        It begins at the other's end, at a message, at an older version, or where one of its loops ended. The loop may
+        be a branch that was not selected.
+        """
         from perdure.actions.fork import ForkSession
 
         action = ForkSession(at=at, dst=None if dst is None else self._named(dst), loop=loop)

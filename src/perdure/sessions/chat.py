@@ -1,4 +1,4 @@
-"""A handle on one session: what `sessions.open` returns."""
+"""A handle on one session, which `sessions.open` returns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Chat:
-    """One session's verbs. A handle holds no state but the id: any number of them may be open on one session."""
+    """One session's verbs. A handle keeps nothing but the id, so any number of them may be open on one session."""
 
     def __init__(self, sessions: Sessions, session_id: SessionId) -> None:
         self._sessions = expect_method(sessions, "send", "$.sessions")
@@ -49,7 +49,7 @@ class Chat:
 
     @property
     def sessions(self) -> Sessions:
-        """The sessions that it is one of."""
+        """The sessions that it belongs to."""
         return self._sessions
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Chat:
     async def send(
         self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> Reply[Any]:
-        """Say something and wait for the answer. RunFailed if the run ends without one.
+        """Send a message and wait for the answer. Raise RunFailed if the run ends without one.
 
         `output`, a type or a JSON schema, is the form of the answer, which `reply.value` has.
         """
@@ -77,9 +77,9 @@ class Chat:
     def stream(
         self, message: object, *parts: Sent, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
-        """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
+        """Send a message and yield the answer's text as it comes. The last chunk is empty and has the `reply`.
 
-        Whoever stops listening stops the run, unless it is to `detach`.
+        If you stop listening, the run stops, unless you `detach` it.
         """
         return self._sessions.stream(self._id, message, *parts, output=output, detach=detach, **options)
 
@@ -96,7 +96,7 @@ class Chat:
     async def start(
         self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]:
-        """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it."""
+        """Send a message, and return once the run has begun. The run belongs to the connection, not to the caller."""
         return await self._sessions.start(self._id, message, *parts, output=output, **options)
 
     async def enqueue(
@@ -114,18 +114,18 @@ class Chat:
         )
 
     async def result(self, key: str) -> Reply[Any] | None:
-        """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
+        """Return the result of a key, without starting anything, or None if no message with it was ever sent."""
         return await self._sessions.result(self._id, key)
 
     def follow(self, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
-        """Yield what the run under way says, or what the last one has said, behind the chunk with this `cursor`.
+        """Yield the text of the run under way, or of the last one, behind the chunk whose `cursor` is given as `after`.
 
         It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`.
         """
         return self._sessions.follow(self._id, after=after, timeout=timeout)
 
     async def retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message again: what its run came to leaves the view, and stays in the history."""
+        """Send the last message again. The old answer leaves the view, and stays in the history."""
         return await self._sessions.retry(self._id, output=output, **options)
 
     async def start_retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> StartedRun[Any]:
@@ -135,32 +135,32 @@ class Chat:
     def stream_retry(
         self, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
-        """Send the last message again, and have the answer's text as it comes."""
+        """Send the last message again, and yield the answer's text as it comes."""
         return self._sessions.stream_retry(self._id, output=output, detach=detach, **options)
 
     async def approve(self, call_ids: Shown | None = None, *, context: object = None, wait: bool = True) -> Reply[Any]:
-        """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`.
+        """Approve pending tool calls: all of them, or those given as they are in `reply.pending_calls`.
 
-        With `wait=False` a worker continues the run: neither tools nor a model are needed here.
+        With `wait=False` a worker continues the run. Then neither tools nor a model are needed here.
         """
         return await self._sessions.approve(self._id, call_ids, context=context, wait=wait)
 
     async def deny(
         self, reason: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
     ) -> Reply[Any]:
-        """Keep pending tool calls from being made; the model is told why, and continues, here or at a worker."""
+        """Deny pending tool calls. The model is told why, and continues, here or at a worker."""
         return await self._sessions.deny(self._id, reason, call_ids, context=context, wait=wait)
 
     def stream_approve(
         self, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
     ) -> AsyncIterator[Chunk]:
-        """Let pending tool calls be made, and have the text of what follows as it comes."""
+        """Approve pending tool calls, and yield the text of what follows as it comes."""
         return self._sessions.stream_approve(self._id, call_ids, context=context, detach=detach)
 
     def stream_deny(
         self, reason: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
     ) -> AsyncIterator[Chunk]:
-        """Keep pending tool calls from being made, and have the text of what follows as it comes."""
+        """Deny pending tool calls, and yield the text of what follows as it comes."""
         return self._sessions.stream_deny(self._id, reason, call_ids, context=context, detach=detach)
 
     async def answer(
@@ -171,7 +171,7 @@ class Chat:
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Hand in what calls that are made outside have come to, by their ids, and let the run continue.
+        """Hand in the results of calls that are made outside, by their ids, and continue the run.
 
         With `wait=False` a worker continues it.
         """
@@ -187,7 +187,7 @@ class Chat:
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Settle several pending calls at once, and let the run continue: approve some, deny some, answer some.
+        """Settle several pending calls at once, and continue the run: approve some, deny some, answer some.
 
         With `wait=False` a worker continues it.
         """
@@ -215,7 +215,7 @@ class Chat:
         context: object = None,
         detach: bool = False,
     ) -> AsyncIterator[Chunk]:
-        """Hand in answers to calls that are made outside, and have the text of what follows as it comes."""
+        """Hand in the results of calls that are made outside, and yield the text of what follows as it comes."""
         return self._sessions.stream_answer(self._id, answers, errors=errors, context=context, detach=detach)
 
     async def cancel(self, *, run: str | None = None) -> bool:
@@ -264,11 +264,11 @@ class Chat:
         return await self._sessions.rewind(self._id, to)
 
     async def suspend(self, *, until: datetime | None = None) -> None:
-        """Close the session to messages until it is resumed: by hand, or by a worker at a time."""
+        """Close the session to messages until it is resumed: by hand, or by a worker at the time `until`."""
         await self._sessions.suspend(self._id, until=until)
 
     async def resume(self) -> None:
-        """Open the session that was suspended, completed or failed."""
+        """Open the session again after it was suspended, completed or failed."""
         await self._sessions.resume(self._id)
 
     async def rename(self, name: str | None) -> None:
@@ -290,11 +290,11 @@ class Chat:
         return await self._sessions.redact(self._id, message_ids, replacement=replacement)
 
     async def forget(self, *, before: int) -> Forgotten:
-        """Erase the versions that are older than one, for good, and what only they show. Return how much that was."""
+        """Erase the versions older than `before`, for good, and what only they show. Return how much that was."""
         return await self._sessions.forget(self._id, before=before)
 
     async def retain(self, rule: Retention | None) -> None:
-        """Give the session a rule of its own about how long it is kept; None takes it away."""
+        """Give the session a rule of its own about how long it is kept. None takes it away."""
         await self._sessions.retain(self._id, rule)
 
     async def hold(self, case: str | None = None) -> None:
@@ -306,7 +306,7 @@ class Chat:
         await self._sessions.lift_hold(self._id, case)
 
     async def session(self, version: int | None = None) -> AgentSession:
-        """The session itself, as of a version."""
+        """Return the session itself, as of a version, by default the newest."""
         return await self._sessions.session(self._id, version)
 
     async def versions(self, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
@@ -314,9 +314,9 @@ class Chat:
         return await self._sessions.versions(self._id, before=before, limit=limit)
 
     async def view(self) -> View:
-        """Return how the conversation stands: what a page shows that is loaded now, and the `cursor` to `follow` from.
+        """Return the conversation as a page shows it that is loaded now, with the `cursor` to `follow` from.
 
-        It works from any process, also in the middle of a run.
+        It works from any process, also during a run.
         """
         return await self._sessions.view(self._id)
 
@@ -344,18 +344,20 @@ class Chat:
         return self._sessions.events(self._id, after=after, last=last, follow=follow)
 
     def subscribe(self, subscriber: Subscriber) -> LiveSubscription:
-        """Call a function, plain or async, with every event of this session, until the handle that comes back is
-        cancelled or the session is closed."""
+        """Call a function, plain or async, with every event of this session.
+
+        It hears events until the returned subscription is cancelled, or the session is closed.
+        """
         return self._sessions.live.subscribe(self._id, subscriber)
 
     async def export(
         self, target: str | os.PathLike[str] | BinaryIO, *, format: Format = "perdure", history: bool = False
     ) -> MoveReport:
-        """Write the session into a file: whole, or as a conversation in the format "openai" or "markdown"."""
+        """Write the session to a file: whole, or as a conversation in the format "openai" or "markdown"."""
         return await self._sessions.export(target, [self._id], format=format, history=history)
 
     async def recover(self) -> bool:
-        """Go on with a run that was killed; whether there was one."""
+        """Continue a run that was killed. Return whether there was one."""
         report = await self._sessions.recover(self._id)
         return bool(report.resumed or report.suspended)
 
@@ -363,15 +365,17 @@ class Chat:
         await self._sessions.close(self._id)
 
     async def new_session(self) -> SessionId:
-        """Begin a new session with the same agent and model; from here on this handle stands for that one."""
+        """Begin a new session with the same agent and model. From now on this handle stands for the new one."""
         self._id = (await self._sessions.new_session(self._id)).id
         return self._id
 
     async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
-        """Begin a new session if nothing has happened in this one for so long, and return its id; else None.
+        """Begin a new session if nothing has happened in this one for `idle`, in seconds or as a timedelta.
 
-        A session in the middle of a run is never left: one that is being run, here or elsewhere, one whose run waits
-        for approval, and one whose run was killed, which the next send recovers first.
+        Return its id, or None if no session was begun.
+
+        A session is never left during a run. The run may be under way, here or elsewhere, or wait for approval, or it
+        may have been killed. The next send recovers a killed run first.
         """
         seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
         expect_number(seconds, "$.idle")
@@ -381,7 +385,7 @@ class Chat:
         return await self.new_session()
 
     async def _is_within_run(self, status: SessionStatus) -> bool:
-        """Return whether a run of the session has begun and not ended."""
+        """Tell whether a run of the session has begun and not ended."""
         journal = self._sessions.runtime.journal
         if self._sessions.live.is_running(self._id):
             return True

@@ -1,4 +1,4 @@
-"""From a URL to sessions."""
+"""Connect: from a URL to sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LoopOptions(TypedDict, total=False):
-    """What agents run on: the options of a `LoopFactory`."""
+    """The options of the `LoopFactory` that runs agents."""
 
     tools: Iterable[Tool | Toolset | Callable[..., Any]]
     model: ModelConfig | str | None
@@ -65,30 +65,34 @@ def connect(
     keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
-    """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
+    """Return the sessions in a store. The URL is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
 
-    Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
-    sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
-    and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
-    later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. With `recover`,
-    killed runs are continued in the background, when the connection opens and while it is open; a run that cannot be
-    is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
-    `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy. `rate` is how
-    often models are asked with one key, by all who use the store: "60/m", a `RateLimit`, or a mapping of such by
-    provider. A model call waits for its turn, and is RateLimited if the run's time is up before. `keep` says how long
-    sessions are kept: workers and `apply_retention()` erase what is over. Nothing is erased by connecting.
-    `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`: every text is what they make
-    of it before it is stored, told to those who listen, or sent to the model.
-    With `keys`, a `FileKeyRing` or a class of your own, what is written is sealed with a key for each owner.
+    A store may also be given itself. Use the sessions with `async with`. With an `owner`, every verb sees only that
+    owner's sessions. `live` is the number of open sessions that are kept in memory. `events` hears everything.
+    `controller` is called at every stage of creating, loading and saving a session. When the connection is left, runs
+    have `grace` seconds to end. After that they are interrupted, to be recovered later. `filters` are the keys of
+    sessions' metadata that `list(metadata=…)` can narrow a list by.
 
-    The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
-    `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
-    `title`, a function of the session after its first answer: what it returns becomes the session's name, unless it
-    has one or it takes more than 10 seconds. And `telemetry`, a `Telemetry`: runs are traced and measured by
-    OpenTelemetry.
+    With `recover`, killed runs are continued in the background, when the connection opens and while it is open. A run
+    that cannot be continued is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease`
+    seconds counts as killed. `per_owner` is the number of sessions of one owner that may be run at once. Beyond that,
+    sending a message raises OwnerBusy. `rate` limits how often models are asked with one key, by all users of the
+    store. It is "60/m", a `RateLimit`, or a mapping of these by provider. A model call waits for its turn, and raises
+    RateLimited if the run's time is up before.
 
-    A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
-    when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
+    `keep` says how long sessions are kept. Workers and `apply_retention()` erase what is over; connecting erases
+    nothing. `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`. They change every
+    text before it is stored, emitted, or sent to the model. With `keys`, a `FileKeyRing` or a class of your own, what
+    is written is sealed with a key for each owner.
+
+    The other options are for the `LoopFactory` that runs agents. `context` is a function of the session and the
+    `context_data` that a caller left. It makes what tools find in `ToolContext.context` where the caller is gone.
+    `title` is a function of the session after its first answer. What it returns becomes the session's name, unless the
+    session has one or the function takes more than 10 seconds. With `telemetry`, a `Telemetry`, runs are traced and
+    measured by OpenTelemetry.
+
+    A `model` is stored with sessions that are created here. An existing session that keeps another model is changed to
+    it when it is first sent to, by a `ChangeModel` on record. A definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner", "rate")
@@ -114,9 +118,9 @@ def connect(
 
 
 def _redacted(store: SessionStore, redact: Iterable[Redactor | TextFunction]) -> tuple[SessionStore, Redaction | None]:
-    """Return a store in front of which redactors stand, if there are any, and what they do."""
+    """Return the store, behind redactors if any are given, and the redaction that they apply."""
     there: Redaction | None = getattr(store, "redaction", None)
-    if redact == ():
+    if redact == ():  # the default, for which nothing is imported
         return store, there
     from perdure.redaction.texts import Redaction
     from perdure.stores.redacting import RedactingStore
@@ -155,12 +159,13 @@ def connect_blocking(
     keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
-    """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
+    """Return the same sessions for scripts and notebooks. Use it with `with`; no verb is awaited.
 
     A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
     """
     from perdure.sessions.blocking import BlockingSessions
 
+    # The loop in the thread serves nobody else, so a commit may hold it up. That is quicker than another thread.
     store = store_of(url, cache=live, commit_in_loop=True, keys=keys)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
     shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep, "redact": redact}

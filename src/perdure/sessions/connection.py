@@ -1,4 +1,4 @@
-"""What the sessions of every owner share: an open store, the loops that run agents, and the runs under way."""
+"""The connection that the sessions of every owner share: an open store, the agents' loops, and the runs under way."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from perdure.telemetry.meters import Depths
 
 _MOST_WAITING = 10_000
-"""How many sessions that wait are counted for a metric. Beyond that the exact number is of no use."""
+"""The number of waiting sessions that are counted for a metric. Beyond that the exact number is of no use."""
 _LEAVE_AGAIN = 0.5
-"""How many seconds a wait has to end when the connection is closed: a store may let its cancellation get lost."""
+"""Seconds after which waits are cancelled again when the connection is closed: a store may lose a cancellation."""
 
 
 class Connection:
@@ -48,13 +48,13 @@ class Connection:
         keep: Retention | RetentionPolicy | None = None,
     ) -> None:
         self.retention = RetentionPolicy.of(keep)
-        """How long sessions are kept, unless they have a rule of their own."""
+        """The rules about how long sessions are kept, unless they have a rule of their own."""
         self.store = store
         self.loops = require_loops(loops)
         self.events = events
         self.model = model
         self.model_for: ModelFor | None = None
-        """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
+        """A function that names sessions' models, also for runs that wait for approval. The command line sets it."""
         self.controller = controller
         self.runtime = SessionRuntime(
             store, controller=controller, events=events, filters=filters, terms=terms, telemetry=loops.telemetry
@@ -63,10 +63,10 @@ class Connection:
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
         self.recovers = False
-        """Whether killed runs are continued in the background while it is open."""
+        """True if killed runs are continued in the background while it is open."""
         self.recovering: Recovering | None = None
         self.dispatcher: Dispatcher | None = None
-        """Whoever is to be told at once that something waits; without one, workers find it by themselves."""
+        """The dispatcher that is told at once that something waits. Without one, workers find it by themselves."""
         self._live = LiveSet(store, live)
         self._grace = expect_wait(grace, "$.grace")
         self._is_open = False
@@ -86,7 +86,7 @@ class Connection:
             )
 
     async def open(self) -> None:
-        """Open the store, unless somebody has: whoever opened it closes it."""
+        """Open the store, unless it is open already: then the code that opened it closes it."""
         is_shared = isinstance(self.store, Opened) and self.store.is_open
         if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
@@ -94,7 +94,8 @@ class Connection:
 
     def begin(self) -> None:
         """Use a store that is open, or that opens itself."""
-        # The last thing before the store is closed: a verb that began when all others had ended may have a claim.
+        # Exits run in reverse, so this is the last before the store is closed. A verb may have begun after `end_runs`,
+        # and still hold a claim.
         self._exits.push_async_callback(self.runtime.close, 0.0)
         self._exits.push_async_callback(self.loops.aclose)
         self._exits.callback(self.events.wiretap(self._live.emit).cancel)
@@ -104,7 +105,7 @@ class Connection:
         self._is_open = True
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
+        """Let runs end before the store is closed. With `at_once`, after an error, they are interrupted instead."""
         try:
             await self.end_runs(at_once=at_once)
         finally:
@@ -113,6 +114,7 @@ class Connection:
 
     async def end_runs(self, *, at_once: bool = False) -> None:
         """Stop the runs of streams that were left, and wait for others, which are interrupted after their grace."""
+        # First of all: a recovery that begins now would have to be interrupted, too.
         if self.recovering is not None:
             self.recovering.stop()
         for run in self._runs:
@@ -120,7 +122,7 @@ class Connection:
                 run.work.cancel()
         grace = 0.0 if at_once else self._grace
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
-        while self._runs:  # whose sessions are settled: they have only to tell those who wait
+        while self._runs:  # their sessions are settled: they only have to tell those who wait for them
             for run in self._runs:
                 run.leave()
             await asyncio.wait({run.work for run in self._runs}, timeout=_LEAVE_AGAIN)
@@ -129,7 +131,7 @@ class Connection:
             self.recovering = None
 
     async def depths(self) -> Depths | None:
-        """Return what waits in the store and what is claimed; None if it has no inboxes."""
+        """Return the numbers of what waits in the store and of what is claimed, or None if it has no inboxes."""
         from perdure.telemetry.meters import Depths
 
         queue = self.runtime.journal
@@ -142,6 +144,6 @@ class Connection:
         return Depths(kind, sum(each.count for each in waiting), len(running) - lapsed, lapsed)
 
     def keep(self, run: StartedRun[Any]) -> None:
-        """Hold on to a run until it is over: asyncio itself does not."""
+        """Hold a reference to a run until it is over: asyncio itself does not."""
         self._runs.add(run)
         run.work.add_done_callback(lambda _: self._runs.discard(run))

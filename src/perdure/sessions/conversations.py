@@ -1,6 +1,6 @@
 """Sessions as plain conversations, for people and other programs: OpenAI's messages both ways, Markdown one way.
 
-What is written is what was said. Versions, runs and keys are only in the archive that `export` writes by default.
+Only what was said is written. Versions, runs and keys are in the archive that `export` writes by default.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from perdure.sessions.keeping import Keeping
 
 Format = Literal["perdure", "openai", "markdown"]
-"""What sessions are written as: whole, to be imported again, or as conversations."""
+"""The format in which sessions are written: whole, to be imported again, or as conversations."""
 
 
 class ImportReport(MoveReport, frozen=True):
-    """What an import of conversations came to."""
+    """The outcome of an import of conversations."""
 
     created: tuple[SessionId, ...] = ()
     """The sessions that were made, in the order of the file: conversations have no ids of their own."""
@@ -58,7 +58,7 @@ async def export_conversations(
     is_single: bool = False,
     progress: Progress | None = None,
 ) -> MoveReport:
-    """Write the views of sessions, or with `history` all that was said in them. A single one is a document itself."""
+    """Write the views of sessions, or with `history` all that was said in them. A single one is a whole document."""
     if isinstance(target, str | os.PathLike):
         async with whole_file(checked_path(target, "$.target")) as file:
             return await export_conversations(
@@ -88,7 +88,10 @@ def _written(
 
 
 def openai_form(session: AgentSession, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return what a model would be sent, in the form of chat completions: with the prompt, and every call answered."""
+    """Return the messages as a model would be sent them, in the form of chat completions.
+
+    They begin with the system prompt, and every call is answered.
+    """
     prompt = session.state.context.system_prompt
     first = [{"role": "system", "content": prompt}] if prompt.strip() else []
     return [*first, *openai_messages(compile_prompt(messages))]
@@ -106,6 +109,7 @@ async def import_conversations(
         with await opened(checked_path(source, "$.source")) as file:
             return await import_conversations(sessions, file, agent, progress=progress)
     raw = await asyncio.to_thread(source.read)
+    # A list: all of the file is checked before the first session is made.
     conversations = await aside(lambda: list(_conversations(raw)))
     created: list[SessionId] = []
     for messages in conversations:
@@ -119,7 +123,7 @@ async def import_conversations(
 
 
 def _conversations(raw: bytes) -> Iterator[tuple[Message, ...]]:
-    """Yield the conversations of a file: of a list of messages one, of objects with `messages` one each."""
+    """Yield the conversations of a file: one for a list of messages, or one for each object with `messages`."""
     values = list(_values(raw))
     if not values:
         raise InvalidData("$", "there are no messages in this file")
@@ -137,7 +141,7 @@ def _conversations(raw: bytes) -> Iterator[tuple[Message, ...]]:
 
 
 def messages_of_lines(values: Sequence[tuple[str, Any]]) -> list[Message]:
-    """Return messages that stand one by one; what is wrong is told with the place of each."""
+    """Return messages that are given one by one with their places, which errors name."""
     for path, value in values:
         if not isinstance(value, Mapping):
             raise InvalidData(path, f"expected a message, an object with a role; got {brief(value)}")
@@ -158,6 +162,7 @@ def _checked(messages: Iterable[Message], path: str) -> tuple[Message, ...]:
 
 def _values(raw: bytes) -> Iterator[tuple[str, Any]]:
     """Yield what is in a file, each with its place: the items of one JSON array, or one value a line."""
+    # Some editors begin a UTF-8 file with these three bytes, a byte order mark.
     text = raw.removeprefix(b"\xef\xbb\xbf").strip()
     if text.startswith(b"["):
         whole = codec.decode_plain(text)

@@ -1,4 +1,4 @@
-"""How much of a run's text somebody has seen, and the text that says so to those who come back."""
+"""Cursors: how much of a run's text a reader has seen, as a text that the reader comes back with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.model.value import brief
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the text of a run: behind so many characters of one of its messages.
+    """A place in the text of a run: behind the first `offset` characters of one of its messages.
 
     The checksum is that of these characters. It tells later whether the message still begins with them.
     """
@@ -23,13 +23,13 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     run: str
     message_id: str = ""
     attempt: int = 0
-    """How often the model had begun the message again."""
+    """The number of times that the model had begun the message again."""
     base: int = 0
-    """How many characters of the run come before the message."""
+    """The number of characters of the run before the message."""
     offset: int = 0
     crc: int = 0
     is_end: bool = False
-    """Whether the run is over, and its reply was given."""
+    """True if the run is over, and its reply was given."""
 
     @classmethod
     def of(cls, cursor: str) -> Self:
@@ -49,11 +49,11 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """How many characters of the run come before this place."""
+        """Return the number of characters of the run before this place."""
         return self.base + self.offset
 
     def after(self, text: str) -> Place:
-        """Return the place behind some more of the same message."""
+        """Return the place behind this further text of the same message."""
         crc = crc32(_bytes(text), self.crc)
         return Place(self.run, self.message_id, self.attempt, self.base, self.offset + len(text), crc)
 

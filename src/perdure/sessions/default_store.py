@@ -1,4 +1,4 @@
-"""Where sessions are kept unless somebody says so: by the environment, a config file, or the user's data directory."""
+"""The default store: named by the environment or a config file, or else in the user's data directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 VARIABLE = "PERDURE_STORE"
 PROJECT_FILE = "perdure.toml"
 KEYS = ("store", "owner", "model", "agent", "keys", "redact")
-# Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
+# Tools are code. Only the person who types the command may say which is run, never a file that is in a directory.
 _NO_TOOLS = (
     "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
 )
@@ -21,7 +21,7 @@ _NO_TOOLS = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was settled on, and who said so."""
+    """A value that was settled on, and the source that named it."""
 
     value: str
     by: str
@@ -40,7 +40,7 @@ def data_directory() -> Path:
 
 
 def config_file() -> Path | None:
-    """Return the nearest `perdure.toml` from here upwards, else the user's own; None if there is neither."""
+    """Return the nearest `perdure.toml` from here upwards, or else the user's own, or None."""
     here = Path.cwd()
     candidates = [folder / PROJECT_FILE for folder in (here, *here.parents)]
     candidates.append(_home("XDG_CONFIG_HOME", ".config") / "perdure" / "config.toml")
@@ -48,7 +48,7 @@ def config_file() -> Path | None:
 
 
 def configured(name: str) -> Chosen | None:
-    """Return what the config file says, and its path; None if it says nothing, or there is none."""
+    """Return what the config file says, and its path, or None if no config file says it."""
     path = config_file()
     if path is None:
         return None
@@ -64,7 +64,7 @@ def read_config(path: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
+        raise ConfigurationError(f"{path} is not TOML: {error}. Correct it, or move it away.") from None
     for key, value in found.items():
         if key in ("tools", "mcp"):
             raise ConfigurationError(f"{path} {_NO_TOOLS}")
@@ -74,7 +74,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def as_url(given: str, folder: Path = Path()) -> str:
-    """Return a store's URL, with its path seen from a folder; the path of a database file serves as well."""
+    """Return a store's URL, with its path relative to a folder. The path of a database file is accepted as well."""
     scheme, found, rest = given.partition("://")
     if not found and given.endswith((".db", ".sqlite", ".sqlite3")):
         return _sqlite_url(folder / Path(given).expanduser())
@@ -89,7 +89,7 @@ def _sqlite_url(path: Path) -> str:
 
 
 def path_of(url: str) -> Path | None:
-    """Return where a store lies on this machine; None for one that does not."""
+    """Return the path of a store on this machine, or None for a store that has none."""
     scheme, _, rest = url.partition("://")
     path = rest.partition("?")[0]
     return Path(unquote(path[1:] if scheme == "sqlite" else path)) if scheme in ("sqlite", "file") else None
@@ -97,4 +97,5 @@ def path_of(url: str) -> Path | None:
 
 def _home(variable: str, fallback: str) -> Path:
     given = os.environ.get(variable, "")
+    # The XDG specification says that a relative path has to be ignored.
     return Path(given) if given.startswith("/") else Path.home() / fallback

@@ -1,4 +1,4 @@
-"""A session's runs, branches, sub-agents and forks as one tree, before anybody draws it."""
+"""A session's runs, branches, sub-agents and forks as one tree, which is not drawn yet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAITING = "waiting"
 
 @dataclass
 class Node:
-    """A session, a run, or a group of parallel branches, and what hangs on it."""
+    """A session, a run, or a group of parallel branches, with its children."""
 
     kind: str
     """session, fork, subagent, loop, branch or group."""
@@ -44,7 +44,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
     def session_ids(self) -> Iterator[str]:
-        """Return the ids of all sessions in the tree."""
+        """Yield the ids of all sessions in the tree."""
         if self.kind in ("session", "fork", "subagent"):
             yield self.id
         for child in self.children:
@@ -73,7 +73,7 @@ async def killed_in(sessions: Sessions) -> set[str]:
 
 
 async def tree_of(sessions: Sessions, session_id: str, *, limit: int) -> Node:
-    """The tree below a session, with the last `limit` runs of each."""
+    """Return the tree below a session, with the last `limit` runs of each session."""
     return await _Grown(sessions, limit).root(session_id)
 
 
@@ -101,14 +101,14 @@ class _Grown:
             else:
                 grown = await self.session(child, "subagent", depth + 1)
                 subagents.setdefault(child.spawn_ref.parent_loop_id, []).append(grown)
-        # By the whole loops: the header of a run that has not ended does not know yet what it has used.
+        # From the whole loops: the header of a run that has not ended does not know its usage yet.
         node.usage = replace(record, loops=tuple(loops)).total_usage()
         node.children = [*_runs(loops, subagents), *forks]
         if info.id in self._killed:
             _mark_open(node.children, KILLED)
         elif await self._waits(info):
             _mark_open(node.children, WAITING)
-        # What hangs on a run that is older than those shown hangs on the session.
+        # The sub-agents of a run that is older than those shown become children of the session.
         node.children += [each for found in subagents.values() for each in found]
         return node
 
@@ -121,7 +121,7 @@ class _Grown:
 
 
 def _runs(loops: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> list[Node]:
-    """Runs in the order they began, the branches of a group below one node."""
+    """Return the runs in the order in which they began, with the branches of a group below one node."""
     nodes: list[Node] = []
     seen: set[str] = set()
     known = {loop.loop_id: loop for loop in loops}
@@ -174,7 +174,7 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
 
 
 def _mark_open(runs: Iterable[Node], status: str) -> None:
-    """Tell of runs that have not ended why nobody is running them."""
+    """Give runs that have not ended the status that says why nobody is running them."""
     for node in runs:
         if node.kind in ("loop", "branch", "group"):
             _mark_open(node.children, status)

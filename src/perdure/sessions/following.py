@@ -1,7 +1,7 @@
-"""Follow a run from anywhere: what was said of it, what is being said, and what comes.
+"""Follow a run from anywhere: what it has said, what it is saying, and what comes.
 
-The record is the truth. What was kept of an answer that is not on record yet is shown meanwhile; where the record then
-says something else, or the model begins again, what was shown of the answer is taken back.
+The record is the truth. The pieces that were kept of an answer are shown until it is on record. If the record then says
+something else, or the model begins again, what was shown of the answer is taken back.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from perdure.runtime.record_reader import PAGE, Story, last_of_run
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk
 
+# Seconds between two looks at a journal that does not tell of news.
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 0.25
-"""How long a journal that tells of what is written is waited for: it does not tell that a process has died."""
+"""Seconds until a journal that tells of writes is read anyway: it does not tell that a process has died."""
 _RUNS_LOOKED_AT = 20
 
 
 async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | None) -> RunOnRecord | None:
-    """Return the run that a place is in, or that comes behind it; without a place, the last one. None if there is none.
+    """Return the run that a place is in, or the one behind it. Without a place, return the last run, or None.
 
-    Raise InvalidData if the place is in no run of the session.
+    Raise InvalidData if no run of the session has the place.
     """
     if place is None:
         await _begun(journal, session_id)
@@ -41,13 +42,13 @@ async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | 
 
 
 async def last_run(journal: Journal, session_id: SessionId, before: int | None = None) -> RunOnRecord | None:
-    """Return the newest run that says something, also of those that began before an entry; None if there is none."""
+    """Return the newest run that says something, or None. With `before`, it began before that entry."""
     found = await loops_on_record(journal, session_id, limit=_RUNS_LOOKED_AT, before=before)
     return next((run for run in reversed(found) if not _is_compaction(run.first)), None)
 
 
 async def _begun(journal: Journal, session_id: SessionId) -> None:
-    """Wait while branches are announced of which none has begun."""
+    """Wait while branches are announced and none of them has begun."""
     while True:
         entry = await last_of_run(journal, session_id)
         if entry is None or entry.kind != "parallel_loop_start" or not await journal.is_claimed(session_id):
@@ -56,13 +57,13 @@ async def _begun(journal: Journal, session_id: SessionId) -> None:
 
 
 def _is_compaction(start: JournalEntry) -> bool:
-    """Tell whether a run that begins so only compacts: it says nothing, and may come while another waits."""
+    """Tell whether a run with this start only compacts: it says nothing, and may come while another run waits."""
     said = start.body if start.kind == "agent_start" else {}
     return bool(said.get("continuation", {}).get("kind") == "compaction")
 
 
 def _group_of(run: RunOnRecord) -> frozenset[str]:
-    """Return the runs that are evaluated side by side with one, itself among them."""
+    """Return the runs that are evaluated side by side with one, including itself."""
     group = run.first.body.get("group") if run.first.kind == "agent_start" else None
     return frozenset(group or {run.loop_id})
 
@@ -78,7 +79,7 @@ async def _next_run(journal: Journal, session_id: SessionId, run: RunOnRecord) -
 
 
 async def progress_of(journal: Journal, session_id: SessionId, after: int = 0) -> RunProgress:
-    """Tell how far a session's run has come, also of a journal that keeps no pieces."""
+    """Return how far a session's run has come, also if the journal keeps no pieces of answers."""
     if is_sketchbook(journal):
         return await journal.progress(session_id, after=after)
     # The claim first: what its holder has written before it was given back is on record by then.
@@ -89,7 +90,7 @@ async def progress_of(journal: Journal, session_id: SessionId, after: int = 0) -
 
 
 class Follower:
-    """Follows one run, or a group of runs that are evaluated side by side, to its end."""
+    """A follower of one run, or of a group of runs that are evaluated side by side, to its end."""
 
     def __init__(self, journal: Journal, session_id: SessionId, run: RunOnRecord, place: Place | None) -> None:
         self._journal = journal
@@ -101,16 +102,16 @@ class Follower:
         self._sought = place if place is not None and place.run in self.runs else None
         """The place to begin at, until it is reached."""
         self._passed = 0
-        """How many characters stand before it, of those that were passed."""
+        """The number of characters before it, of the messages that were passed."""
         self._is_whole = True
-        """Whether the message that the place is in is on record."""
+        """True if the message that the place is in is on record."""
         self._kept = 0
-        """How many characters were read of the pieces of the message under way."""
+        """The number of characters that were read of the pieces of the message under way."""
         self.place = Place(run.loop_id)
         self.base_version: int | None = None
-        """The version that the run set out from, last: its end makes the next one."""
+        """The version that the run last began or continued from: its end makes the next one."""
         self.is_over = False
-        """Whether the record tells that the run has ended."""
+        """True if the record tells that the run has ended."""
 
     async def chunks(self, patience: float) -> AsyncIterator[Chunk]:
         """Yield the text of the run until it is over, or waits for a person.
@@ -121,7 +122,7 @@ class Follower:
             deadline: float | None = None
             while True:
                 progress = await progress_of(self._journal, self._session_id, self._kept)
-                is_told = progress.seq > self._seq
+                is_told = progress.seq > self._seq  # before `news`, which reads up to there
                 for chunk in [each async for each in self.news(progress)]:
                     yield chunk
                 if self.is_over or not (is_told or progress.is_claimed or progress.is_interrupted):
@@ -139,7 +140,7 @@ class Follower:
         return time + patience if deadline is None else deadline
 
     async def news(self, progress: RunProgress) -> AsyncIterator[Chunk]:
-        """Yield what the record says behind what was read of it, then what is kept of the message under way."""
+        """Yield what the record says behind what was read of it, then the pieces of the message under way."""
         while self._seq < progress.seq and not self.is_over:
             page = await self._journal.read(
                 self._session_id, after=self._seq, limit=min(PAGE, progress.seq - self._seq)
@@ -154,7 +155,7 @@ class Follower:
                 yield chunk
 
     def _own(self, page: Sequence[JournalEntry]) -> list[JournalEntry]:
-        """Return the entries that tell of the run. Once another begins, it is over."""
+        """Return the entries that tell of the run. Once another run begins, this one is over."""
         own: list[JournalEntry] = []
         for entry in page:
             if entry.kind == "agent_start" and entry.run not in self.runs and not _is_compaction(entry):
@@ -181,7 +182,7 @@ class Follower:
                         yield chunk
 
     async def _selected(self, loop_id: str | None) -> list[Message]:
-        """Return what the selected branch of a group has said. Nobody can tell before which it is going to be."""
+        """Return what the selected branch of a group has said. Before the selection, nobody can tell which it is."""
         runs = await self._journal.runs(self._session_id, run=loop_id) if loop_id else ()
         said = [message for run in runs for message in await self._journal.messages(run.log, run.start, run.stop)]
         return [message for message in said if is_answer(message, loop_id)]
@@ -202,7 +203,7 @@ class Follower:
         yield from self._say(message.text[self.place.offset :])
 
     def _is_passed(self, message: Message) -> bool:
-        """Tell whether a message comes before the place to begin at; if not, that is reached."""
+        """Tell whether a message comes before the place to begin at. If it does not, the place is reached."""
         sought = self._sought
         if sought is None:
             return False
@@ -214,7 +215,7 @@ class Follower:
         return False
 
     def _reach(self) -> None:
-        """Begin at the place that was sought: all behind it is to be shown."""
+        """Begin at the place that was sought: all that comes behind it is shown."""
         if self._sought is not None:
             self.place, self._sought, self._is_whole = self._sought, None, False
 
@@ -240,7 +241,7 @@ class Follower:
             return
         text = said_in(pieces)
         if len(text) < self.place.offset:
-            return  # whoever was there has seen more than was kept so far
+            return  # the reader has seen more than was kept so far
         if not self.place.is_in(text):
             yield self._restarted()
             self.place = self.place.in_message(pieces[0].message_id, pieces[0].attempt)
@@ -255,25 +256,25 @@ class Follower:
             yield Chunk(text, offset=offset, place=self.place)
 
     def _restarted(self) -> Chunk:
-        """Take back what was shown of the message under way."""
+        """Return the chunk that takes back what was shown of the message under way."""
         self.place, self._is_whole, self._kept = Place(self.place.run, base=self.place.base), True, 0
         return Chunk(restarts=True, offset=self.place.base, place=self.place)
 
     def _last(self) -> Iterator[Chunk]:
-        """Take back what was shown of a message that never came to be."""
+        """Yield a chunk that takes back what was shown of a message that was never completed."""
         self._reach()
         if self.place.offset and not self._is_whole:
             yield self._restarted()
 
 
 def is_answer(message: Message, loop_id: str | None) -> bool:
-    """Tell whether a run has said a message itself: what it was sent may have any role."""
+    """Tell whether a run has said a message itself. The role is not enough: what it was sent may have any role."""
     return message.role == "assistant" and message.metadata.get("execution_id") == loop_id
 
 
 @asynccontextmanager
 async def listening(journal: Journal, session_id: SessionId) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Give what waits until there may be news. The store is the truth, so it is looked at again in any case."""
+    """Yield a function that waits until there may be news. It returns after a while anyway: the store is the truth."""
 
     async def pause() -> None:
         await asyncio.sleep(LOOK_EVERY)
@@ -286,7 +287,7 @@ async def listening(journal: Journal, session_id: SessionId) -> AsyncIterator[Ca
         async def hear() -> None:
             await heard(LOOK_ANYWAY)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # asyncio.wait_for may let a cancellation get lost
+            if task is not None and task.cancelling():  # asyncio.wait_for may have lost the cancellation
                 raise asyncio.CancelledError
 
         yield hear

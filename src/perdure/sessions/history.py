@@ -1,4 +1,4 @@
-"""All that was said in a session, whatever its view shows of it."""
+"""The history of a session: all that was said, whatever its view shows of it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class _Forgetting(Journal, Forgets, Protocol):
 
 AtVersion = Callable[[int], Awaitable[AgentSession]]
 Placed = tuple[tuple[object, int], Message]
-"""A message, and where it stands: copies of one message, which share its id, are told apart by that."""
+"""A message, and its place. Copies of one message share its id, and are told apart by their places."""
 Insertion = tuple[int, list[Placed]]
-"""Messages of another log, and after how many of the session's own they belong."""
+"""Messages of another log, and the number of the session's own messages after which they belong."""
 
 
 async def all_said(journal: Journal | None, session: AgentSession, at_version: AtVersion) -> list[Message]:
-    """Return what a session began with, then its own log; with what was selected or adopted where it came to show that.
+    """Return what a session began with, then its own log. What was selected or adopted is where it came to be shown.
 
-    What compaction has put in place of messages was not said by anybody, and is left out.
+    Nobody has said what a compaction put in place of messages, so that is left out.
     """
     if journal is None:
         adopted = await _adoptions(None, session, at_version)
@@ -43,10 +43,10 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     if session.info.first_version > 1 and isinstance(journal, Forgets):
         return await _said_since(journal, session, await at_version(session.info.first_version), own)
     began = await _named_by(journal, await at_version(1), without=own)
-    # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
+    # At the same place, branches come first: what they answer is in the log, behind what was adopted before it.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     is_logged = _is_logged(session, own, end)
-    if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
+    if is_logged and not began and not elsewhere:  # most sessions are like this: nothing has to be put together
         pages = _log_of(journal, session, own, end)
         return [message async for page in pages for message in page if _is_said(message)]
     logged = await _logged(journal, began, elsewhere, own, [(0, end)])
@@ -58,10 +58,10 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
 async def some_said(
     journal: Journal | None, session: AgentSession, at_version: AtVersion, start: int, stop: int
 ) -> tuple[Sequence[Message], int]:
-    """Return what was said from one place to another, and how many places there are.
+    """Return what was said from one place to another, and the number of places.
 
-    In a session that has only its own log, as most have, nothing else is read. There, what compactions have put into
-    the log has places too, and is left out.
+    Most sessions have only their own log, and nothing else is read for them. What compactions have put into that log
+    has places too, but is left out.
     """
     end = None if journal is None else await _end_of_plain_log(journal, session, at_version)
     if journal is None or end is None:
@@ -73,7 +73,7 @@ async def some_said(
 
 
 async def _end_of_plain_log(journal: Journal, session: AgentSession, at_version: AtVersion) -> int | None:
-    """Return the end of a session's log if all that was said is in there; else None."""
+    """Return the end of a session's log if all that was said is in it, or None."""
     own, end = await journal.log_of(session.id)
     if session.info.first_version > 1 and isinstance(journal, Forgets):
         return None
@@ -89,13 +89,13 @@ def _is_logged(session: AgentSession, own: LogRef, end: int) -> bool:
 
 
 async def _said_since(journal: _Forgetting, session: AgentSession, oldest: AgentSession, own: LogRef) -> list[Message]:
-    """Return what is left of what was said, if older versions were forgotten: it begins with what the oldest shows."""
+    """Return what is left of what was said, if older versions were forgotten. It begins with what the oldest shows."""
     kept = await journal.kept_of_log(session.id)
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, _unasked, own)]
     logged = await _logged(journal, [], elsewhere, own, kept)
     views = [await _named_by(journal, each) for each in (oldest, session)]
     twins = await _twins(journal, logged, *views)
-    # What the oldest shows of others stands where it showed it.
+    # What the oldest version shows of other sessions stays where it showed it.
     logged = await aside(lambda: _merged(_renamed(logged, twins), _renamed(views[0], twins)))
     return await aside(lambda: _said_once(_merged(logged, _renamed(views[1], twins))))
 
@@ -119,7 +119,7 @@ async def _log_of(journal: Journal, session: AgentSession, own: LogRef, end: int
 
 
 async def _pages(journal: Journal, log: LogRef, start: int, stop: int) -> AsyncIterator[Sequence[Message]]:
-    """Yield messages of a log. Between two pages, others who read from the store, or wait for this loop, go first."""
+    """Yield messages of a log. Between two pages, other readers of the store and other tasks have their turn."""
     for low in range(start, stop, _PAGE):
         async for some in in_slices(await journal.messages(log, low, min(stop, low + _PAGE))):
             yield some
@@ -132,7 +132,7 @@ async def _logged(
     own: LogRef,
     kept: Sequence[tuple[int, int]],
 ) -> list[Placed]:
-    """Return what was said before, then those stretches of the session's log that are kept, with what is elsewhere."""
+    """Return what was said before, then the kept stretches of the session's log, with what is elsewhere in between."""
     said, done = began, 0
     end = max((stop for _, stop in kept), default=0)
     for after, messages in (*sorted(elsewhere, key=itemgetter(0)), (end, [])):
@@ -155,7 +155,7 @@ async def _adoptions(
 ) -> list[Insertion]:
     """Return what the session took over from branches, oldest first.
 
-    A store that does not tell is asked for one version for each.
+    If the store cannot tell, one version is loaded for each.
     """
     adopted: list[Insertion] = []
     version = session.state.adopted.version if session.state.adopted else 0
@@ -168,14 +168,14 @@ async def _adoptions(
         then = await at_version(version)
         adoption = then.state.adopted
         if adoption is None or adoption.version != version:
-            break  # a release that did not know of adoptions has copied this from another session
+            break  # an older release, which did not know of adoptions, has copied this from another session
         adopted.append((adoption.at, await _named_by(journal, then, without=own)))
         version = adoption.before if adoption.before < version else 0
     return adopted[::-1]
 
 
 async def _named_by(journal: Journal | None, session: AgentSession, without: LogRef | None = None) -> list[Placed]:
-    """All that a version shows or covers, except what stands in one log."""
+    """Return all that a version shows or covers, except for what is in the log `without`."""
     spans = [
         span for span in every_span(session.state.transcript.pieces) if without is None or span.tape.ref != without
     ]
@@ -184,7 +184,7 @@ async def _named_by(journal: Journal | None, session: AgentSession, without: Log
 
 
 def _placed(read: Iterable[tuple[Span, Sequence[Message]]]) -> list[Placed]:
-    """Messages of spans, each with its place; those that several spans name, once."""
+    """Return the messages of spans, each with its place. A message that several spans name comes once."""
     placed = {
         (span.tape, place): message for span, messages in read for place, message in enumerate(messages, span.start)
     }
@@ -192,16 +192,16 @@ def _placed(read: Iterable[tuple[Span, Sequence[Message]]]) -> list[Placed]:
     named: list[Placed] = []
     for (tape, place), message in placed.items():
         copies[message.id] += 1
-        # A store without logs gives out new tapes with every load: there a copy is known by its number.
+        # A store without logs makes new tapes with every load. There, copies are told apart by their number.
         named.append(((message.id, copies[message.id]) if tape.ref is None else (tape.ref, place), message))
     return named
 
 
 async def _twins(journal: Journal, *placed: list[Placed]) -> dict[object, str]:
-    """Return the logs of which there is a copy among them, or that are one, by a name that both have.
+    """Return the logs that are copies of each other, by the name that they have in common.
 
-    A fork that moved without its parent has a copy of what it shows of it. Should the parent move there later and adopt
-    the fork, it shows a copy of what it has itself.
+    A fork that moved to another store without its parent has a copy of what it shows of the parent. If the parent moves
+    there later and adopts the fork, it shows a copy of what it has itself.
     """
     logs = await aside(lambda: {place[0] for each in placed for place, _ in each if isinstance(place[0], LogRef)})
     if len(logs) < 2 or not isinstance(journal, Chronicle):
@@ -222,7 +222,7 @@ def _renamed(placed: list[Placed], twins: dict[object, str]) -> list[Placed]:
 
 
 def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:
-    """Both, each message once: what is only in the view stands behind what it follows there."""
+    """Return both, each message once. What is only in the view comes behind the message that it follows there."""
     known = {place for place, _ in said}
     behind: dict[object, list[Placed]] = {}
     last: object = None
@@ -246,7 +246,7 @@ async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
 
 
 async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:
-    """The answers of selected branches, and where in the session's log each belongs."""
+    """Return the answers of selected branches, and the place in the session's log where each belongs."""
     found = await (journal.branches(session.id) if isinstance(journal, Chronicle) else journal.runs(session.id))
     runs = [run for run in found if run.log != own and run.start < run.stop]
     if not runs:
@@ -261,17 +261,17 @@ async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> lis
 
 
 def _place(run: RunOnRecord) -> int:
-    """The position behind what the branches of a group answer."""
+    """Return the position behind what the branches of a group answer."""
     place: Sequence[int] = run.first.body.get("input_at") or (0, 0)
     return place[1]
 
 
 def _said_once(placed: Iterable[Placed]) -> list[Message]:
-    """Without what compactions have made, and without the second of two: a block may show what it also covers."""
+    """Return each message once, without those that compactions have made. A block may show what it also covers."""
     once = dict(placed)
     return list(filter(_is_said, once.values()))
 
 
 def _is_said(message: Message) -> bool:
-    """Tell whether somebody said a message: no compaction made it."""
+    """Tell whether somebody said a message, and no compaction made it."""
     return message.id != FORGOTTEN and (message.metadata is EMPTY or message.metadata.get(MARK) not in STRATEGIES)

@@ -1,4 +1,4 @@
-"""Wait for an answer that another run gives: one under the same key, or that of a message which is queued."""
+"""Wait for an answer that another run gives: under the same key, or to a queued message."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perdure.sessions.following import Follower, listening
 from perdure.sessions.reply import Chunk
 
 PATIENCE = 1.0
-"""How many seconds a run whose process has died is left to others to recover."""
+"""The number of seconds for which a run whose process has died is left to others to recover."""
 Recover = Callable[[SessionId], Awaitable[None]]
 
 
 class Joining:
-    """Follows the run that answers a message, from the moment that it waits in the inbox or is begun.
+    """A follower of the run that answers a message, from the moment that the message waits or the run begins.
 
     A run that was killed is recovered here, unless somebody else does so first.
     """
@@ -31,7 +31,7 @@ class Joining:
         self._found = found
         self._recover = recover
         self.follower: Follower | None = None
-        """What has followed the run; None if no run was needed, since the key had its answer before."""
+        """The follower of the run, or None if no run was needed, since the key had its answer before."""
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Yield the text of the run until it is over, or waits for a person.
@@ -55,12 +55,12 @@ class Joining:
                 await self._recover(self._session_id)
 
     async def _answering(self, item: JournalEntry) -> str | None:
-        """Wait until a run answers an item of the inbox. Return its id; None if the item was taken without a run."""
+        """Wait until a run answers an item of the inbox. Return its id, or None if the item was taken without a run."""
         inbox, seq, killed_since = Inbox(self._journal, self._session_id), item.body.get("after", 0), 0.0
         unsent: set[str | None] = set()
         async with listening(self._journal, self._session_id) as wait:
             while True:
-                is_waiting = await inbox.has(item)  # before the record, which tells by then what has taken it
+                is_waiting = await inbox.has(item)  # before the record is read, which then tells what has taken it
                 while page := await self._journal.read(self._session_id, after=seq, limit=PAGE):
                     for entry in page:
                         if _answers(entry, item, unsent):
@@ -72,7 +72,7 @@ class Joining:
                 await wait()
 
     async def _recovered_in_time(self, killed_since: float) -> float:
-        """Recover a run that the item waits behind if it has been dead for a while; since when it has been, or 0."""
+        """Recover the run that the item waits behind, if it was killed a while ago. Return since when, or 0."""
         if not await self._journal.is_interrupted(self._session_id):
             return 0.0
         time = asyncio.get_running_loop().time()
@@ -88,9 +88,9 @@ class Joining:
 
 
 def _answers(entry: JournalEntry, item: JournalEntry, unsent: set[str | None]) -> bool:
-    """Tell whether an entry is of the run that an item has come to, or of the loop that says why it is refused.
+    """Tell whether an entry is of the run that answers an item, or of the loop that says why the item is refused.
 
-    Such a loop names no delivery, and no version that it set out from; those are collected in `unsent`.
+    Such a loop names no delivery, and no version that it began from. The ids of these loops are collected in `unsent`.
     """
     if entry.kind == "agent_start":
         unsent |= {entry.run} if entry.body.get("base_version") is None else set()

@@ -1,4 +1,4 @@
-"""The JSON forms of what commands print and the service answers. docs/cli.md has them: add fields, never change one."""
+"""The JSON forms of what commands print and the service returns. docs/cli.md has them: add fields, never change one."""
 
 from __future__ import annotations
 
@@ -308,5 +308,5 @@ def of_token(token: Token) -> dict[str, Any]:
 
 
 def moment_of(seconds: float) -> datetime:
-    """Return the time that is so many seconds after the beginning of 1970."""
+    """Return the time that is this number of seconds after the beginning of 1970."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -56,22 +56,22 @@ if TYPE_CHECKING:
 _PAUSE = 0.05
 """Seconds between two looks at whether a run has stopped."""
 _ASK_AGAIN = 0.25
-"""Seconds until a run that has not stopped, or the next one of its session, is asked again."""
+"""Seconds until a run that has not stopped, or the next run of its session, is asked again."""
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
-    """What erasing an owner came to."""
+    """The outcome of erasing an owner."""
 
     owner: str
     erased: tuple[SessionId, ...]
     """The sessions that are gone, sub-agents' included."""
     left: tuple[SessionId, ...]
-    """Those that are still there, since their runs have not stopped, or they are under hold."""
+    """The sessions that are still there, since their runs have not stopped, or they are under hold."""
     at: datetime
     held: Mapping[SessionId, str] = {}
-    """Those of the ones left that a legal hold is on, each with its tag."""
+    """The sessions among these that a legal hold is on, each with its tag."""
     keys_forgotten: int = 0
-    """How many data keys were destroyed. None is while sessions are left."""
+    """The number of data keys that were destroyed. While sessions are left, none is."""
 
     @property
     def is_complete(self) -> bool:
@@ -79,10 +79,10 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
 
 
 class Keeping(Looking):
-    """The verbs about whole sessions: several of them need to look for these first."""
+    """The verbs about whole sessions: recover, move, erase, redact, forget, back up."""
 
     async def recover(self, session_id: str | None = None) -> RecoveryReport:
-        """Go on with runs that were killed: with one session's, or with all of them."""
+        """Continue runs that were killed: that of one session, or all of them."""
         from perdure.actions.resume import RecoveryReport, recover
 
         self._require_open()
@@ -92,9 +92,9 @@ class Keeping(Looking):
         return RecoveryReport.joined([await self._recover_one(each) for each in await self._lapsed()])
 
     async def _lapsed(self) -> Sequence[SessionId]:
-        """Return the sessions within reach whose run was killed. Children come first."""
+        """Return the sessions within reach whose run was killed, children first."""
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
-        # By their whole ids: an owner may have a session that has another's id as its name.
+        # Looked up by their whole ids: an owner's session may have another session's id as its name.
         return [each for each in reversed(lapsed) if self.owner is None or await self._own(each) is not None]
 
     async def _recover_one(self, session_id: SessionId) -> RecoveryReport:
@@ -111,10 +111,10 @@ class Keeping(Looking):
         history: bool = False,
         progress: Progress | None = None,
     ) -> MoveReport:
-        """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default.
+        """Write sessions, by default all, with their versions and runs to one file of JSON Lines.
 
-        In the format "openai" or "markdown" only what they show is written, or with `history` all that was said: one
-        session as a list of OpenAI's messages, several as a line `{"messages": […]}` each.
+        In the format "openai" or "markdown" only what they show is written, or with `history` all that was said. As
+        "openai", one session is a list of messages. Several are a line `{"messages": […]}` each.
         """
         _check_moving(target, "write", "$.target", progress)
         _check_written_as(format, history)
@@ -161,10 +161,10 @@ class Keeping(Looking):
         agent: AgentDefinition | None = None,
         progress: Progress | None = None,
     ) -> MoveReport:
-        """Take in the sessions of a file that `export` has written; those that are there already are skipped.
+        """Import the sessions of a file that `export` has written. Sessions that exist already are skipped.
 
-        In the format "openai" the file is a list of messages, or lines of them, which make one session; or lines
-        `{"messages": […]}`, which make one each, with a new id and this `agent`. The report says which.
+        In the format "openai", a list of messages, or one message a line, makes one session. Lines `{"messages": […]}`
+        make one session each. Each has a new id, which the report names, and this `agent`.
         """
         _check_moving(source, "read", "$.source", progress)
         if format != "perdure" or agent is not None:
@@ -205,10 +205,10 @@ class Keeping(Looking):
     async def purge(
         self, *, older_than: timedelta | datetime | None = None, status: SessionStatus | str | None = None
     ) -> int:
-        """Erase sessions for good, and those of their sub-agents with them; what forks show stays.
+        """Erase sessions for good, and those of their sub-agents with them. What forks show stays.
 
-        Return how many were erased, sub-agents' sessions included. One that is running is left alone, and one under a
-        legal hold.
+        Return how many were erased, sub-agents' sessions included. Sessions that are being run, or are under a legal
+        hold, are left alone.
         """
         if older_than is None and status is None:
             raise InvalidData("$", "name what is to be erased: older_than, status, or both")
@@ -219,6 +219,7 @@ class Keeping(Looking):
         if before is not None and before.tzinfo is not None and before > now():
             raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
         erased = 0
+        # A list without a status leaves deleted sessions out, so each status is listed by itself.
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each}
             if before is not None:
@@ -227,7 +228,7 @@ class Keeping(Looking):
         return erased
 
     async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
-        """Erase sessions with those of their sub-agents, except those that run or that somebody else has erased.
+        """Erase sessions with those of their sub-agents, except for those that run or that somebody else has erased.
 
         Return the ids erased.
         """
@@ -247,14 +248,14 @@ class Keeping(Looking):
         return erased
 
     async def erase(self, session_id: str) -> Sequence[SessionId]:
-        """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
+        """Erase a session for good, and the sessions of its sub-agents with it. What its forks show stays.
 
         Return the ids erased. Raise SessionBusy while one of them is being run, and SessionHeld if a legal hold is on
         one of them; then nothing is erased.
         """
         try:
             key = (await self.info(session_id)).id
-        except KeyUnavailable:  # it is there, and can be erased by those who cannot open it
+        except KeyUnavailable:  # it exists, and may be erased without the key that opens it
             key = SessionId(session_id)
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
         self._close(erased)
@@ -263,6 +264,7 @@ class Keeping(Looking):
     async def _each_of_tree(self, session_id: SessionId) -> Sequence[SessionId]:
         """Erase a session and those of its sub-agents one by one, as `BulkErasure` does at once."""
         *children, _ = await self._with_children([session_id])
+        # All are looked at first, so that nothing is erased if one of them is being run.
         for each in (session_id, *children):
             if self.runtime.journal is not None and await self.runtime.journal.is_claimed(each):
                 raise SessionBusy(each)
@@ -279,15 +281,15 @@ class Keeping(Looking):
     ) -> ErasureReceipt:
         """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
 
-        The owner's access tokens go first, so that no service takes them any more. Raise CorruptRecord, and erase
+        The owner's access tokens go first, so that no service accepts them any more. Raise CorruptRecord, and erase
         nothing, if one of them is damaged.
 
         Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
         the receipt: erase again once they have ended. So are sessions under a legal hold, which stay. On sessions of
         one owner, that owner is erased.
 
-        With `forget_key`, the owner's data keys are destroyed at the end: what is left of the owner in backups of a
-        store with keys cannot be opened any more, nor what forks of others show of the owner's sessions.
+        With `forget_key`, the owner's data keys are destroyed at the end. Then nothing of the owner can be opened any
+        more in backups of a store with keys. The same holds for what forks of others show of the owner's sessions.
         """
         ring = keys_of(self.store) if expect(forget_key, bool, "$.forget_key") else None
         if forget_key and ring is None:
@@ -312,18 +314,19 @@ class Keeping(Looking):
                 break
         left = tuple(await self._all_of(whose))
         held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
+        # While a session is left, the keys stay: nobody could read it without them.
         forgotten = 0 if ring is None or left else await aside(ring.forget, whose)
         return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held, forgotten)
 
     async def _unheld(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
-        """Return those of some sessions that no legal hold is on: a run in another would be stopped for nothing."""
+        """Return the sessions that no legal hold is on: a run in any other would be stopped for nothing."""
         if not isinstance(self.store, Retains):
             return session_ids
         held = await self.store.holds(session_ids)
         return [each for each in session_ids if each not in held]
 
     async def _all_of(self, owner: str) -> list[SessionId]:
-        """Return the ids of an owner's sessions, deleted ones too."""
+        """Return the ids of an owner's sessions, including deleted ones."""
         found: list[str | None] = []
         for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
             async for page in pages(self.store.list, **filters):
@@ -337,7 +340,7 @@ class Keeping(Looking):
         if journal is None:
             return
         running = [each for each in session_ids if await journal.is_claimed(each)]
-        asked = -_ASK_AGAIN
+        asked = -_ASK_AGAIN  # so that the first round asks at once, whatever the clock says
         while running and time.monotonic() < deadline:
             if time.monotonic() - asked >= _ASK_AGAIN:  # where messages are queued, another run begins when one stops
                 asked = time.monotonic()
@@ -351,7 +354,7 @@ class Keeping(Looking):
                 await journal.post(each, Entry(CANCEL))
 
     async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
-        """Return ids, each once and after those of the sessions that its sub-agents have."""
+        """Return ids, each once and after those of its sub-agents' sessions."""
         every: dict[SessionId, None] = {}
         for session_id in session_ids:
             every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
@@ -359,12 +362,11 @@ class Keeping(Looking):
         return tuple(every)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
-        """Replace what messages say, for good and everywhere; return how many were replaced.
+        """Replace what messages say, for good and everywhere. Return how many were replaced.
 
-        A sub-agent's session and its caller's have copies of each other's texts in messages of their own, which stay:
-        `search` finds them.
-
-        Subscribers of the session, and of its forks that are open here, hear it once it is done.
+        A sub-agent's session and its caller's have copies of each other's texts in messages of their own. These stay,
+        and `search` finds them. Subscribers of the session, and of its forks that are open here, hear of the redaction
+        once it is done.
         """
         from perdure.sessions.redacting import tell_of_redaction
 
@@ -375,12 +377,12 @@ class Keeping(Looking):
         return replaced
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
-        """Erase the versions of a session that are older than `before`, for good; the newest stays in any case.
+        """Erase the versions of a session that are older than `before`, for good. The newest always stays.
 
-        What only they show goes with them: messages, files, runs, words in the search index. What a version that stays
-        shows or covers, what its forks show, and idempotency keys stay. Return how much was erased.
+        What only they show is erased with them: messages, files, runs, words in the search index. What a version that
+        stays shows or covers, what its forks show, and idempotency keys stay. Return how much was erased.
 
-        The session moves on by one version. To load an older one than `info.first_version` raises VersionForgotten.
+        The session moves by one version. Loading a version older than `info.first_version` raises VersionForgotten.
         """
         key, store = await self._reach(session_id), self.store
         if not isinstance(store, Forgets):
@@ -398,9 +400,9 @@ class Keeping(Looking):
     ) -> BackupReport:
         """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
 
-        Only what the directory does not have is written. With `keep`, so many backups of this store are left. `full`
-        writes everything anew. A `gentle` one pauses for others in this process. `progress` is told the bytes that are
-        done, and of how many. `perdure.backups.restore` puts a store back.
+        Only what the directory does not have is written. With `keep`, that many backups of this store are left. `full`
+        writes everything again. A `gentle` backup pauses for others in this process. `progress` is called with the
+        bytes that are done and the bytes in all. `perdure.backups.restore` puts a store back.
         """
         from perdure.archive.backups import backup
 
@@ -408,7 +410,7 @@ class Keeping(Looking):
         return await backup(self.store, target, keep=keep, full=full, gentle=gentle, progress=progress)
 
     async def gc(self) -> int:
-        """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""
+        """Erase what erased sessions have left and nothing points to. Return how many messages. Not for one owner."""
         self._require_no_owner("Clearing up goes through the whole store, whatever is left in it and of whom.")
         return await self._erasure().gc()
 

@@ -1,4 +1,4 @@
-"""How sessions belong together: what one was forked from, what was forked from it, and where two part."""
+"""The lineage of sessions: what one was forked from, what was forked from it, and where two of them part."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from perdure.protocols import Lineage, SessionStore
 
 
 class Ancestry(msgspec.Struct, frozen=True):
-    """What a session was forked from, and its forks. Sub-agents' sessions are none: `list(parent=)` finds them too."""
+    """The sessions that one was forked from, and its forks. `list(parent=)` finds the sessions of sub-agents, too."""
 
     parent: SessionId | None
     children: tuple[SessionId, ...]
     """Its forks, oldest first."""
     root: SessionId
-    """The first of the line; of a line whose beginning is erased, the oldest that is known by name."""
+    """The first session of the line, or the oldest that is known by name if the beginning of the line was erased."""
     line: tuple[SessionId, ...] = ()
-    """All that it was forked from, the root first and the parent last."""
+    """The sessions that it was forked from, the root first and the parent last."""
 
 
 async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
@@ -35,7 +35,8 @@ async def _line_of(store: SessionStore, info: AgentSessionInfo) -> Sequence[Sess
     if isinstance(store, Lineage):
         return await store.line_of(info.id)
     line, parent = [info.id], forked_from(info)
-    while parent is not None and parent not in line:  # one that was erased and made anew may be its own fork's fork
+    # One that was erased and created again may be its own fork's fork: without the second test this would not end.
+    while parent is not None and parent not in line:
         line.append(parent)
         page = await store.list(id=parent, limit=1)
         parent = forked_from(page.all()[0]) if page else None
@@ -43,7 +44,7 @@ async def _line_of(store: SessionStore, info: AgentSessionInfo) -> Sequence[Sess
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """What two views have in common from their beginning on, and how each goes on."""
+    """The messages that two views have in common from their beginning on, and those that each continues with."""
 
     common: Sequence[Message]
     left: Sequence[Message]

@@ -45,13 +45,13 @@ class Looking(Reach):
         return await self._find(session_id) is not None
 
     async def session(self, session_id: str, version: int | None = None) -> AgentSession:
-        """The session itself, as of a version."""
+        """Return the session itself, as of a version, by default the newest."""
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
     async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
-        """Return a page of a session's versions, newest first: headers, definitions and metadata, and no message.
+        """Return a page of a session's versions, newest first: headers, definitions and metadata, without messages.
 
-        The next page is asked for with the version of the last one as `before`.
+        For the next page, give the version of the last one as `before`.
         """
         key = (await self.info(session_id)).id
         store = self.store
@@ -60,10 +60,10 @@ class Looking(Reach):
         return await store.versions(key, before=before, limit=limit)
 
     async def view(self, session_id: str) -> View:
-        """Return how a conversation stands, from any process: what a page shows that is loaded now.
+        """Return a conversation as a page shows it that is loaded now, from any process.
 
-        It has the messages, what the run under way was asked and has said so far, the calls that wait for a person, the
-        messages that are queued, and the `cursor` to continue from with `follow(after=…)`. All of it is one state.
+        It has the messages, the calls that wait for a person, and the queued messages. Of the run under way, it has
+        what that was asked and has said so far. `follow(after=…)` continues from its `cursor`. All of it is one state.
         """
         from perdure.sessions.viewing import view_of, view_without_journal
 
@@ -80,7 +80,7 @@ class Looking(Reach):
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList[ListedSession]:
         """Return a page of sessions, the newest first, or by `order="updated"` the last updated first.
 
-        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner. Each has a
+        With an owner, these are the owner's sessions. `owner=None` asks for sessions without an owner. Each has a
         title, its last words, and the number of messages that it shows.
         """
         page = await self.headers(**filters)
@@ -91,7 +91,7 @@ class Looking(Reach):
         return SessionInfoList(listed, next=page.next, damaged=damaged)
 
     async def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """Return the same page of headers alone, which costs less: no message is read."""
+        """Return the same page as headers alone. That costs less, since no message is read."""
         self._require_open()
         self._require_declared(filters.get("metadata"))
         if self.owner is not None:
@@ -109,11 +109,11 @@ class Looking(Reach):
                 raise InvalidData("$.metadata", problem)
 
     async def length(self, session_id: str) -> int:
-        """How many messages the model is shown."""
+        """Return how many messages the model is shown."""
         return len((await self.session(session_id)).state.transcript)
 
     async def snapshot(self, session_id: str) -> dict[str, Any] | None:
-        """A copy of what the model is shown, as plain data; None if there is no such session."""
+        """Return a copy of what the model is shown, as plain data, or None if the session does not exist."""
         try:
             session = await self.session(session_id)
         except SessionNotFound:
@@ -131,7 +131,7 @@ class Looking(Reach):
         }
 
     async def history(self, session_id: str) -> Sequence[Message]:
-        """All that was said, whatever is covered, trimmed or rewound now."""
+        """Return all that was said, also what is covered, trimmed or rewound now."""
         from perdure.sessions.history import all_said
 
         session = await self.session(session_id)
@@ -140,7 +140,7 @@ class Looking(Reach):
     async def read(self, session_id: str, part: Media) -> Media:
         """Return an image or a file of a session with its bytes in `data`. One that is on the web stays as it is.
 
-        Bytes of more than a few KB are not loaded with a session: they are read when they are sent, or by this.
+        Bytes of more than a few KB are not loaded with a session. They are read when they are sent, or by this verb.
         """
         expect(part, Media, "$.part")
         key = (await self.info(session_id)).id
@@ -153,19 +153,19 @@ class Looking(Reach):
         return replace(part, data=found[part.hash], hash=None, size=None)
 
     async def ancestry(self, session_id: str) -> Ancestry:
-        """What a session was forked from, what was forked from it, and the first of its line."""
+        """Return what a session was forked from, what was forked from it, and the first of its line."""
         from perdure.sessions.lineage import ancestry_of
 
         return await ancestry_of(self.store, await self.info(session_id))
 
     async def diff(self, left: str, right: str) -> Diff:
-        """What two sessions have in common from their beginning on, and how each goes on."""
+        """Return what two sessions have in common from their beginning on, and how each continues."""
         from perdure.sessions.lineage import diff_of
 
         return diff_of(await self.session(left), await self.session(right))
 
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
-        """The messages that have every word of a text, best first, covered and trimmed ones too."""
+        """Return the messages that have every word of a text, best first, including covered and trimmed ones."""
         self._require_open()
         store = self.store
         if not isinstance(store, Search):
@@ -174,9 +174,9 @@ class Looking(Reach):
         return await store.search(text, owner=self.owner, session_id=key, limit=limit)
 
     async def find(self, message_id: str, *, limit: int = 10) -> Sequence[MessagePlace]:
-        """Return where the messages of an id are, in any session; those in the newest sessions first.
+        """Return the places of the messages with an id, in any session, those in the newest sessions first.
 
-        Covered, trimmed and rewound messages are found too. An id leads to several places if it was given twice.
+        Covered, trimmed and rewound messages are found, too. An id that was given twice leads to several places.
         """
         self._require_open()
         store = self.store
@@ -185,17 +185,17 @@ class Looking(Reach):
         return await store.find_message(message_id, owner=self.owner, limit=limit)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
-        """What ran in a session."""
+        """Return what ran in a session: the headers of its loops."""
         return await self.runtime.record((await self.info(session_id)).id, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
-        """The whole record of one run."""
+        """Return the whole record of one run."""
         return await self.runtime.loop((await self.info(session_id)).id, loop_id)
 
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
-        """The events on record, and with `follow` those to come, from whichever process."""
+        """Yield the events on record, and with `follow` those to come, from any process."""
         key = (await self.info(session_id)).id
         async for event in self.runtime.events(key, after=after, last=last, follow=follow):
             yield event

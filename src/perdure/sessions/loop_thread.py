@@ -16,10 +16,14 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Errors say that what it is for is `not_open`, or was `closed` meanwhile."""
+    """An event loop in a thread of its own.
+
+    `not_open` is the error's text for calls that come after its end, and `closed` for calls that its end cuts off.
+    """
 
     def __init__(self, name: str, *, not_open: str, closed: str) -> None:
         self._loop = asyncio.new_event_loop()
+        # A daemon, or a program that forgets to close would never end.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._not_open = not_open
         self._closed = closed
@@ -30,17 +34,17 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the thread of the loop."""
+        """Return whether the caller runs in the thread of the loop."""
         return threading.current_thread() is self._thread
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Have a function called in the loop's thread."""
+        """Call a function in the loop's thread."""
         self._loop.call_soon_threadsafe(function)
 
     def wait(self, work: Awaitable[T], timeout: float | None = None) -> T:
-        """Return what a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order.
+        """Return the result of a coroutine. Ctrl-C cancels it, and waits until it has ended in good order.
 
-        TimeoutError if it takes longer than `timeout` seconds, whatever holds it up.
+        Raise TimeoutError if it takes longer than `timeout` seconds, whatever holds it up.
         """
         tasks: list[asyncio.Task[Any]] = []
         if self.is_here:
@@ -61,7 +65,7 @@ class LoopThread:
             raise
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return what a coroutine comes to, to a task of any event loop. If that is cancelled, the work goes on."""
+        """Return the result of a coroutine, to a task of any event loop. If that is cancelled, the work continues."""
         if self.is_here:
             return await work
         answer: asyncio.Future[asyncio.Task[T]] = asyncio.get_running_loop().create_future()
@@ -82,7 +86,7 @@ class LoopThread:
 
     @contextmanager
     def _beginning(self, work: Awaitable[Any]) -> Iterator[None]:
-        with self._closing:  # what is begun before the end is cancelled by it, and nothing is begun after it
+        with self._closing:  # what begins before `close` is cancelled by it, and nothing begins after it
             if self._is_closed:
                 drop(work)
                 raise ConfigurationError(self._not_open)
@@ -106,10 +110,10 @@ class LoopThread:
                 self.wait(close())
 
     def close(self, *last: Coroutine[Any, Any, Any], at_exit: bool = False) -> None:
-        """Do the last things there are to be done, end what other threads still wait for before the very last, stop.
+        """Carry out the `last` coroutines, and stop. Before the very last, end what other threads still wait for.
 
-        At the interpreter's exit no thread can be started any more, and executors have ended by themselves. Nobody
-        waits longer than a few seconds then.
+        At the interpreter's exit no thread can be started any more, and executors have ended by themselves. This call
+        then waits for ten seconds at most.
         """
         with self._closing:
             self._is_closed = True
@@ -126,7 +130,7 @@ class LoopThread:
             for work in last[:-1]:
                 await work
             for task in self._under_way:
-                task.cancel()  # those who wait for it would wait for ever
+                task.cancel()  # a thread that waits for it would wait for ever
             await asyncio.gather(*self._under_way, return_exceptions=True)
             for work in last[-1:]:
                 await work
@@ -136,7 +140,7 @@ class LoopThread:
                 await self._loop.shutdown_default_executor()
 
     async def _noted(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> T:
-        """Wait for something, having written down which task does."""
+        """Await the work, and note the task that does, so that it can be waited for and cancelled."""
         task = asyncio.current_task()
         assert task is not None
         tasks.append(task)
@@ -153,8 +157,8 @@ _SECONDS_AT_EXIT = 10.0
 def _tell(answer: asyncio.Future[asyncio.Task[T]], done: asyncio.Task[T]) -> None:
     """Tell a task of another event loop that work is done, if it still waits and its loop is still there."""
     if not done.cancelled():
-        done.exception()  # nobody may be left to be told
-    with suppress(RuntimeError):  # which a loop that is closed raises
+        done.exception()  # fetched, or asyncio would complain if nobody is left to be told
+    with suppress(RuntimeError):  # a loop that is closed raises it
         answer.get_loop().call_soon_threadsafe(_settle, answer, done)
 
 
@@ -164,13 +168,13 @@ def _settle(answer: asyncio.Future[asyncio.Task[T]], done: asyncio.Task[T]) -> N
 
 
 def drop(work: Awaitable[Any]) -> None:
-    """Let go of work that is not to be begun, so that nobody is warned of it."""
+    """Close a coroutine that is never awaited, so that Python does not warn of it."""
     if inspect.iscoroutine(work):
         work.close()
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:
-    """Begin in the loop's own thread: only then does the loop know of a generator, and close it at its end."""
+    """Return the next item, in the loop's own thread. So the loop knows the generator, and closes it at its end."""
     return await anext(source)
 
 

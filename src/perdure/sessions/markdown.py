@@ -1,4 +1,4 @@
-"""A conversation as Markdown that people read. Nothing that was said can pass for anything but what was said.
+"""A conversation as Markdown that people read. Nothing that was said can pass for anything else.
 
 Each message is a quote under a heading, so that a heading inside it, or a fence that is never closed, ends with it.
 HTML is shown as text, and links and images are shown as they were written instead of followed or loaded.
@@ -16,14 +16,14 @@ from perdure.model.openai_form import described
 from perdure.model.session import AgentSession
 
 _FENCE = re.compile(r" {0,3}(?:(?P<ticks>`{3,})(?P<info>[^`]*)|(?P<tildes>~{3,})(?P<more>.*))")
-"""What opens a block of code. It is all that does so at this place, or HTML behind it would not be escaped."""
+"""The beginning of a block of code. Nothing else may begin one here, or HTML behind it would not be escaped."""
 _LANGUAGE = re.compile(r"[A-Za-z0-9+#_.-]{1,30}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that are not seen, or change the order of those that are. Tabs and line feeds stay."""
+"""Characters that are not visible, or change the order of those that are. Tabs and line feeds stay."""
 
 
 def transcript(session: AgentSession, messages: Iterable[Message]) -> str:
-    """Return messages of a session as a document in Markdown."""
+    """Return messages of a session as a Markdown document."""
     info = session.info
     lines = [f"# {inline(info.name or info.id)}", "", f"Session {code(info.id)}, agent {code(info.agent_name)}."]
     if session.state.context.system_prompt.strip():
@@ -111,14 +111,15 @@ def code(text: str) -> str:
     return f"{mark}{pad}{text}{pad}{mark}"
 
 
+# In this order: an escaped character stays as it is, and a run of backticks counts as one.
 _SPECIAL = re.compile(r"\\[!-/:-@\[-`{-~]|`+|[<&]|\](?=[(:])")
 
 
 def inline(line: str) -> str:
     """Return a line of text in which HTML, entities and links are shown as they were written.
 
-    Code spans stay. A backtick that has no partner in its line is escaped: one in a later line would become it, and
-    then what looks like code there would not be code.
+    Code spans stay. A backtick that has no partner in its line is escaped. Otherwise one in a later line would become
+    its partner, and what looks like code there would not be code.
     """
     made, at, line = [], 0, _plain(line).replace("\n", " ")
     while (found := _SPECIAL.search(line, at)) is not None:
@@ -134,9 +135,10 @@ def inline(line: str) -> str:
     return "".join([*made, line[at:]])
 
 
+# The backslash behind `]` escapes the `(` or `:` that follows, so that no link and no reference begins there.
 _ESCAPED = {"<": "&lt;", "&": "&amp;", "]": "]\\"}
 
 
 def _plain(text: str) -> str:
-    """Return a text without characters that nobody sees, each shown as U+FFFD, and with one kind of line end."""
+    """Return a text with invisible characters replaced by U+FFFD, and with one kind of line end."""
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -17,7 +17,7 @@ class _LiveSession:
         self.bus = EventBus()
         self.running = 0
         self.keeps_model = False
-        """Whether the session is known to keep the model that this connection names."""
+        """True if the session is known to keep the model that this connection names."""
 
     @property
     def is_pinned(self) -> bool:
@@ -25,9 +25,9 @@ class _LiveSession:
 
 
 class LiveSet:
-    """Open sessions, the one used longest ago first; beyond `most`, those go that neither run nor have subscribers.
+    """Open sessions, the least recently used first. Beyond `most`, those without a run and subscribers are dropped.
 
-    What goes is only memory: the store holds the sessions, and is asked to keep those at hand that are pinned here.
+    Only memory is freed: the store has the sessions. It is asked to keep those in its cache that are pinned here.
     """
 
     def __init__(self, store: SessionStore, most: int) -> None:
@@ -47,7 +47,7 @@ class LiveSet:
         return iter(self._open)
 
     def touch(self, session_id: SessionId) -> _LiveSession:
-        """The session as the one used last; others may have to go."""
+        """Return the session, which counts as the last used from now on. Others may be dropped."""
         live = self._open.setdefault(session_id, _LiveSession())
         self._open.move_to_end(session_id)
         if len(self._open) > self._most:
@@ -64,7 +64,7 @@ class LiveSet:
 
     @contextmanager
     def running(self, session_id: SessionId) -> Iterator[None]:
-        """While the block is under way, the session is pinned."""
+        """Pin the session while the block lasts."""
         live = self.touch(session_id)
         live.running += 1
         self._settle(session_id)
@@ -75,7 +75,7 @@ class LiveSet:
             self._settle(session_id)
 
     def is_running(self, session_id: str) -> bool:
-        """Return whether an action on the session is under way in this process."""
+        """Tell whether an action on the session is under way in this process."""
         live = self._open.get(session_id)
         return live is not None and live.running > 0
 
@@ -88,19 +88,19 @@ class LiveSet:
         return subscription
 
     def _settle(self, session_id: str) -> None:
-        live = self._open.get(session_id)  # not the one a subscriber came to: that may have been closed since
+        live = self._open.get(session_id)  # looked up again: the one that a subscriber came to may be closed by now
         if self._cache is not None:
             settle = self._cache.pin if live is not None and live.is_pinned else self._cache.unpin
             settle(session_id)
 
     async def emit(self, event: object) -> None:
-        """Pass an event on to those who listen to its session."""
+        """Pass an event on to the subscribers of its session."""
         live = self._open.get(getattr(event, "session_id", None) or "")
         if live is not None:
             await live.bus.emit(event)
 
     def close(self, session_id: str) -> None:
-        """Forget a session at once, and its subscribers with it."""
+        """Drop a session at once, and its subscribers with it."""
         live = self._open.get(session_id)
         if live is not None:
             live.bus.clear()
@@ -116,6 +116,6 @@ class LiveSubscription:
         self._settle = settle
 
     def cancel(self) -> None:
-        """Hear nothing more. Cancelling twice does nothing."""
+        """End the subscription. Cancelling twice does nothing."""
         self._subscription.cancel()
         self._settle()

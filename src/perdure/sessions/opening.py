@@ -1,4 +1,4 @@
-"""What becomes of a session that is opened with another definition of its agent than the one it keeps."""
+"""The choices when a session is opened with another definition of its agent than the one it keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_on_change(on_change: object) -> None:
 def changed_fields(session: AgentSession, agent: AgentDefinition) -> list[str]:
     """Return the fields in which an agent differs from the one that a session keeps.
 
-    An agent that names no model leaves it to the session: what was named when that was created is kept with it.
+    An agent that names no model leaves the choice to the session, which keeps the model named at its creation.
     """
     kept = session.definition
     given = replace(agent, model=kept.model) if agent.model is None else agent
@@ -30,7 +30,7 @@ def changed_fields(session: AgentSession, agent: AgentDefinition) -> list[str]:
 
 
 def changed_agent(session: AgentSession, agent: AgentDefinition) -> SessionConflict:
-    """Explain that the agent has changed since the session last took it over, and which choices there are."""
+    """Explain that the agent has changed since the session took it over, and name the choices."""
     reason = (
         f"Session {session.id!r} keeps another definition of the agent {agent.name!r}: "
         f"{', '.join(changed_fields(session, agent))} differ. Open it with on_change='take' to give it the new one "

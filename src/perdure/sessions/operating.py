@@ -1,4 +1,4 @@
-"""What operators ask of the work that is left to workers, and do about it."""
+"""The work that is left to workers, as operators see it and change it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.sessions.queueing import Queueing
 # Parking is imported where it is used: a process that opens a session and sends does not need it.
 TAKEN_BACK = "it was taken back before it was sent"
 _MOST = 10_000
-"""How many sessions that wait are looked through for those of one owner."""
+"""The number of waiting sessions that are looked through for those of one owner."""
 
 
 class ParkedSession(msgspec.Struct, frozen=True):
@@ -27,25 +27,25 @@ class ParkedSession(msgspec.Struct, frozen=True):
     session_id: SessionId
     owner: str | None
     why: Parked | None
-    """What is on record about it."""
+    """The reason that is on record, or None."""
     waiting: int
-    """How many messages wait in its inbox."""
+    """The number of messages that wait in its inbox."""
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """What there is to do, and who does it."""
+    """The work that there is to do, and who does it."""
 
     waiting: Sequence[Waiting]
     """Sessions whose messages wait for a worker, the most urgent first, then the longest waiting."""
     running: Sequence[Running]
     """Sessions that are being run, and those whose run was interrupted and waits to be continued."""
     delayed: Sequence[Timer]
-    """What is to be sent later, the earliest first: messages, schedules, and the ends of pauses."""
+    """The timers, the earliest first: messages to send later, schedules, and the ends of pauses."""
     parked: Sequence[ParkedSession]
     held: Sequence[Waiting] = ()
     """Sessions that are closed, in which messages wait behind a person's decision or the end of a pause."""
     handed_over: frozenset[SessionId] = frozenset()
-    """Those whose interrupted run was handed over by a worker that was told to stop: it was not killed."""
+    """The sessions whose interrupted run was handed over by a worker that was told to stop: it was not killed."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -59,9 +59,9 @@ class Operating(Queueing):
     """The verbs of operators."""
 
     async def queue(self, *, limit: int = 100) -> Backlog:
-        """Return what waits, what is being run, what is delayed and what is parked. At most `limit` sessions that wait.
+        """Return what waits, what is being run, what is delayed and what is parked.
 
-        With an owner it is what belongs to that owner.
+        At most `limit` waiting sessions are returned. With an owner, only what belongs to that owner is.
         """
         queue, owner = self._queue(), self.owner
         waiting = await queue.waiting(limit if owner is None else _MOST)
@@ -74,7 +74,7 @@ class Operating(Queueing):
         parked = await self._parked()
         closed = {each.session_id for each in parked}
         held = [each for each in held if owner in (None, each.owner) and each.session_id not in closed][:limit]
-        # A run that was decided on closes its session until it is saved, but nothing there waits for a person.
+        # A session whose run was decided on stays suspended until the run is saved, but does not wait for a person.
         decided = {each.session_id for each in running}
         waiting = [*waiting, *(each for each in held if each.session_id in decided)]
         held = [each for each in held if each.session_id not in decided]
@@ -111,14 +111,14 @@ class Operating(Queueing):
         return ParkedSession(info.id, info.owner, await why_parked(journal, info.id), waiting)
 
     async def unpark(self, session_id: str) -> None:
-        """Open a session that was parked. A worker sends what waits there. InvalidData if it is not parked.
+        """Open a session that was parked. A worker sends what waits there. Raise InvalidData if it is not parked.
 
-        The message whose run was ended is not sent again: `retry` does that, or the same message under its key.
+        The message whose run was ended is not sent again. `retry` does that, or the same message under its key.
         """
         from perdure.actions.parking import UnparkSession
 
         found = (await self.info(session_id)).id
-        # Not with execute(), which sends what waits from here: it may take this process down, too.
+        # Not by execute(), which then sends what waits from here: it may take this process down, too.
         await self.runtime.execute(found, UnparkSession(), on_conflict="retry")
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(found, owner=self.owner)
@@ -128,16 +128,16 @@ class Operating(Queueing):
     ) -> Sequence[Dropped]:
         """Take back every message that waits in a session's inbox, and return them.
 
-        With a `key` it is the message of that key alone; none is taken back if another is to be sent before it.
-        Each is on record as refused for this reason: `Queued.reply` raises InputRefused. SessionBusy while the session
-        is being run, RunInterrupted if its run was killed.
+        With a `key`, only the message of that key is taken back, and only if it is the next to be sent. Each is on
+        record as refused for this reason, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
+        is being run, and RunInterrupted if its run was killed.
         """
         action = DropWaiting(reason, key=key)
         await self.runtime.execute((await self.info(session_id)).id, action, on_conflict="retry")
         return [_dropped(item) for item in action.dropped]
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
-        """Take back what is to be sent later, by a message's key or a timer's name. False if there is none."""
+        """Take back what is sent later, by a message's key or a timer's name. Return False if there is none."""
         return await self._queue().drop_timer((await self.info(session_id)).id, name)
 
 

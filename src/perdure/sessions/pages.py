@@ -1,4 +1,4 @@
-"""Parts of long conversations: what a page shows is read, and no more."""
+"""Parts of long conversations: only what a page shows is read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class MessagePage(msgspec.Struct, frozen=True):
 
     messages: Sequence[Message]
     total: int
-    """How many places the whole has."""
+    """The number of places that the whole has."""
 
 
 async def glimpse(sessions: Looking, session_id: str, version: int | None = None) -> AgentSession:
     """Return a session of which only the last message is read, if its store can do that.
 
-    To look at another message may raise NotLoaded. All else is there, and messages can be counted.
+    Looking at another message may raise NotLoaded. All else is there, and messages can be counted.
     """
     return await end_of_session(sessions, await sessions._reach(session_id), version, last=1)
 
@@ -37,7 +37,7 @@ async def glimpse(sessions: Looking, session_id: str, version: int | None = None
 async def end_of_session(
     sessions: Looking, session_id: SessionId, version: int | None = None, *, last: int
 ) -> AgentSession:
-    """Return a session within reach. Only its end is read, if its store can do that; else it is loaded whole."""
+    """Return a session within reach. Only its end is read, if its store can do that. Otherwise it is loaded whole."""
     store: Any = sessions.store
     if sessions._connection.controller is not None or not hasattr(store, "glance"):  # a controller may look at all
         return await sessions.session(session_id, version)
@@ -48,7 +48,7 @@ async def end_of_session(
 
 
 class SpanReader:
-    """Reads messages where they are: in memory, or in a log of the store."""
+    """A reader of messages where they are: in memory, or in a log of the store."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
@@ -78,7 +78,7 @@ async def page_of_shown(
 async def page_of_said(sessions: Looking, session_id: str, start: int, stop: int) -> MessagePage:
     """Return what was said from one place to another: a part of `history`.
 
-    What a compaction has put in place of messages may have a place too, and is left out.
+    What a compaction has put in place of messages may have a place, too, but is left out.
     """
     session = await glimpse(sessions, session_id)
     at_version = partial(glimpse, sessions, session_id)

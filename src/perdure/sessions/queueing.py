@@ -1,4 +1,4 @@
-"""Messages that are left with a session: to be answered by a worker, now or at a time."""
+"""Messages that are left with a session, for a worker to answer now or at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from perdure.sessions.talking import SendOptions, Talking
 from perdure.sessions.timing import UNTIL, due_at, next_time
 
 MOST_WAITING = 100
-"""How many messages may wait in one session."""
+"""The number of messages that may wait in one session."""
 MOST_OF_OWNER = 10_000
-"""How many may wait in all sessions of an owner."""
+"""The number of messages that may wait in all sessions of an owner."""
 _PAGE = 500
 _LOOK_AT_TIMER = 2.0
-"""Seconds between two looks whether a message that is to be sent later was taken back."""
+"""Seconds between two checks whether a message for later was taken back."""
 
 
 class Queued:
@@ -40,18 +40,18 @@ class Queued:
         self._item = item
         self.session_id = session_id
         self.key = key
-        """By which `result` finds its answer, also from another process."""
+        """The key by which `result` finds its answer, also from another process."""
         self.at = at
-        """When it is to be sent; None if that is as soon as somebody can."""
+        """The time at which it is sent, or None for as soon as a worker can."""
 
     def __repr__(self) -> str:
         return f"<a message to session {self.session_id!r} under the key {self.key!r}>"
 
     async def reply(self, timeout: float | None = None) -> Reply[Any] | None:  # noqa: ASYNC109  # None, and no error
-        """Wait for the answer: for as long as it takes, or `timeout` seconds. None if it is not there by then.
+        """Wait for the answer, for as long as it takes or for `timeout` seconds. Return None after that time.
 
-        RunFailed if its run ended without an answer, and InputRefused if it can never be sent, such as one that was
-        taken back.
+        Raise RunFailed if its run ended without an answer, and InputRefused if it can never be sent, for example
+        because it was taken back.
         """
         if timeout is not None:
             expect_wait(timeout, "$.timeout")
@@ -64,7 +64,7 @@ class Queued:
             return None
 
     async def drop(self) -> bool:
-        """Take the message back. False if its time has come: then it waits in the inbox, or has been answered."""
+        """Take the message back. Return False if its time has come: it waits in the inbox, or has been answered."""
         if self.at is None:
             return False
         return await self._sessions._queue().drop_timer(self.session_id, self.key)
@@ -86,9 +86,9 @@ class Queueing(Talking):
         """Leave a message with a session, and return at once. A worker sends it, behind those that came before it.
 
         With `at` it is sent at that time. Sessions whose messages have a higher `priority` are run first. The same
-        `key` again leaves nothing: it returns the message that is there, or its answer. QueueFull if too much waits,
-        SessionNotActive if the session is deleted.
-        The other options are those of `send`; a `context` cannot be left, but `context_data` can.
+        `key` again leaves nothing: it returns the message that is there, or its answer. Raise QueueFull if too much
+        waits, and SessionNotActive if the session is deleted. The other options are those of `send`. A `context` cannot
+        be left, but `context_data` can.
         """
         check_priority(priority)
         if options.get("context") is not None:
@@ -109,7 +109,7 @@ class Queueing(Talking):
             timer = await self._delayed_before(found, action)
             if timer is not None:
                 return Queued(self, found, key, None, _moment(timer.due))
-        if info.status is SessionStatus.DELETED:  # it would wait until somebody restores it
+        if info.status is SessionStatus.DELETED:  # the message would wait until somebody restores the session
             raise SessionNotActive(found, info.status.value)
         if due is not None:
             timer = await self._set_timer(found, action, due, priority)
@@ -120,7 +120,7 @@ class Queueing(Talking):
         return await self._under_way(session_id, action, may_wait=True)
 
     async def _delayed_before(self, session_id: SessionId, action: SendMessage) -> Timer | None:
-        """Return the timer that sends the same message under the same key. InvalidData if it sends another one."""
+        """Return the timer that sends the same message under the same key. Raise InvalidData if it sends another."""
         assert action.key is not None
         for timer in await self._timers_of(session_id):
             if timer.name == action.key.name and timer.entry is not None and timer.cron is None:
@@ -130,7 +130,7 @@ class Queueing(Talking):
         return None
 
     async def _has_answer_to(self, session_id: SessionId, action: SendMessage) -> bool:
-        """Tell whether a key has its answer. InvalidData if it is that of another message."""
+        """Tell whether a key has its answer. Raise InvalidData if that answers another message."""
         assert action.key is not None
         found = await self._journal().find_key(session_id, action.key.name)
         if found is not None and found[0].digest != action.key.digest:
@@ -138,7 +138,7 @@ class Queueing(Talking):
         return found is not None
 
     async def _post(self, info: AgentSessionInfo, action: SendMessage, priority: int) -> JournalEntry:
-        self._queue()  # or it would wait for ever
+        self._queue()  # raises if the store keeps nothing for workers: the message would wait for ever
         # An owner stays the same. Counting what waits for one costs a transaction in PostgreSQL.
         of_owner = None if info.owner is None else MOST_OF_OWNER
         limits = {"priority": priority, "most": MOST_WAITING, "most_of_owner": of_owner}
@@ -148,7 +148,7 @@ class Queueing(Talking):
         return item
 
     async def _set_timer(self, session_id: SessionId, action: SendMessage, due: float, priority: int) -> Timer:
-        """Have a message sent at a time. Return the timer: one that another has set for the same message stays."""
+        """Set a timer that sends a message. Return it, or the one that another has set for the same message."""
         assert action.key is not None
         name = action.key.name
         if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would take it for theirs
@@ -156,7 +156,7 @@ class Queueing(Talking):
         timer = Timer(session_id, action.key.name, due, Entry(QUEUE, left_to_workers(action.item())), priority)
         try:
             return await self._queue().set_timer(timer)
-        except InvalidData:  # another has just set one; the same message has another id each time
+        except InvalidData:  # another has just set one, whose item differs: the same message gets a new id each time
             there = await self._delayed_before(session_id, action)
             if there is None:
                 raise
@@ -176,8 +176,8 @@ class Queueing(Talking):
     ) -> Timer:
         """Leave a message with a session again and again: `cron="0 7 * * MON", timezone="Europe/Oslo"`.
 
-        Without a `session_id` it is the session of the schedule's name, which is opened unless it is there. A schedule
-        of the same name in that session is replaced. A time at which no worker runs is made up for once.
+        Without a `session_id` it is the session with the schedule's name, which is created if it does not exist. A
+        schedule of the same name in that session is replaced. If no worker ran when it was due, it is sent once later.
         """
         expect_text(name, "$.name", blank=False)
         for unfit in ("key", "context"):
@@ -192,24 +192,24 @@ class Queueing(Talking):
         return await self._queue().set_timer(timer, replace=True)
 
     async def schedules(self, session_id: str | None = None) -> Sequence[Timer]:
-        """Return the schedules of a session, or of all that are within reach."""
+        """Return the schedules of a session, or of all sessions within reach."""
         return [timer for timer in await self.timers(session_id) if timer.cron is not None]
 
     async def unschedule(self, name: str, session_id: str | None = None) -> bool:
-        """End a schedule. False if there is none of that name in the session."""
+        """End a schedule. Return False if the session has none of that name."""
         if session_id is None and not await self.exists(name):
             return False
         found = (await self.info(name if session_id is None else session_id)).id
         return await self._queue().drop_timer(found, SCHEDULE + name)
 
     async def timers(self, session_id: str | None = None) -> Sequence[Timer]:
-        """Return what is to be sent later: schedules, and messages that wait for their time."""
+        """Return the timers: schedules, and messages that wait for their time."""
         if session_id is not None:
             return await self._timers_of((await self.info(session_id)).id)
         found = await self._timers_of(None)
         if self.owner is None or not found:
             return found
-        # Timers are few beside sessions: two lists cost less than to ask for those of each session.
+        # Timers are few compared with sessions: two lists cost less than to ask for the timers of each session.
         own = {info.id for info in await all_infos(self.store.list, owner=self.owner)}
         return [timer for timer in found if timer.session_id in own]
 
@@ -246,7 +246,7 @@ class Queueing(Talking):
                         await news()
 
     async def _is_still_delayed(self, session_id: SessionId, key: str) -> bool:
-        """Tell whether a message still waits for its time. InputRefused if it was taken back before that."""
+        """Tell whether a message still waits for its time. Raise InputRefused if it was taken back before that."""
         if any(timer.name == key for timer in await self._timers_of(session_id)):
             return True
         is_sent = await under_way(self._journal(), session_id, key) or await self.result(session_id, key)
@@ -267,4 +267,4 @@ def _moment(due: float) -> datetime:
 
 
 async def _left_to_workers(session_id: SessionId) -> None:
-    """Do nothing about a run that was killed."""
+    """Do nothing about a run that was killed: a worker continues it."""

@@ -1,4 +1,4 @@
-"""Which sessions an owner can reach, and by which names. Every verb begins here."""
+"""The sessions that an owner can reach, and by which names. Every verb begins here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reach:
     """A connection, seen by one owner. Without an owner, every session is within reach.
 
     Ids are one namespace for the whole store, and an owner must not learn from it what others have. So an owner's ids
-    begin with a mark of its own, which it need not write: `order-7` is the session `o….order-7`. A session that was
+    begin with the owner's mark, which need not be written: `order-7` is the session `o….order-7`. A session that was
     created for the owner without the mark is found by its whole id.
     """
 
@@ -50,7 +50,7 @@ class Reach:
         return self.runtime.journal
 
     def _queue(self) -> Queue:
-        """Return the part of the store that keeps what workers are to do."""
+        """Return the part of the store that keeps work for workers. Raise ConfigurationError if it has none."""
         journal = self.runtime.journal
         if journal is None or not is_queue(journal):
             raise cannot(self.store, "keep anything for workers")
@@ -69,13 +69,13 @@ class Reach:
             raise ConfigurationError(what, NO_OWNER)
 
     async def _find(self, session_id: str) -> AgentSessionInfo | None:
-        """Return the header of a session within reach; None if there is none."""
+        """Return the header of a session within reach, or None."""
         self._require_open()
         given = SessionId(session_id)
         if self.owner is None:
             return await self._header(given)
-        # Looked up one after the other, whoever has the second, so that neither the answer nor its time tells of it.
-        with suppress(InvalidSessionId):  # too long to have a mark: only an older session can have such an id
+        # Looked up one after the other, no matter who has the second, so that neither answer nor time tells of that.
+        with suppress(InvalidSessionId):  # the id is too long for a mark: only an older session can have it
             found = await self._own(self._named(given))
             if found is not None:
                 return found
@@ -96,7 +96,7 @@ class Reach:
         return SessionId(name) if self.owner is None else SessionId.under(self.owner, name)
 
     async def _reach(self, session_id: str) -> SessionId:
-        """Return the id of a session within reach. Without an owner, the verb itself finds out if there is one."""
+        """Return the id of a session within reach. Without an owner, the verb itself finds out whether it exists."""
         self._require_open()
         return SessionId(session_id) if self.owner is None else (await self.info(session_id)).id
 
@@ -115,7 +115,7 @@ class Reach:
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict, expected=self._expected)
         waiting = waiting_messages(self.runtime, key, self.loops)
-        if waiting is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
+        if waiting is not None and after.status is SessionStatus.ACTIVE:  # perhaps only since this action
             await self.runtime.follow(waiting)
         return after
 

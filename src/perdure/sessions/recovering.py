@@ -1,4 +1,4 @@
-"""Recovery in the background: a connection continues killed runs while it is open, and holds nobody up."""
+"""Recovery in the background: a connection continues killed runs while it is open, without holding anybody up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _log = logging.getLogger("perdure.recovery")
 
 
 class Recovering:
-    """Looks for killed runs at once, then every so often: the claim of a process elsewhere lapses a lease late.
+    """A search for killed runs, at once and then at intervals: on other machines a claim lapses only with its lease.
 
-    It stops by being told so, never by a cancellation: that would end the run that it is continuing, and cut its answer
+    It is stopped by `stop`, never by a cancellation. That would end the run that it is continuing, and cut its answer
     off. When the connection is left, such a run is interrupted like any other, and waits for the next process.
     """
 
@@ -32,7 +32,7 @@ class Recovering:
         self._every = every
         self._stopped = asyncio.Event()
         self._told: set[tuple[str, str]] = set()
-        """What was logged: a run that cannot be continued is met again at every look."""
+        """The failures that were logged: a run that cannot be continued is met again at every look."""
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def stop(self) -> None:
@@ -40,7 +40,7 @@ class Recovering:
         self._stopped.set()
 
     async def end(self) -> None:
-        """Wait until nothing is being recovered. It is to be stopped first."""
+        """Wait until nothing is being recovered. Call `stop` first."""
         await asyncio.wait({self._task})
         if not self._task.cancelled() and self._task.exception() is not None:
             _log.error("the recovery of killed runs has failed", exc_info=self._task.exception())
@@ -49,7 +49,7 @@ class Recovering:
         while not self._stopped.is_set():
             try:
                 await self._look()
-            except PerdureError as error:  # the store may answer again
+            except PerdureError as error:  # the store may work again at the next look
                 _log.warning("killed runs could not be looked for: %s", error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), self._every)

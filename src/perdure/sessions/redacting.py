@@ -1,4 +1,4 @@
-"""Tells those who listen that messages were redacted: the store has put it on record, and emits nothing itself."""
+"""Tell subscribers that messages were redacted: the store has put it on record, and emits nothing itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perdure.run_journal import event_of
 _log = logging.getLogger("perdure.sessions")
 
 LAST_LOOKED_AT = 8
-"""How many entries are looked at: others may have written behind the one that tells of the redaction."""
+"""The number of entries that are read: others may have written behind the one that tells of the redaction."""
 
 
 async def tell_of_redaction(
     journal: Journal, events: EventHandler, session_ids: Iterable[str], since: datetime
 ) -> None:
-    """Emit what the records of these sessions tell of redactions since a time. What fails is logged: it is done."""
+    """Emit the redactions on record in these sessions since a time. A failure is only logged: the redaction is done."""
     for session_id in dict.fromkeys(session_ids):
         try:
             entries = await journal.read(session_id, last=LAST_LOOKED_AT)

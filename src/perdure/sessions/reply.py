@@ -1,4 +1,4 @@
-"""What an agent answers: whole, or piece by piece."""
+"""The answer of an agent: whole, or piece by piece."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ T = TypeVar("T")
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """What came of sending a message: the session as it was saved, and what its run says of itself.
+    """The result of sending a message: the session as it was saved, and the facts about its run.
 
     `Reply[City]` is a reply whose `value` is a `City`.
     """
 
     session: AgentSession
     queued: bool = False
-    """Whether there is no answer yet: the message waits for another run to end, is being answered, or its run was left
-    to a worker."""
+    """True if the answer is still to come. The message waits for another run, is being answered, or its run was left to
+    a worker."""
     used_before: Usage = Usage()
-    """What the run had used before this call continued it."""
+    """The usage of the run before this call continued it."""
     form: Form | None = None
     """The form that the answer was asked for in: a JSON schema, and the type that it stands for if that is known."""
     running: bool = False
-    """Whether a run is answering the message just now; if not, a `queued` message waits for its turn."""
+    """True if a run is answering the message just now. If not, a `queued` message waits for its turn."""
 
     @property
     def text(self) -> str:
-        """The answer; of a run that was stopped before it had one, what it had said last."""
+        """The text of the answer. Without an answer, it is what the run had said last before it was stopped."""
         return self.message.text if self.message is not None else ""
 
     @property
@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """What this call has used. The whole run's usage, also from before an approval, is `session.state.usage`."""
+        """The usage of this call. The whole run's usage, also from before an approval, is `session.state.usage`."""
         return Usage() if self.queued else self.session.state.usage - self.used_before
 
     @property
@@ -61,12 +61,12 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def value(self) -> T:
-        """The answer as the type that was asked for; plain data for a JSON schema, or if the type is not known here.
+        """The answer as the type that was asked for, or as plain data for a JSON schema or an unknown type.
 
-        InvalidData if there is no answer yet, or if it is not JSON since nothing was asked for.
+        It raises InvalidData if the answer is still to come, or if it is not JSON since nothing was asked for.
         """
         if self.queued:
-            raise InvalidData("$", f"the message {self._state}, so there is no answer to it yet")
+            raise InvalidData("$", f"the message {self._state}, so it has no answer yet")
         value: T = final_value(self.session.state, None if self.form is None else self.form.kind)
         return value
 
@@ -76,13 +76,13 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def pending_calls(self) -> tuple[PendingCall, ...]:
-        """The tool calls that wait for a person's approval; a sub-agent's with the calls that it waits for."""
+        """The tool calls that wait for a person's approval. A sub-agent's call has the calls that it waits for."""
         execution = self.session.state.execution
         return execution.pending_calls if execution and not self.queued else ()
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the answer was cut off: by a cancellation, a limit of time or length, a filter, or a failure."""
+        """Return whether the answer was cut off: by a cancellation, a time or length limit, a filter, or a failure."""
         return self.message is not None and self.message.is_incomplete
 
     def __str__(self) -> str:
@@ -95,11 +95,11 @@ class Chunk(str):
     __slots__ = ("offset", "place", "reply", "restarts")
     reply: Reply[Any] | None
     restarts: bool
-    """Whether an answer begins again: what comes behind the first `offset` characters of the run is void."""
+    """True if an answer begins again: what comes behind the first `offset` characters of the run is void."""
     offset: int
-    """How many characters of the run come before it."""
+    """The number of characters of the run before it."""
     place: Place | None
-    """Where in the run it ends, as `cursor` says it."""
+    """The place in the run where it ends, which `cursor` gives as a text."""
 
     def __new__(
         cls,
@@ -119,5 +119,5 @@ class Chunk(str):
 
     @property
     def cursor(self) -> str | None:
-        """The place behind it, for `follow(after=…)`. None if there was no run, since its key was used before."""
+        """The place behind it, for `follow(after=…)`. It is None if no run was needed, since the key had its answer."""
         return None if self.place is None else self.place.cursor

@@ -1,4 +1,4 @@
-"""Keep sessions for as long as rules say, and those under a legal hold whatever they say."""
+"""Retention: keep sessions for as long as rules say, and those under a legal hold in any case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Retaining(Keeping):
     """The verbs about how long sessions are kept."""
 
     async def retain(self, session_id: str, rule: Retention | None) -> None:
-        """Give a session a rule of its own about how long it is kept; None takes it away.
+        """Give a session a rule of its own about how long it is kept. None takes it away.
 
         It comes before the rules of its tags, its owner and the connection. Every worker obeys it.
         """
@@ -32,14 +32,14 @@ class Retaining(Keeping):
     async def hold(self, session_id: str, case: str | None = None) -> None:
         """Put a legal hold on a session: until it is lifted, nothing of it can be erased, forgotten or redacted.
 
-        It is the tag `hold`, or `hold:case`, and holds the sessions of its sub-agents too. It is put on record.
+        The hold is the tag `hold`, or `hold:case`. It holds the sessions of sub-agents, too, and is put on record.
         """
         from perdure.actions.metadata import TagSession
 
         await self.execute(session_id, TagSession(hold_tag(case)))
 
     async def lift_hold(self, session_id: str, case: str | None = None) -> None:
-        """Lift a legal hold, and put that on record. InvalidData if the session has no such hold."""
+        """Lift a legal hold, and put that on record. Raise InvalidData if the session has no such hold."""
         from perdure.actions.metadata import TagSession
 
         tag = hold_tag(case)
@@ -51,18 +51,18 @@ class Retaining(Keeping):
         await self.execute(info.id, TagSession(remove=(tag,)))
 
     async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
-        """Return those of some sessions that a legal hold is on, each with its tag. It may be on their caller's."""
+        """Return the sessions that a legal hold is on, each with its tag. It may be on the caller's session."""
         keys = [(await self.info(each)).id for each in session_ids]
         return await self._retains().holds(keys)
 
     async def apply_retention(
         self, policy: Retention | RetentionPolicy | None = None, *, dry_run: bool = False
     ) -> RetentionReport:
-        """Erase the sessions and versions whose time is over. Return what went, and which sessions stay and why.
+        """Erase the sessions and versions whose time is over. Return what was erased, and which sessions stay and why.
 
         The rules are those of the `policy`, or else of the connection, and those that sessions have of their own. With
-        `dry_run` nothing is erased: the report says what would be. Sessions stay in which something goes on, and those
-        under a legal hold. With an owner, only that owner's sessions are looked at.
+        `dry_run` nothing is erased: the report says what would be. Sessions stay while something is under way in them
+        or waits there, and while they are under a legal hold. With an owner, only that owner's sessions are looked at.
         """
         from perdure.sessions.rounds import Round
 

@@ -1,4 +1,4 @@
-"""One round of retention: which sessions have been kept for long enough, and what is done about them."""
+"""One round of retention: find the sessions that have been kept for long enough, and erase them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from perdure.protocols import Due, Erased, Filters, Left, WhyLeft
 from perdure.sessions.retaining import Retaining
 
 AT_ONCE = 50
-"""How many sessions are erased in one commit, with those of their sub-agents: others wait for no more than that."""
+"""The number of sessions that are erased in one commit, besides their sub-agents': other writers wait that long."""
 Between = Callable[[], Awaitable[object]]
-"""Called after each commit of a round, with time for others."""
+"""A function that is called after each commit of a round, when others have their turn."""
 
 
 class RetentionReport(msgspec.Struct, frozen=True):
-    """What retention has erased; in a dry run, what it would erase now."""
+    """The outcome of retention: what it has erased, or, in a dry run, what it would erase now."""
 
     at: datetime
     """The time that ages were counted from."""
@@ -36,11 +36,11 @@ class RetentionReport(msgspec.Struct, frozen=True):
     pruned: Sequence[SessionId]
     """The sessions whose older versions are gone."""
     versions: int
-    """How many versions are gone: of erased sessions, and older ones of the others."""
+    """The number of versions that are gone: those of erased sessions, and older ones of the others."""
     messages: int
-    """How many messages nothing shows any more."""
+    """The number of messages that nothing shows any more."""
     bytes: int
-    """What the erased rows held. The space in indexes comes on top of it."""
+    """The size of the erased rows. The space in indexes comes on top of it."""
     left: Sequence[Left]
     """The sessions that stay for now, though their time is over, and why."""
 
@@ -55,10 +55,10 @@ class RetentionReport(msgspec.Struct, frozen=True):
 
 
 class Round:
-    """One look at all sessions whose time may be over by a policy, and what is done about them.
+    """One round over all sessions whose time may be over by a policy.
 
-    Sessions are found by the times of the rules, so that a round costs what it finds. Those that were not updated after
-    `since` are not looked at for the number of their versions.
+    Sessions are found by the times of the rules, so that a round costs what it finds. Sessions that were not updated
+    after `since` are not checked for the number of their versions.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Round:
         self._left: dict[SessionId, Left] = {}
 
     async def carry_out(self, *, dry_run: bool = False, between: Between | None = None) -> RetentionReport:
-        """Erase what is due, some at a time, and call `between` after each time."""
+        """Erase what is due, in batches, and call `between` after each batch."""
         await self._find()
         due = sorted(self._due.values(), key=lambda info: (info.created_at, info.id))
         batches = [[*map(Due.of, due[at : at + AT_ONCE])] for at in range(0, len(due), AT_ONCE)]
@@ -101,7 +101,7 @@ class Round:
                 await between()
 
     async def _retired(self, batch: Sequence[Due]) -> list[Erased]:
-        """Erase sessions together; if one of them is damaged, those that are not, one by one."""
+        """Erase sessions in one commit. If one of them is damaged, erase the others one by one."""
         try:
             return [await self._store.retire(batch)]
         except CorruptRecord as error:
@@ -137,6 +137,7 @@ class Round:
 
     async def _with_versions(self, least: int) -> AsyncIterator[Sequence[AgentSessionInfo]]:
         """Yield sessions that may have more versions than a rule keeps."""
+        # Each new version is an update, so a later round only looks at what was updated since the one before.
         if self._since is not None:
             async for page in self._listed(Filters(updated_after=self._since, order="updated")):
                 yield page
@@ -148,14 +149,15 @@ class Round:
             yield [info for info in found if owner in (None, info.owner)]
 
     async def _listed(self, filters: Filters) -> AsyncIterator[SessionInfoList]:
-        """Yield pages of sessions, hidden ones too. Those of sub-agents are not among them: they go with others."""
+        """Yield pages of sessions, hidden ones too. Sub-agents' are left out: they are erased with their callers'."""
+        # A list without a status leaves hidden sessions out, so that these take a list of their own.
         for status in (Filters(), Filters(status=SessionStatus.DELETED)):
             wanted: Filters = filters | status
             async for page in pages(self._sessions.headers, **wanted | Filters(top_level=True)):
                 yield page
 
     def _take(self, infos: Iterable[AgentSessionInfo]) -> None:
-        """Take note of what is to be done about sessions."""
+        """Note what has to be done about sessions."""
         for info in infos:
             if info.id in self._due or info.id in self._left:
                 continue
@@ -165,15 +167,17 @@ class Round:
                 self._left[info.id] = Left(info.id, WhyLeft.HOLD, f"{hold} on {info.id}")
             elif is_over:
                 self._due[info.id] = info
+                # Found before for its versions alone: these are erased with the session.
                 self._grown.pop(info.id, None)
             elif before is not None:
                 self._grown[info.id] = Due.of(info), before
 
 
 def load_policy(path: str | os.PathLike[str]) -> RetentionPolicy:
-    """Return the policy that a TOML file says. InvalidData names the field that is wrong.
+    """Return the policy in a TOML file. Raise InvalidData, which names the field, if something in it is wrong.
 
-    At the top it has the default: `age`, `idle` and `versions`. Tables `[tags.NAME]` and `[owners.NAME]` have the same.
+    The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and `[owners.NAME]` have the same
+    fields.
     """
     file = Path(path)
     try:

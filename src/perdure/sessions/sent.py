@@ -1,4 +1,4 @@
-"""What a model was sent in one step of a run: put together again from the record, as recovery does it."""
+"""The prompt of one step of a run: what the model was sent, put together from the record as recovery does it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A model call as the record tells it. What interceptors have changed at the last moment is not on record."""
+    """A model call as the record tells it. Changes that interceptors made at the last moment are not on record."""
 
     definition: AgentDefinition
     state: AgentState
     """The agent's state right before the call: its prompt, the run's own instructions and tools, and the view."""
     messages: Sequence[Message]
-    """What the view came to as a prompt: every call with its result, and no message that is empty."""
+    """The view as a prompt: every call has its result, and empty messages are left out."""
 
 
 async def sent_in(sessions: Looking, loop: LoopRecord, step_id: str) -> Sent | None:
-    """Return what the model was sent in a step of a run; None if the record does not tell from what the run set out.
+    """Return what the model was sent in a step of a run, or None if the record does not tell from what the run began.
 
-    VersionForgotten if the version that it set out from is no longer kept.
+    Raise VersionForgotten if the version that it began from is not kept any more.
     """
     events = list(_until_answer(loop.events, step_id))
     starts = [event for event in events if isinstance(event, AgentStart)]
     version = starts[-1].base_version if starts else None
     if version is None:
         return None
-    # A run that was saved while it waited sets out again from there; one that was killed still has its first version.
+    # A run that was saved while it waited begins again from that version. One that was killed still has its first.
     first = next(place for place, event in enumerate(events) if _sets_out_from(event, version))
     session = await _as_it_was(sessions, loop, version, events[first])
     state = Replay(session.state).apply_all(events[first:]).state
@@ -49,7 +49,7 @@ async def sent_in(sessions: Looking, loop: LoopRecord, step_id: str) -> Sent | N
 
 
 def _until_answer(events: Sequence[AnyLoopEvent], step_id: str) -> Iterator[AnyLoopEvent]:
-    """Yield the events before a step's answer. One that a killed process had begun is not the answer."""
+    """Yield the events before a step's answer. An answer that a killed process had begun does not count."""
     is_in_step = False
     for event in events:
         if isinstance(event, TurnStart):

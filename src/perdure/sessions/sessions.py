@@ -1,4 +1,4 @@
-"""Every verb on sessions, by id. A `Chat` has the same ones for the session it stands for."""
+"""Every verb on sessions, by id. A `Chat` has the same verbs for one session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perdure.sessions.talking import ASSISTANT, Talking
 class Sessions(Operating, Changing, Retaining):
     """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist.
 
-    A `model` is what sessions that keep another one are changed to when they are sent to.
+    A session that keeps another model than `model` is changed to that when it is sent to.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Sessions(Operating, Changing, Retaining):
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.
 
-        It is open as long as this connection is. There, no other owner's session exists.
+        They are open while this connection is. For them, no other owner's session exists.
         """
         if self.owner is not None:
             raise ConfigurationError(
@@ -70,6 +70,7 @@ class Sessions(Operating, Changing, Retaining):
             )
         if owner is None:
             raise InvalidData("$.owner", "an owner is a text; without one, use the connection itself")
+        # Not by the constructor, which would make a connection of its own.
         hers = object.__new__(type(self))
         Talking.__init__(hers, self._connection, owner)
         return hers
@@ -78,8 +79,8 @@ class Sessions(Operating, Changing, Retaining):
         """Return these sessions for a change that is bound to a version: `sessions.expecting(7).trim("a", 4)`.
 
         If the session has another version by then, SessionConflict is raised and nothing is changed. A decision that is
-        left to a worker is bound too. Verbs that run an agent here are not: what is sent joins the conversation,
-        however far that has come.
+        left to a worker is bound, too. Verbs that run an agent here are not: a message joins the conversation at
+        whatever version it is.
         """
         expect_count(version, "$.version")
         bound = object.__new__(type(self))
@@ -96,7 +97,7 @@ class Sessions(Operating, Changing, Retaining):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
+        """Let runs end before the store is closed. After an error they are interrupted, to be recovered later."""
         await self._connection.close(at_once=kind is not None)
 
     async def open(
@@ -107,10 +108,10 @@ class Sessions(Operating, Changing, Retaining):
         tags: Iterable[str] = (),
         on_change: OnChange = "raise",
     ) -> Chat:
-        """Return a handle on a session: on a new one, or on that of an id, which is created unless it is there.
+        """Return a handle on a session: on a new one, or on the one with an id, which is created if it does not exist.
 
-        `on_change` says what happens if the session keeps another definition of this agent: SessionConflict ("raise"),
-        the session goes on with its own ("keep"), or it is given the new one, on record ("take").
+        `on_change` says what happens if the session keeps another definition of this agent. "raise" raises
+        SessionConflict. With "keep" the session continues with its own. With "take" it is given the new one, on record.
         """
         check_on_change(on_change)
         if agent is not None and not isinstance(agent, AgentDefinition):
@@ -133,7 +134,7 @@ class Sessions(Operating, Changing, Retaining):
         return self._handle(session_id)
 
     async def _settle_agent(self, session_id: SessionId, agent: AgentDefinition, on_change: OnChange) -> None:
-        session = await self.store.load(session_id)  # not by the runtime: nobody reads it yet
+        session = await self.store.load(session_id)  # not by the runtime, which would tell subscribers that it is read
         if session is None:
             raise SessionNotFound(session_id)
         if on_change == "keep" or not changed_fields(session, agent):
@@ -146,7 +147,7 @@ class Sessions(Operating, Changing, Retaining):
         await self.execute(session_id, ChangeDefinition(given))
 
     async def new_session(self, session_id: str) -> Chat:
-        """Begin a session with the agent, tags and model of another. A model that connect() names comes first."""
+        """Create a session with the agent, tags and model of another. A model that connect() names comes first."""
         like = await self.session(session_id)
         made = await self._create(
             SessionId.generate(self.owner), like.definition, like.info.tags, model=like.state.default_model
@@ -159,7 +160,7 @@ class Sessions(Operating, Changing, Retaining):
         seed = AgentState.of(agent).with_default_model(self.loops.model or model)
         try:
             made = await self.runtime.create(agent, seed=seed, session_id=session_id, owner=self.owner, tags=tags)
-        except SessionConflict:  # somebody has created it in this moment
+        except SessionConflict:  # somebody else has just created it
             found = await self._find(session_id)
             if found is None:
                 raise
@@ -172,7 +173,7 @@ class Sessions(Operating, Changing, Retaining):
         return Chat(self, session_id)
 
     async def close(self, session_id: str) -> None:
-        """Let go of a session: its subscribers hear nothing more, and it leaves the memory. The store keeps it."""
+        """Drop a session from memory, and its subscribers with it. The store keeps the session."""
         self.live.close((await self.info(session_id)).id)
 
     async def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:

@@ -1,8 +1,8 @@
 """One store for a process, whichever event loops and threads use it: it lives in a loop of its own.
 
-Every verb hands its work to that loop and waits. A forked child opens a store of its own: no file is open at the moment
-of the fork, since a child that inherits SQLite's notes of its locks believes in locks that it does not have. At the
-interpreter's exit what is open is closed.
+Every verb hands its work to that loop and waits. A forked child opens a store of its own. No file is open at the moment
+of the fork, since a child would inherit SQLite's notes of locks, but not the locks. What is open is closed at the
+interpreter's exit.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _ALREADY_OPEN = (
     "Give its URL, or a store that nobody has opened."
 )
 _PATIENCE = 10.0
-"""How many seconds a fork waits for verbs that are under way."""
+"""The number of seconds that a fork waits for verbs that are under way."""
 
 
 def shared(url: str | SessionStore | None = None, *, keys: KeyRing | None = None) -> SharedStore:
-    """Return the store at a URL that all of this process shares; without one, the store that the command line uses.
+    """Return the store at a URL that all of this process shares. By default it is the store that the command line uses.
 
     It is opened when it is first used. Its verbs can be awaited in any event loop, and `wait` is for code without one.
     Two URLs of the same file or directory give the same store, with the options of the one that was asked for first.
-    A store that nobody has opened can be given in place of a URL; a forked child cannot use that one. `keys` are those
-    that it is sealed with.
+    A store that nobody has opened can be given in place of a URL. A forked child cannot use that one. `keys` are the
+    keys with which the store is sealed.
     """
     if isinstance(url, SharedStore):
         return url
     if getattr(url, "redaction", None) is not None:
         # It passes every verb on, also those of a shared store.
-        return url.over(shared(url.inner))  # type: ignore[no-any-return,union-attr]  # it has them, and is no subclass
+        return url.over(shared(url.inner))  # type: ignore[no-any-return,union-attr]  # it has both, but not by its type
     if isinstance(url, SessionStore):
         return _sharing(url, url)
     given = default_store().value if url is None else expect(url, str, "$.url")
-    made = store_of(given, keys=keys)  # which refuses what is no URL of a store
+    made = store_of(given, keys=keys)  # it raises for what is not the URL of a store, before the first use
     return _sharing(made, as_url(given, Path.cwd()), keys)
 
 
@@ -80,6 +80,7 @@ def _sharing(store: SessionStore, source: str | SessionStore, keys: KeyRing | No
 def _key_of(url: str) -> Hashable:
     path = path_of(url)
     scheme, _, rest = url.partition("://")
+    # By the real path, without options: two links to a file must not become two stores of it.
     return (scheme.replace("postgresql", "postgres"), rest if path is None else os.path.realpath(path))
 
 
@@ -92,16 +93,16 @@ class SharedStore(_Verbs):
         self._changing = threading.Lock()
         self._home: _Home | None = None
         self._is_lost = False
-        """Whether this process was forked from one that had it open."""
+        """True if this process was forked from one that had it open."""
 
     @property
     def is_open(self) -> bool:
-        """Tell that nobody has to open it: whoever uses it first does."""
+        """Return True: nobody has to open it, since the first use does."""
         return True
 
     @property
     def keys(self) -> KeyRing | None:
-        """Return the ring that what it writes is sealed with; None if it has none."""
+        """Return the key ring with which it seals what it writes, or None."""
         return self._keys or (None if isinstance(self._source, str) else keys_of(self._source))
 
     async def __aenter__(self) -> Self:
@@ -113,15 +114,15 @@ class SharedStore(_Verbs):
         """Leave it open for others; `close` closes it."""
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return what a coroutine comes to that is carried out in the store's own event loop.
+        """Return the result of a coroutine that is carried out in the store's own event loop.
 
-        What uses the store often is quicker there: a verb awaited from elsewhere goes to that loop and back. If the
-        caller is cancelled, the work goes on.
+        Code that uses the store often is quicker there, since each verb that is awaited elsewhere goes to that loop and
+        back. If the caller is cancelled, the work continues.
         """
         return await self._home_for(work).run(work)
 
     def wait(self, work: Awaitable[T]) -> T:
-        """Return what a coroutine comes to, for code without an event loop: `store.wait(store.load("chat-1"))`."""
+        """Return the result of a coroutine, for code without an event loop: `store.wait(store.load("chat-1"))`."""
         return self._home_for(work).loop.wait(work)
 
     @property
@@ -130,7 +131,7 @@ class SharedStore(_Verbs):
         return self._here.loop
 
     def close(self) -> None:
-        """Close the store, for all who share it. The next to use it opens it again."""
+        """Close the store, for all that share it. The next use opens it again."""
         self._close()
 
     def _close(self, *, at_exit: bool = False) -> None:
@@ -160,7 +161,8 @@ class SharedStore(_Verbs):
             return self._home
 
     def _before_fork(self) -> None:
-        """Let no other thread begin anything, and have nothing open. What was begun is waited for, for a while."""
+        """Let no other thread begin anything, and close what is open. What has begun is waited for, for a while."""
+        # Held over the fork. The parent releases it afterwards, and the child makes a new one.
         self._changing.acquire()
         if self._home is not None:
             self._is_lost = not self._home.pause()
@@ -186,14 +188,14 @@ class _Home:
     """A store, and the event loop in which it lives."""
 
     def __init__(self, source: str | SessionStore, keys: KeyRing | None) -> None:
-        # Nobody else's event loop waits for the disk there.
+        # This loop serves nobody else, so a commit may wait for the disk in it.
         self.store: Any = store_of(source, commit_in_loop=True, keys=keys)
         self._exits = AsyncExitStack()
         self._is_open = self._was_open = False
         self._is_on_disk = isinstance(source, str) and path_of(source) is not None
         self._opening = asyncio.Lock()
         self._calls = 0
-        """How many verbs are under way."""
+        """The number of verbs that are under way."""
         self._is_idle = asyncio.Event()
         self._may_begin = asyncio.Event()
         self._may_begin.set()
@@ -201,7 +203,8 @@ class _Home:
         self.loop = LoopThread(name, not_open=_CLOSED, closed=_CLOSED)
 
     async def opened(self) -> Any:
-        """Return the store, which the first to come here opens. One that could not be is tried again by the next."""
+        """Return the store, which the first call opens. If that fails, the next call tries again."""
+        # A loop: a fork may have paused the store again while this waited for it to be opened.
         while not self._is_open or not self._may_begin.is_set():
             await self._may_begin.wait()
             async with self._opening:
@@ -228,10 +231,10 @@ class _Home:
                 self._is_idle.set()
 
     def pause(self) -> bool:
-        """Have no file open, until `resume`. Return False if that could not be done."""
+        """Close all files until `resume`. Return False if that could not be done."""
         if not self._is_on_disk:
             return True
-        if self.loop.is_here:  # which would wait for itself
+        if self.loop.is_here:  # this thread would wait for itself
             return False
         try:
             self.loop.wait(self._pause(), _PATIENCE)
@@ -240,7 +243,7 @@ class _Home:
         return True
 
     async def _pause(self) -> None:
-        """Close the engine beneath the store, which keeps its claims and what is at hand."""
+        """Close the engine below the store. The store keeps its claims and its cache."""
         self._may_begin.clear()
         if self._calls:
             await self._is_idle.wait()
@@ -250,7 +253,7 @@ class _Home:
                 await self.store._engine.__aexit__(None, None, None)
 
     def resume(self) -> None:
-        """Let those who wait go on; the first of them opens the store again."""
+        """Let verbs that wait continue. The first of them opens the store again."""
         self.loop.call_soon(self._may_begin.set)
 
     async def entered(self, verb: str, *args: Any) -> tuple[AsyncExitStack, Any]:
@@ -266,7 +269,7 @@ class _Home:
 
 @cache
 def _kind_like(kind: type[SessionStore]) -> type[SharedStore]:
-    """Return the class of shared stores of a kind, with the verbs that it has and no others: it can do as much."""
+    """Return the class of shared stores of a kind. It has the verbs of the kind and no others, so it can do as much."""
     verbs = {
         name: _listening if name == "listening" else _handed_over(name, verb)
         for name, verb in inspect.getmembers(kind, inspect.isfunction)
@@ -276,7 +279,7 @@ def _kind_like(kind: type[SessionStore]) -> type[SharedStore]:
 
 
 def _handed_over(name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
-    if not inspect.iscoroutinefunction(verb):  # it is about what is at hand, and waits for nothing
+    if not inspect.iscoroutinefunction(verb):  # such a verb asks what is in memory, and waits for nothing
 
         @wraps(verb)
         def at_once(self: SharedStore, *args: Any, **kwargs: Any) -> Any:
@@ -308,6 +311,7 @@ _of_parents: list[_Home | None] = []
 
 
 def _before_fork() -> None:
+    # This lock first: no store may be added while the known ones are paused.
     _changing.acquire()
     for each in _shared.values():
         each._before_fork()
@@ -327,12 +331,13 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
+    # A stack closes all of them, also after one has failed.
     with ExitStack() as all_of_them:
         for each in _shared.values():
             all_of_them.callback(each._close, at_exit=True)
 
 
-# What is registered last is called first before a fork. The executor's threads and the locks on files take locks then
-# which a store needs to be paused: so these are imported above, and have been registered by now.
+# What is registered last is called first before a fork. The executor's threads and the locks on files also register
+# functions, which take locks that a store needs to be paused. So both are imported above, to be registered before this.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)

@@ -1,4 +1,4 @@
-"""What runs have used, and sums of it: by agent, model, day, owner or session."""
+"""The usage of runs, and sums of it: by agent, model, day, owner or session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Part = Literal["agent", "model", "day", "owner", "session_id"]
 
 @dataclass
 class RunCost:
-    """What one run has used. What its sub-agents have used counts for their own runs."""
+    """The usage of one run. That of its sub-agents counts for their own runs."""
 
     session_id: str
     owner: str | None
@@ -45,7 +45,7 @@ class RunCost:
 
 
 class Sum(msgspec.Struct, frozen=True):
-    """What several runs have used together."""
+    """The usage of several runs together."""
 
     key: str | None
     runs: int
@@ -70,13 +70,13 @@ class Spending(msgspec.Struct, frozen=True):
 
 
 def summed(key: str | None, runs: Iterable[RunCost]) -> Sum:
-    """Return what runs have used together, under a name."""
+    """Return the usage of several runs together, under a name."""
     counted = list(runs)
     return Sum(key, len(counted), sum((each.usage for each in counted), start=Usage()))
 
 
 def redacted_in(runs: Iterable[RunCost]) -> dict[str, int]:
-    """Return how often which redactor has replaced something in the messages of runs."""
+    """Return how often each redactor has replaced something in the messages of runs."""
     return dict(sum((Counter(each.redactions) for each in runs), start=Counter[str]()))
 
 
@@ -86,7 +86,7 @@ async def spending_of(
     """Return every run since a time, of all sessions, or of the `limit` that were changed last.
 
     A caller's usage on record contains that of its sub-agents, which is subtracted here. A damaged session is named,
-    and keeps no other from being counted.
+    and the others are counted.
     """
     infos, is_whole = await _changed_since(sessions, since, limit)
     runs: dict[Key, RunCost] = {}
@@ -115,7 +115,7 @@ async def spending_of(
 async def _changed_since(
     sessions: Looking, since: datetime | None, limit: int | None
 ) -> tuple[list[AgentSessionInfo], bool]:
-    """Return the headers of sessions that were changed since a time, and whether these are all of them."""
+    """Return the headers of sessions that were changed since a time, and tell whether these are all of them."""
     filters: Filters = {} if since is None else {"updated_after": since}
     if limit is not None:
         filters |= {"order": "updated"}
@@ -128,9 +128,9 @@ async def _changed_since(
 
 
 async def _loops(sessions: Looking, session_id: str) -> list[LoopRecord]:
-    """Return the headers of a session's runs. That of one that has not ended does not know its usage: it is read.
+    """Return the headers of a session's runs. A run that has not ended is read whole, since its header lacks the usage.
 
-    A session that was erased meanwhile has none.
+    A session that was erased meanwhile has no runs.
     """
     try:
         headers = (await sessions.record(session_id)).loops
@@ -144,6 +144,7 @@ def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, R
     for loop in loops:
         usage = loop.usage
         group = loop.parallel_group
+        # The usage of judging is told by every branch of a group, and is counted for the first alone.
         if group is not None and group.all_loop_ids[0] == loop.loop_id:
             usage = usage + group.evaluation_usage
         model = _model_of(loop)
@@ -159,6 +160,6 @@ def _model_of(loop: LoopRecord) -> str:
 
 
 def _without(usage: Usage, part: Usage) -> Usage:
-    """Return a usage less a part of it; a run that was killed may not have counted the part yet."""
+    """Return a usage without a part of it, never below 0: a run that was killed may not have counted the part yet."""
     fields = of_usage(usage)
     return Usage(**{name: max(0, amount - getattr(part, name)) for name, amount in fields.items()})

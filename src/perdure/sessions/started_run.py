@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class StartedRun(Generic[T]):
-    """What `start` returns. Nothing that is done with it, but `cancel`, ends the run."""
+    """The run that `start` returns. Of all that can be done with it, only `cancel` ends the run."""
 
     def __init__(
         self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply[T]], *, is_detached: bool = True
@@ -30,7 +30,7 @@ class StartedRun(Generic[T]):
 
     @property
     def is_detached(self) -> bool:
-        """Whether the run continues though nobody listens any more. One that is only waited for does."""
+        """Return whether the run continues when nobody listens any more. A run that is only waited for does."""
         return self._is_detached or self._listener.waits
 
     def leave(self) -> None:
@@ -47,7 +47,7 @@ class StartedRun(Generic[T]):
         return self.work.done()
 
     async def begun(self) -> None:
-        """Wait until the run has claimed its session. What kept it from that is raised."""
+        """Wait until the run has claimed its session. Raise the error that kept it from that."""
         began = asyncio.ensure_future(self._listener.began.wait())
         try:
             await asyncio.wait({began, self.work}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,9 +60,9 @@ class StartedRun(Generic[T]):
             await self.result()
 
     async def stream(self) -> AsyncIterator[Chunk]:
-        """Yield the answer's text, from its beginning, as it comes; the last chunk is empty and has the `reply`.
+        """Yield the answer's text, from its beginning, as it comes. The last chunk is empty and has the `reply`.
 
-        Any number may listen, early or late, and leave again.
+        Any number of listeners may come, early or late, and leave again.
         """
         place: Place | None = None
         is_silent = True
@@ -78,6 +78,7 @@ class StartedRun(Generic[T]):
 
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
+        # Not awaited directly: a caller that is cancelled would cancel the run.
         await asyncio.wait({self.work})
         if self.work.cancelled() and self._was_left:
             raise RunInterrupted(
@@ -95,7 +96,7 @@ class StartedRun(Generic[T]):
     async def cancel(self) -> bool:
         """Stop the run, and wait until what was said so far is kept. Return False if it was over.
 
-        If the answer is another run's, that goes on, and only the wait for it ends: `chat.cancel()` stops it.
+        If the answer is another run's, that run continues, and only the wait for it ends. `chat.cancel()` stops it.
         """
         stopped = self.work.cancel()
         await asyncio.wait({self.work})
@@ -106,9 +107,9 @@ class StartedRun(Generic[T]):
 
 
 def last_chunk(reply: Reply[Any], place: Place | None, untold: int = 0) -> Chunk:
-    """Return the chunk that ends a stream. One behind a run that waits for a person leads to what it says later.
+    """Return the chunk that ends a stream. Behind a run that waits for a person, its place leads to what comes later.
 
-    Its offset is behind what the place knows of, and so many characters that it does not know of.
+    Its offset is behind the place, and behind `untold` characters that the place does not count.
     """
     if place is not None and not reply.pending_calls:
         place = place.ended()
@@ -116,6 +117,6 @@ def last_chunk(reply: Reply[Any], place: Place | None, untold: int = 0) -> Chunk
 
 
 def _retrieve(work: asyncio.Task[Reply[Any]]) -> None:
-    """Look at what a run failed with, so that asyncio does not complain: its session's record tells of it."""
+    """Fetch the error of a run, so that asyncio does not complain: its session's record tells of it."""
     if not work.cancelled():
         work.exception()

@@ -1,4 +1,4 @@
-"""Hears what one run says, of all that is said on a bus."""
+"""A listener that hears what one run says, of all that is said on a bus."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 
 T = TypeVar("T")
+# A run's events are emitted in the context in which it was begun, which tells its start from those of other runs.
 _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=None)
 
 
 class Listener:
-    """Hears the text of one run alone: others in its session may come before it, or behind it with what was queued.
+    """A listener to the text of one run. Others in its session may come before it, or behind it with what was queued.
 
-    With `continues` it is a run that waited for a person, and goes on with what was decided; it had `said` so many
-    characters before.
+    With `continues` the run waited for a person, and continues with what was decided. Before that it had `said` this
+    many characters.
     """
 
     def __init__(self, session_id: SessionId, *, continues: bool = False, said: int = 0) -> None:
@@ -33,12 +34,12 @@ class Listener:
         self._continues = continues
         self._said = said
         self.start: Place | None = None
-        """Where the text of the run begins, once it has."""
+        """The place where the text of the run begins, once it has begun."""
         self.waits = False
-        """Whether another run has to answer: one that was under way, or that of a message that is queued."""
+        """True if another run has to answer: one that was under way, or that of a queued message."""
 
     def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
-        """Begin a run, which tells of itself in a context where this listener is known."""
+        """Begin a run in a context where this listener is known, and listen to it."""
         token = _heard_by.set(self)
         work = asyncio.ensure_future(run)
         _heard_by.reset(token)
@@ -69,7 +70,7 @@ class Listener:
             self.began.set()
 
     def wait_for_another(self) -> None:
-        """Take note that the answer is another run's."""
+        """Note that the answer is another run's."""
         self.waits = True
         self.began.set()
 
@@ -79,7 +80,7 @@ class Listener:
         self._wake()
 
     def _is_its_own(self, event: AgentStart) -> bool:
-        # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
+        # A killed run is recovered before this message is sent. Its start says that it was resumed: it is another run.
         is_decided = bool(event.approved or event.denied or event.answered)
         is_wanted = is_decided if self._continues else not event.resumed
         return event.session_id == self._session_id and is_wanted and _heard_by.get() is self
@@ -89,7 +90,7 @@ class Listener:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake those who wait; who comes later waits for the next time."""
+        """Wake all that wait. A listener that comes later waits for the next time."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
 ASSISTANT = AgentDefinition("assistant")
-"""Who answers in a session that was opened without an agent."""
+"""The agent of a session that was opened without one."""
 
 
 class SendOptions(TypedDict, total=False):
@@ -62,7 +62,7 @@ class SendOptions(TypedDict, total=False):
 
 
 class OnceOptions(TypedDict, total=False):
-    """The options of what is asked without a session."""
+    """The options of a question that is asked without a session."""
 
     any_role: bool
     external_tools: Iterable[ExternalTool] | None
@@ -86,16 +86,19 @@ class Talking(Looking):
     async def send(
         self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> Reply[Any]:
-        """Say something and wait for the answer. RunFailed if the run ends without one.
+        """Send a message and wait for the answer. Raise RunFailed if the run ends without one.
 
         `parts` are images and files that go with a text, from `perdure.attach` or as paths, and further texts.
-        While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
-        after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
-        `context` is what tools find in `ToolContext.context`; it is never stored. `context_data` is JSON, stored with
-        the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
-        of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
-        the form of this answer, which `reply.value` has: a type or a JSON schema. `external_tools` are tools of
-        `external_tool(…)` that this run alone may call, and `instructions` what it alone is told;
+        While another run is under way, SessionBusy is raised. With `when_busy` the message is left with that run
+        instead: it is sent after it ("queue"), or taken in between two of its steps ("steer"). The reply is then
+        `queued`: its answer is still to come.
+
+        `context` is what tools find in `ToolContext.context`. It is never stored. `context_data` is JSON that is stored
+        with the run. Where the caller is gone, `connect(context=…)` makes a context of it. `metadata` is put on the
+        record of the run. Messages of other roles than `user` raise InvalidData, unless `any_role` lets them pass.
+
+        `output`, a type or a JSON schema, is the form of this answer, which `reply.value` has. `external_tools` are
+        tools of `external_tool(…)` that this run alone may call. `instructions` are given to this run alone, and
         `model_options` say how it alone asks the model.
         """
         return await self._sent(session_id, await self._sending(message, parts, output, options))
@@ -113,10 +116,10 @@ class Talking(Looking):
     async def start(
         self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]:
-        """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it.
+        """Send a message, and return once the run has begun. The run belongs to the connection, not to the caller.
 
-        The options are those of `send`. When the connection is left, the run has its grace to end; then it is
-        interrupted, to be recovered.
+        The options are those of `send`. When the connection is left, the run has its grace to end. Then it is
+        interrupted, to be recovered later.
         """
         run = await self._started(session_id, await self._sending(message, parts, output, options), detach=True)
         await run.begun()
@@ -131,9 +134,9 @@ class Talking(Looking):
         detach: bool = False,
         **options: Unpack[SendOptions],
     ) -> AsyncIterator[Chunk]:
-        """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
+        """Send a message and yield the answer's text as it comes. The last chunk is empty and has the `reply`.
 
-        Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
+        If you stop listening, the run stops, and what was said until then is kept. With `detach`, the run continues.
         The other options are those of `send`.
         """
         run = await self._started(session_id, await self._sending(message, parts, output, options), detach=detach)
@@ -157,16 +160,16 @@ class Talking(Looking):
     async def _sent(
         self, session_id: str, action: SendMessage | RetryLastRun, listener: Listener | None = None
     ) -> Reply[Any]:
-        """Return what came of a message. One that another run answers is waited for if somebody listens to it.
+        """Return the reply to a message. One that another run answers is waited for if somebody listens to it.
 
-        The same key while its message waits or is being answered sends nothing, whatever `when_busy` says.
+        While the message of a key waits or is being answered, the same key sends nothing, whatever `when_busy` says.
         """
         key = await self._reach(session_id)
         found = await self._under_way(key, action, may_wait=True)
         if found is None:
             try:
                 after: AgentSession | None = await self._after_run(key, action)
-            except (ClaimLost, RunInterrupted):  # which tell of its own run
+            except (ClaimLost, RunInterrupted):  # kinds of SessionBusy that are about its own run
                 raise
             except SessionBusy:
                 found = await self._under_way(key, action)
@@ -199,7 +202,7 @@ class Talking(Looking):
     async def _under_way(
         self, session_id: SessionId, action: SendMessage | RetryLastRun, *, may_wait: bool = False
     ) -> JournalEntry | None:
-        """Return what tells that the message of an action's key waits or is being answered; None if it does neither.
+        """Return the entry that tells that the message of an action's key waits or is being answered, or None.
 
         With `may_wait` it is looked for only if the message would be queued otherwise.
         """
@@ -221,7 +224,7 @@ class Talking(Looking):
         return await journal.find_key(session_id, sent.key.name) is not None
 
     async def _joined_apart(self, session_id: SessionId, action: Action, found: JournalEntry) -> Reply[Any]:
-        """Wait for another run in a task of the connection's, which ends it when it is closed."""
+        """Wait for another run, in a task of the connection, which ends the wait when it is closed."""
         listener = Listener(session_id)
         run = self._run_apart(session_id, listener, self._joined(session_id, action, found, listener), detach=True)
         try:
@@ -233,7 +236,7 @@ class Talking(Looking):
     async def _joined(
         self, session_id: SessionId, action: Action, found: JournalEntry, listener: Listener
     ) -> Reply[Any]:
-        """Wait for the run that answers a message, and pass its text on. Return what came of it."""
+        """Wait for the run that answers a message, and pass its text on. Return the reply."""
         from perdure.sessions.joining import Joining
 
         assert self.runtime.journal is not None
@@ -253,7 +256,7 @@ class Talking(Looking):
     def _run_apart(
         self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply[T]], detach: bool
     ) -> StartedRun[T]:
-        """Begin a run in a task of the connection's."""
+        """Begin a run in a task of the connection."""
         heard = self._connection.events.subscribe(LoopEvent, listener.hear, session_id=session_id)
         run = StartedRun(session_id, listener, work, is_detached=detach)
         run.work.add_done_callback(lambda _: heard.cancel())
@@ -262,18 +265,19 @@ class Talking(Looking):
 
     @asynccontextmanager
     async def _listening(self, run: StartedRun[Any]) -> AsyncIterator[AsyncIterator[Chunk]]:
-        """Listen to a run. Whoever leaves stops it, unless it is detached."""
+        """Listen to a run. Leaving the block stops it, unless it is detached."""
         try:
             yield run.stream()
         finally:
             if not run.is_detached:
+                # To its end, also if the listener was cancelled: what was said so far is saved before this returns.
                 await finish_despite_cancel(run.cancel())
 
     async def result(self, session_id: str, key: str) -> Reply[Any] | None:
-        """Tell what came of a key, without starting anything. None if no message with that key was ever sent.
+        """Return the result of a key, without starting anything, or None if no message with it was ever sent.
 
-        While its message waits or is being answered, the reply is `queued`, and `running` in the latter case.
-        RunFailed if its run ended without one.
+        While its message waits or is being answered, the reply is `queued`, and in the latter case also `running`.
+        Raise RunFailed if its run ended without an answer.
         """
         found = await self.info(session_id)
         journal = self.runtime.journal
@@ -289,15 +293,15 @@ class Talking(Looking):
         return Reply(await self.runtime.get_session(found.id), queued=True, running=is_running)
 
     def follow(self, session_id: str, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
-        """Yield what the run under way says, or what the last one has said, from any process.
+        """Yield the text of the run under way, or of the last one, from any process.
 
-        It begins behind the chunk whose `cursor` is given as `after`, or else with the beginning of the run; then comes
-        the text as it is written. The last chunk is empty and has the `reply`; leaving stops nothing. Where the model
-        begins an answer again, a chunk that `restarts` tells from which `offset` on what came before is void.
+        It begins behind the chunk whose `cursor` is given as `after`, or else at the beginning of the run. Then comes
+        the text as it is written. The last chunk is empty and has the `reply`. Leaving stops nothing. If the model
+        begins an answer again, a chunk that `restarts` has the `offset` from which on the text so far is void.
 
         A run whose process has died is waited for until somebody recovers it. RunInterrupted is raised after `timeout`
-        seconds without that. A text that is not a cursor is InvalidData at once; what has to be looked up, at the first
-        chunk.
+        seconds without that. A text that is not a cursor raises InvalidData at once. Errors that need a look into the
+        store are raised at the first chunk.
         """
         place = None if after is None else Place.of(after)
         return self._followed(session_id, place, expect_wait(timeout, "$.timeout"))
@@ -319,7 +323,7 @@ class Talking(Looking):
         yield last_chunk(self._answered(after_run), follower.place)
 
     async def _session_after(self, session_id: SessionId, runs: Collection[str], base: int | None) -> AgentSession:
-        """Return the session as a run has left it, though others may have run since."""
+        """Return the session as a run has left it, even if others have run since."""
         newest = await self.session(session_id)
         if base is None or _last_run(newest) in runs or base + 1 < newest.info.first_version:
             return newest
@@ -327,11 +331,11 @@ class Talking(Looking):
         return then if then is not None and _last_run(then) in runs else newest
 
     async def retry(self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message that is shown again: what its run came to leaves the view, and stays in the history.
+        """Send the last message that is shown again. The old answer leaves the view, and stays in the history.
 
-        The options are those of `send`, except that a retry never waits: SessionBusy while another run is under way.
-        Without a `key` the answer is kept under that of the run, and without an `output` it has the form of that.
-        InvalidData if nothing was sent yet; SessionNotActive while the run waits for approval.
+        The options are those of `send`, except that a retry never waits. Without a `key` the answer is kept under the
+        key of the old run. Without an `output` it has the form of the old answer. Raise SessionBusy while another run
+        is under way, InvalidData if nothing was sent yet, and SessionNotActive while the run waits for approval.
         """
         return await self._sent(session_id, self._retrying(output, options))
 
@@ -346,7 +350,7 @@ class Talking(Looking):
     async def stream_retry(
         self, session_id: str, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
-        """Send the last message again, as `retry` does, and have the answer's text as it comes."""
+        """Send the last message again, as `retry` does, and yield the answer's text as it comes."""
         run = await self._started(session_id, self._retrying(output, options), detach=detach)
         async with self._listening(run) as chunks:
             async for chunk in chunks:
@@ -382,11 +386,11 @@ class Talking(Looking):
         output: object = None,
         **options: Unpack[OnceOptions],
     ) -> Reply[Any]:
-        """Ask once, without a session: nothing is kept but what the reply holds.
+        """Ask once, without a session. Nothing is kept except for the reply.
 
         `any_role`, `external_tools`, `instructions` and `model_options` are those of `send`. The run ends with the
-        first call of an external tool, which `reply.pending_calls` has. ConfigurationError if a tool is called that
-        needs a person's approval: nobody could give it afterwards.
+        first call of an external tool, which `reply.pending_calls` has. Raise ConfigurationError if a tool is called
+        that needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
         store = store_of("memory://")
@@ -419,14 +423,14 @@ class Talking(Looking):
     async def approve(
         self, session_id: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
     ) -> Reply[Any]:
-        """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
+        """Approve pending tool calls, and continue the run: all of them, or those given as they were shown.
 
-        A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
-        nothing is made, if the session waits for something else by now.
+        A call is given as it is in `reply.pending_calls`, or by its digest or id. Raise PendingCallsChanged, and make
+        no call, if the session waits for something else by now.
 
-        With `wait=False` the decision goes on record, in one commit, and a worker, or anybody's `recover`, continues
-        the run. Nothing is run here, so neither tools nor a model are needed, and the reply is `queued`. RunInterrupted
-        if the run was decided on before, and nobody has continued it yet.
+        With `wait=False` the decision is put on record in one commit. A worker, or `recover` in any process, continues
+        the run. Nothing is run here, so neither tools nor a model are needed, and the reply is `queued`. Raise
+        RunInterrupted if the run was decided on before, and has not been continued yet.
         """
         return await self._decide(session_id, await self._approval(session_id, call_ids, context, wait))
 
@@ -439,7 +443,7 @@ class Talking(Looking):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Keep pending tool calls from being made; the model is told why, and continues.
+        """Deny pending tool calls. The model is told why, and continues.
 
         With `wait=False` a worker continues the run: see `approve`.
         """
@@ -448,7 +452,7 @@ class Talking(Looking):
     async def stream_approve(
         self, session_id: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
     ) -> AsyncIterator[Chunk]:
-        """Let pending tool calls be made, as `approve` does, and have the text of what follows as it comes."""
+        """Approve pending tool calls, as `approve` does, and yield the text of what follows as it comes."""
         action = await self._approval(session_id, call_ids, context)
         async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
             async for chunk in chunks:
@@ -463,7 +467,7 @@ class Talking(Looking):
         context: object = None,
         detach: bool = False,
     ) -> AsyncIterator[Chunk]:
-        """Keep pending tool calls from being made, as `deny` does, and have the text of what follows as it comes."""
+        """Deny pending tool calls, as `deny` does, and yield the text of what follows as it comes."""
         action = await self._denial(session_id, reason, call_ids, context)
         async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
             async for chunk in chunks:
@@ -478,10 +482,10 @@ class Talking(Looking):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Hand in what calls that are made outside have come to, by their ids, and let the run continue.
+        """Hand in the results of calls that are made outside, by their ids, and continue the run.
 
-        `errors` says of calls why they failed. InvalidData, and nothing changes, if a call does not wait for an answer.
-        With `wait=False` a worker continues the run: see `approve`.
+        `errors` are the reasons why calls failed. Raise InvalidData, and change nothing, if a call does not wait for an
+        answer. With `wait=False` a worker continues the run: see `approve`.
         """
         key = await self._reach(session_id)
         return await self._decide(key, self._answering(answers, errors, context, wait))
@@ -495,7 +499,7 @@ class Talking(Looking):
         context: object = None,
         detach: bool = False,
     ) -> AsyncIterator[Chunk]:
-        """Hand in answers to calls that are made outside, as `answer` does, and have the text of what follows."""
+        """Hand in the results of calls that are made outside, as `answer` does, and yield the text of what follows."""
         key = await self._reach(session_id)
         action = self._answering(answers, errors, context)
         async with self._listening(await self._decided_apart(key, action, detach)) as chunks:
@@ -513,10 +517,10 @@ class Talking(Looking):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Settle several pending calls at once, and let the run continue: approve some, deny some, answer some.
+        """Settle several pending calls at once, and continue the run: approve some, deny some, answer some.
 
-        `deny` has a reason for each call, by its id or digest. If one of the calls no longer waits, nothing changes.
-        With `wait=False` a worker continues the run: see `approve`.
+        `deny` has a reason for each call, by its id or digest. If one of the calls does not wait any more, nothing
+        changes. With `wait=False` a worker continues the run: see `approve`.
         """
         from perdure.actions.approval import SettleToolCalls
 
@@ -561,7 +565,7 @@ class Talking(Looking):
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        if call_ids is None:  # those that are made outside wait for their answers
+        if call_ids is None:  # calls that are made outside wait for their results, and cannot be approved
             shown = [call for call in shown if isinstance(call, PendingCall) and not call.external] or shown
         return ApproveToolCalls(self.loops, call_ids=shown, **self._deciding(context, wait))
 
@@ -589,9 +593,9 @@ class Talking(Looking):
         return sum(len(message.text) for message in said)
 
     async def _shown(self, session_id: str, call_ids: Shown | None) -> Shown:
-        """Return the calls that a decision is about: without any named, those that wait when it is made.
+        """Return the calls that a decision is about. If none are named, these are all that wait when it is made.
 
-        It is not about calls that wait only after somebody else's decision, or once a killed run was recovered.
+        They do not include calls that wait only after somebody else's decision, or once a killed run was recovered.
         """
         if call_ids is not None:
             return call_ids
@@ -606,7 +610,7 @@ class Talking(Looking):
         return replace(reply, used_before=action.used_before)
 
     async def _left_to_worker(self, session_id: str, action: Decision) -> Reply[Any]:
-        """Put a decision on record, and have workers told. A run that waits to be continued is not continued here."""
+        """Put a decision on record, and tell workers. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
         with self.live.running(key):
             session = await self.runtime.execute(key, action, on_conflict="retry", expected=self._expected)
@@ -634,11 +638,12 @@ class Talking(Looking):
             except RunInterrupted as error:
                 if error.session_id != key or self.runtime.is_closing:
                     raise
+            # Recover and apply once more: callers need not know that a process has died during a run.
             await self._resume(key)
             return await self.runtime.execute(key, action, on_conflict="retry")
 
     async def _resume(self, session_id: SessionId) -> None:
-        """Go on with a run that was killed, before anything else is said."""
+        """Continue a run that was killed, before anything else is said."""
         from perdure.actions.resume import recover
 
         report = await recover(self.runtime, self.loops, session_id=session_id)
@@ -648,10 +653,10 @@ class Talking(Looking):
             raise ConfigurationError(killed, error.advice) from error
 
     async def cancel(self, session_id: str, *, run: str | None = None) -> bool:
-        """Ask the run that is under way, in whichever process, to stop; False if there is none.
+        """Ask the run that is under way, in any process, to stop. Return False if there is none.
 
-        One that was killed is ended where it stands. With `run`, the id of a run, no other run is stopped: False if
-        another one is under way.
+        A run that was killed is ended where it is. With `run`, the id of a run, no other run is stopped: False is
+        returned if another one is under way.
         """
         from perdure.actions.resume import ResumeExecution
 
@@ -665,6 +670,7 @@ class Talking(Looking):
                 return False
             await self.execute(key, ResumeExecution(self.loops, give_up=True), on_conflict="raise")
             return True
+        # Named in the request, too: that run may end before it is read, and the next one must not be stopped.
         await journal.post(key, Entry(CANCEL) if run is None else Entry(CANCEL, {"run": run}))
         return True
 
@@ -675,8 +681,8 @@ class Talking(Looking):
     def _model_for(self, session: AgentSession) -> ChangeModel | None:
         """Return the change to the model that connect() names, if a session keeps another one.
 
-        It is looked at until a run has begun with it, once for each connection, so that a later ChangeModel holds. A
-        definition's model, and an override, come first and stay.
+        Each connection looks at a session until a run has begun with that model, and then not again, so that a later
+        ChangeModel holds. A definition's model, and an override, come first and stay.
         """
         if self._connection.model_for is not None:
             return self._connection.model_for(session)
@@ -698,7 +704,7 @@ def _require_known(options: Mapping[str, object], known: type = SendOptions) -> 
 
 
 def _message_of(action: Action | None) -> SendMessage | None:
-    """Return what an action has sent, if it sends."""
+    """Return the action that sends the message: this one, or the one that a retry has made. Return None for others."""
     sent = getattr(action, "sent", action)
     return sent if isinstance(sent, SendMessage) else None
 
@@ -709,7 +715,7 @@ def _may_be_queued(action: Action) -> bool:
 
 
 def _require_answer(session: AgentSession, action: Action | None) -> None:
-    """Raise RunFailed if a run has failed, and InputRefused if a filter has refused what it was to answer."""
+    """Raise RunFailed if a run has failed, and InputRefused if a filter has refused the message for it."""
     state = session.state
     rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
     if rejection is not None:
@@ -730,7 +736,7 @@ def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
 
 
 def _is_shown(session: AgentSession, action: Action | None) -> bool:
-    """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
+    """Tell whether the view has what was sent. An input filter that failed leaves the view as it was."""
     sent = _message_of(action)
     ids = {message.id for message in sent.messages} if sent is not None else set()
     return not ids or any(message.id in ids for message in session.state.messages)

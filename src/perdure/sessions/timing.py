@@ -1,4 +1,4 @@
-"""Times and schedules that callers give."""
+"""Times and schedules that callers give, checked and turned into seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from cronsim import CronSim
 
 FARTHEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""The last time that something can be due at. What is later could not be shown in every time zone."""
+"""The last time at which something can be due. A later one could not be shown in every time zone."""
 UNTIL = "until"
-"""The name of the timer that opens a session again which was suspended until a time."""
+"""The name of the timer that opens a session again after it was suspended until a time."""
 _FIELDS = 5
-"""How many fields a schedule has."""
+"""The number of fields in a schedule."""
 
 
 def due_at(at: object, path: str = "$.at") -> float:
-    """Return a time in seconds since 1970. InvalidData if it has no time zone, or is none."""
+    """Return a time in seconds since 1970. Raise InvalidData if it is not a datetime, or has no time zone."""
     if not isinstance(at, datetime):
         raise InvalidData(path, f"expected a datetime, got {type(at).__name__}")
     if at.tzinfo is None:
@@ -31,7 +31,7 @@ def due_at(at: object, path: str = "$.at") -> float:
 
 
 def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:
-    """Return when a schedule is due next. InvalidData if it is none, or the time zone is not known."""
+    """Return when a schedule is due next. Raise InvalidData if it is not a schedule, or the time zone is not known."""
     found = next(_times(cron, timezone, after), None)
     if found is None:
         raise InvalidData("$.cron", f"{cron!r} names no time that ever comes")
@@ -48,7 +48,7 @@ def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
     try:
         zone = ZoneInfo(timezone) if timezone is not None else UTC
     except (ZoneInfoNotFoundError, ValueError):
-        raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
+        raise InvalidData("$.timezone", f"no time zone is called {timezone!r}; write one like 'Europe/Oslo'") from None
     # CronSim reads a sixth field as seconds, which no worker could keep to.
     if not isinstance(cron, str) or len(cron.split()) != _FIELDS:
         problem = f"{cron!r} is not a schedule: it needs 5 fields, which are minute, hour, day, month and weekday"

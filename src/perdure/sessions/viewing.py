@@ -1,4 +1,4 @@
-"""What a page shows that is loaded in the middle of a conversation, and where to listen on from there."""
+"""The view of a conversation for a page that is loaded in the middle of it, and the place to follow it from."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Activity = Literal["idle", "running", "waiting", "killed", "left"]
 
 
 class View(msgspec.Struct, frozen=True):
-    """How a conversation stands at one moment: what was said, and what the run under way has come to.
+    """A conversation at one moment: what was said, and how far the run under way has come.
 
-    `follow(after=view.cursor)` gives what comes behind it: nothing of it twice, and nothing is missed.
+    `follow(after=view.cursor)` gives what comes behind it, without a gap and without a repetition.
     """
 
     session: AgentSession
@@ -34,19 +34,19 @@ class View(msgspec.Struct, frozen=True):
     """The messages that the session shows, without those of the run under way."""
     activity: Activity
     """"running"; "waiting" for a person to decide on `pending_calls`; "left" to a worker, such as by
-    `approve(wait=False)`; "killed"; or "idle". A worker, or `recover`, continues one that was left or killed."""
+    `approve(wait=False)`; "killed"; or "idle". A worker, or `recover`, continues a run that was left or killed."""
     asked: tuple[Message, ...] = ()
-    """What the run under way was sent."""
+    """The messages that the run under way was sent."""
     said: tuple[Message, ...] = ()
-    """What it has said in whole messages since, tool calls and their results among them."""
+    """The whole messages that it has said since, including tool calls and their results."""
     text: str = ""
-    """The text of its answer so far, the message that is being written included; offsets of chunks count in it."""
+    """The text of its answer so far, including the message that is being written. Offsets of chunks count in it."""
     pending_calls: tuple[PendingCall, ...] = ()
-    """The tool calls that a run waits with for a person."""
+    """The tool calls that wait for a person."""
     queued: tuple[Message, ...] = ()
     """The messages that wait for the run to end, or to take them in."""
     cursor: str | None = None
-    """Where `follow(after=…)` continues; None if nothing has run yet."""
+    """The cursor from which `follow(after=…)` continues, or None if nothing has run yet."""
 
 
 Load = Callable[[], Awaitable[AgentSession]]
@@ -54,14 +54,14 @@ Version = Callable[[], Awaitable[int]]
 
 
 async def view_of(journal: Journal, load: Load, version: Version) -> View:
-    """Return how a session stands.
+    """Return the view of a session.
 
     Session, record and inbox are read one after the other. They are of one state if nobody has saved meanwhile, since
-    only a save ends a run; else they are read again.
+    only a save ends a run. Otherwise they are read again.
     """
     while True:
         session = await load()
-        # The inbox first: what a run has taken from it since is on record by then, and is not counted twice.
+        # The inbox before the record: what a run has taken from it since is on record by then, and not counted twice.
         posted = await Inbox(journal, session.id).items()
         progress = await progress_of(journal, session.id)
         view = await _seen(journal, session, progress, await _waiting(journal, session, posted))
@@ -70,7 +70,7 @@ async def view_of(journal: Journal, load: Load, version: Version) -> View:
 
 
 def view_without_journal(session: AgentSession, *, is_running: bool) -> View:
-    """Return how a session stands in a store that records no runs, so that only those of this process are known."""
+    """Return the view of a session in a store that records no runs. Only those of this process are known."""
     waits = session.state.execution.pending_calls if session.state.execution else ()
     activity: Activity = "running" if is_running else "waiting" if waits else "idle"
     return View(session, session.state.messages, activity, pending_calls=waits if activity == "waiting" else ())
@@ -110,7 +110,7 @@ async def _last_run(journal: Journal, session: AgentSession, progress: RunProgre
 
 
 def _activity(session: AgentSession, progress: RunProgress, *, is_under_way: bool = False) -> Activity:
-    if is_waiting(session) and not is_under_way:  # also while it is compacted
+    if is_waiting(session) and not is_under_way:  # also while a compaction has claimed it
         return "waiting"
     return "running" if progress.is_claimed else "killed" if progress.is_interrupted else "idle"
 
@@ -120,7 +120,7 @@ def _pending(session: AgentSession) -> tuple[PendingCall, ...]:
 
 
 def _without(messages: Sequence[Message], ids: set[str]) -> Sequence[Message]:
-    """Return messages without those at the end that have these ids: one may have been sent before, too."""
+    """Return messages without those at the end that have these ids. Only at the end: one may have been sent before."""
     stop = len(messages)
     while stop and messages[stop - 1].id in ids:
         stop -= 1
@@ -128,7 +128,7 @@ def _without(messages: Sequence[Message], ids: set[str]) -> Sequence[Message]:
 
 
 async def _waiting(journal: Journal, session: AgentSession, posted: Sequence[JournalEntry]) -> tuple[Message, ...]:
-    """Return the messages among items of an inbox that no run has begun with or taken in."""
+    """Return the messages in an inbox that no run has begun to answer or taken in."""
     inbox, waiting = Inbox(journal, session.id), []
     for item in posted:
         if item.kind in (QUEUE, STEER) and not await inbox.was_delivered(item):
@@ -137,7 +137,7 @@ async def _waiting(journal: Journal, session: AgentSession, posted: Sequence[Jou
 
 
 class Onlooker(Follower):
-    """Looks once at how far a run has come, and keeps the messages that it was sent and has said."""
+    """A follower that looks once at how far a run has come, and keeps the messages that it was sent and has said."""
 
     def __init__(self, journal: Journal, session_id: SessionId, run: RunOnRecord) -> None:
         super().__init__(journal, session_id, run, None)
@@ -145,7 +145,7 @@ class Onlooker(Follower):
         self.said: list[Message] = []
 
     async def look(self, progress: RunProgress) -> str:
-        """Return the text of the run so far. Its place is behind that, as for one who has followed it."""
+        """Return the text of the run so far. The place is then behind that text, as after following the run."""
         text = ""
         async for chunk in self.news(progress):
             text = text[: chunk.offset] + chunk
