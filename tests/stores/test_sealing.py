@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,10 @@ async def refusals(store: Any, kind: type[KeyUnavailable]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_a_key_that_is_not_there_is_a_typed_error(where: Path, kind: str) -> None:
-    """Without keys, with another ring, with another master, and after the key was forgotten."""
+async def test_a_key_that_is_not_there_is_a_typed_error(
+    where: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without keys (and the library for them), with another ring, another master, and after the key was forgotten."""
     ring, other = ring_in(where), where / "other"
     other.mkdir()
     wrong = FileKeyRing(where / "keys.json", master=b"another master key, of 32 bytes.")
@@ -190,12 +193,16 @@ async def test_a_key_that_is_not_there_is_a_typed_error(where: Path, kind: str) 
         await store.note("a", [Entry("note", {"said": WORD})])
         await store.post("a", Entry("note", {"said": WORD}))
         await store.set_timer(Timer(SessionId("a"), "t", 4e9, Entry("note", {"said": WORD})))
-    for given, error in ((None, KeyMissing), (ring_in(other), KeyMissing), (wrong, WrongKey)):
+    with monkeypatch.context() as without:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "cryptography"]:
+            without.setitem(sys.modules, name, None)
+        async with opened(urls(where)[kind], None) as sessions:
+            await refusals(sessions.store, KeyMissing)
+            with pytest.raises(KeyMissing):
+                await sessions.store.search(WORD)  # type: ignore[attr-defined]  # both can
+    for given, error in ((ring_in(other), KeyMissing), (wrong, WrongKey)):
         async with opened(urls(where)[kind], given) as sessions:
             await refusals(sessions.store, error)
-            if given is None:
-                with pytest.raises(KeyMissing):
-                    await sessions.store.search(WORD)  # type: ignore[attr-defined]  # both can
     assert ring.forget(OWNER) == 1
     async with opened(urls(where)[kind], ring) as sessions:
         await refusals(sessions.store, KeyForgotten)
