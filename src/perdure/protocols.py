@@ -1568,8 +1568,8 @@ class Forgets(Protocol):
         If anything was erased, the session gets one new version. Its `info.first_version` is the oldest version that is
         left: to load an older one raises VersionForgotten.
 
-        Raise SessionBusy while the session is being run, RunInterrupted while its last run waits to be recovered, and
-        CorruptRecord if a version that stays is damaged.
+        Raise SessionBusy while the session is being run, and RunInterrupted while its last run waits to be recovered.
+        Raise CorruptRecord if a version that stays is damaged.
         """
         ...
 
@@ -1649,8 +1649,9 @@ class Archive(Protocol):
         If it was interrupted, it gets a lapsed claim. Return False if the same session exists already. Raise
         SessionConflict if another session has its id.
 
-        A stretch of another session's log is linked if that session is here, with the same id and time of creation, and
-        has these very messages. Otherwise it is copied from `lent` into a log of this session under the name `~name`.
+        A stretch of another session's log is linked if that session is here and has these very messages. It has to have
+        the same id and time of creation. Otherwise the stretch is copied from `lent` into a log of this session under
+        the name `~name`.
         If `lent` does not have it, raise SessionNotFound. A later dump names such a log without the `~`, as `lent`, so
         moving the session again changes nothing.
         """
