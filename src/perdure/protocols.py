@@ -122,7 +122,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms on which a runtime claims sessions."""
 
     lease: float = 30.0
-    """Seconds that a claim is valid without a heartbeat. A killed run is taken over that late, at the latest."""
+    """Seconds that a claim is valid without a heartbeat. A killed run can be taken over after that time."""
     per_owner: int | None = None
     """The most sessions of one owner that may run at once."""
 
@@ -825,7 +825,7 @@ class RunOnRecord(msgspec.Struct, frozen=True):
 
 
 class Key(msgspec.Struct, frozen=True):
-    """An idempotency key, and a digest of the request that it stands for."""
+    """An idempotency key, and a digest of its request."""
 
     name: str
     digest: str
@@ -1382,7 +1382,7 @@ class Outcome(StrEnum):
     DONE = "done"
     """Nothing is left to do."""
     WAITS = "waits"
-    """It waits for a person. A decision, or opening it again, has it looked at again."""
+    """It waits for a person. Once the person decides or opens it again, a worker looks at it again."""
     BUSY = "busy"
     """Another process is running it: look again soon."""
     OWNER_BUSY = "owner_busy"

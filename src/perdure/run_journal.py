@@ -105,7 +105,7 @@ _BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
     ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.dehydrated_call(event.call)),
     ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.dehydrated(event.execution)),
 }
-"""The events of which only a part is stored: messages become ids, and outcomes refer to the messages that hold them."""
+"""The events that are stored in part: messages become ids, and outcomes refer to the messages that hold them."""
 
 
 class _Stub(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class _Stub(msgspec.Struct, frozen=True):
 
 
 def _stub(message: Message) -> Message:
-    return _Stub("user", message.id)  # type: ignore[return-value]  # it stands in for one where events are written
+    return _Stub("user", message.id)  # type: ignore[return-value]  # it replaces one where events are written
 
 
 def _shown_as(event: Compaction, form: Callable[[Message], Message]) -> tuple[CompactionPart, ...]:

@@ -46,7 +46,8 @@ def on_session(
 async def named(sessions: Sessions, text: str) -> SessionId:
     """Return the session that an argument names.
 
-    It may be its id, a beginning or an end of it that no other id has, a name that no other session has, or `@`."""
+    It may be its id, or a beginning or an end of it that no other id has. It may also be a name that no other session
+    has, or `@`."""
     found = await (last_used(sessions) if text == LAST_USED else _meant(sessions, text))
     await learn(sessions, [found])
     return found
