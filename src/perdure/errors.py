@@ -81,13 +81,13 @@ class SessionNotFound(PerdureError):
     ) -> None:
         self.session_id = session_id
         self.version = version
-        what = f"There is no session {session_id!r} in this store."
+        what = f"No session {session_id!r} is in this store."
         if reason is not None:
             what = reason
         elif version is None:
             advice = "Create it first, or list the sessions to find its id."
         else:
-            what = f"There is no version {version} of session {session_id!r} in this store."
+            what = f"No version {version} of session {session_id!r} is in this store."
             advice = "Versions are numbered from 1; the newest is loaded without a number."
         super().__init__(what, advice)
 
@@ -144,7 +144,7 @@ class ErasedMeanwhile(SessionConflict):
 
     def __init__(self, session_id: str, version: int = 0) -> None:
         reason = f"Something was erased while session {session_id!r} was made of another. It was not created."
-        advice = "Make it again: it is read anew then."
+        advice = "Make it again: the other session is then read again."
         if version:
             reason = f"This version of session {session_id!r} would show forgotten messages. It was not saved."
             advice = "Load the session again, and repeat what you have changed."
@@ -184,7 +184,7 @@ class ClaimLost(SessionBusy):
         super().__init__(
             session_id,
             reason=f"Claim {epoch} on session {session_id!r} has been released or taken over. Nothing was written. "
-            "Stop this run; the session goes on elsewhere.",
+            "Stop this run; the session continues elsewhere.",
         )
 
 
@@ -362,7 +362,7 @@ class InvalidSessionFile(PerdureError):
         self.reason = reason
         advice = advice or (
             "Restore it from a backup, or delete it: the log beside it (.jsonl) still holds the history, and the next "
-            "save writes the file anew."
+            "save writes the file again."
         )
         super().__init__(f"{self.path} is not a readable session file: {reason}. {advice}")
 
@@ -383,7 +383,7 @@ class PendingCallsChanged(InvalidData):
         self.session_id = session_id
         self.pending = tuple(pending)
         problem = (
-            f"session {session_id!r} does not wait for what was shown, but for {', '.join(wanted) or 'nothing'}. "
+            f"session {session_id!r} waits for {', '.join(wanted) or 'nothing'}, and not for what was shown. "
             "Nothing was decided or made; look at the pending calls again, and decide about those"
         )
         if not self.pending:
@@ -487,7 +487,7 @@ class BackupNotFound(PerdureError):
     def __init__(self, target: str | PathLike[str], asked: str | None = None) -> None:
         self.target = str(target)
         self.asked = asked
-        what = f"There is no backup {asked} in {self.target}." if asked else f"There is no backup in {self.target}."
+        what = f"No backup {asked} is in {self.target}." if asked else f"No backup is in {self.target}."
         super().__init__(what, f"List those that are there: `perdure backup --list {self.target}`.")
 
 

@@ -132,7 +132,7 @@ class FileKeyRing:
             self._make()
         elif not self.path.exists():
             raise ConfigurationError(
-                f"There is no key ring at {self.path}. Make one with `perdure keys new {self.path}`, or "
+                f"No key ring is at {self.path}. Make one with `perdure keys new {self.path}`, or "
                 "`FileKeyRing(path, master=…, create=True)`; if there was one, restore it from a backup."
             )
 

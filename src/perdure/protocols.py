@@ -319,7 +319,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
             return self.messages
         if self.read_files is None:
             raise ConfigurationError(
-                "A message names a file by its hash, and there is no store to read it from. Run it in a session."
+                "A message names a file by its hash, with no store to read it from. Run it in a session."
             )
         bodies = await self.read_files(sorted(wanted))
         return tuple(message.with_files(bodies) if message.file_hashes else message for message in self.messages)
@@ -547,7 +547,7 @@ def _wrong_filter(given: Mapping[str, Any], error: Exception) -> InvalidData:
     what, _, where = str(error).partition(" - at `$.")
     name = where.rstrip("`").partition(".")[0].partition("[")[0]
     if name in _CHOICES and isinstance(given.get(name), str):
-        return InvalidData(f"$.{name}", f"there is no {name} {brief(given[name])}; use one of {_CHOICES[name]}")
+        return InvalidData(f"$.{name}", f"unknown {name} {brief(given[name])}; use one of {_CHOICES[name]}")
     return InvalidData(f"$.{name}" if name in given else "$", f"a filter has the wrong type or value: {what}")
 
 

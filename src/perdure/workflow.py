@@ -122,7 +122,7 @@ class Workflow:
         known = [each.name for each in self.stages]
         for name in named:
             if name not in known:
-                raise InvalidData("$.after", f"stage {stage.name!r} comes after {name!r}, and there is no such stage")
+                raise InvalidData("$.after", f"stage {stage.name!r} comes after {name!r}, but no such stage exists")
         if stage.fork_from in known and stage.fork_from not in named:
             named = (*named, stage.fork_from)
         sharing = [each.name for each in earlier if self.session_of(each) == self.session_of(stage)]

@@ -27,7 +27,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 @store_command(json=True, owner=False)
 @click.argument("target", metavar="TARGET")
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Remove older backups of this store: N are left.")
-@click.option("--full", is_flag=True, help="Write everything anew, also what is in TARGET already.")
+@click.option("--full", is_flag=True, help="Write everything again, also what is in TARGET already.")
 @click.option("--list", "listing", is_flag=True, help="Show the backups in TARGET.")
 @click.option("--verify", is_flag=True, help="Check every byte in TARGET, and say which backups are whole.")
 def backup(
@@ -79,7 +79,7 @@ def _list(target: str, as_json: bool) -> None:
             of = f"{each.engine} {each.store[:8]}"
             say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {of}  {_told(each)}, {_size(each.added)} new")
     if not found:
-        note("There is no backup in it yet.")
+        note("No backup is in it yet.")
 
 
 def _verify(ctx: click.Context, target: str, as_json: bool) -> None:

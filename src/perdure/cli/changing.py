@@ -34,7 +34,7 @@ def _counted(ctx: click.Context, session: str, verb: Callable[[Sessions, str], A
 @store_command(json=True)
 @session_argument()
 @click.argument("new", required=False)
-@click.option("--at", metavar="WHERE", help="After so many messages, or at a message by its id.")
+@click.option("--at", metavar="WHERE", help="After this many messages, or at a message by its id.")
 @version_option("As it stood at this version.")
 def fork(ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool) -> None:
     """Begin a new session, with the id NEW or one of its own, where SESSION stands. Prints its id."""
@@ -84,18 +84,18 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 
 @store_command(json=True, agent=True)
 @session_argument()
-@click.option("--keep-last", type=click.IntRange(0), metavar="N", help="Leave so many messages as they are. [12]")
+@click.option("--keep-last", type=click.IntRange(0), metavar="N", help="Leave the last N messages as they are. [12]")
 @click.option(
     "--strategy",
     "compact_strategy",
     type=click.Choice(["llm", "truncate", "observation_mask"]),
     help="Summarise, cut off, or hide tool results. [a summary, if there is a model]",
 )
-@click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below so many tokens.")
+@click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below N tokens.")
 @click.option(
-    "--tool-output-max-chars", type=click.IntRange(0), metavar="N", help="Shorten tool results to so many characters."
+    "--tool-output-max-chars", type=click.IntRange(0), metavar="N", help="Shorten tool results to N characters."
 )
-@click.option("--hard-limit-tokens", type=click.IntRange(0), metavar="N", help="Show no more than so many tokens.")
+@click.option("--hard-limit-tokens", type=click.IntRange(0), metavar="N", help="Show at most N tokens.")
 def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) -> None:
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
     options["model"] = settings_of(ctx).model

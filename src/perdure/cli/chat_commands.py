@@ -57,7 +57,7 @@ async def carry_out(desk: Desk, typed: str) -> None:
     name, _, argument = typed.partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        desk.say(f"There is no {line(name, 40)}. There are:", "yellow")
+        desk.say(f"{line(name, 40)} is not a command. The commands are:", "yellow")
         await _help(desk, "")
         return
     await command.run(desk, argument.strip())
@@ -66,7 +66,7 @@ async def carry_out(desk: Desk, typed: str) -> None:
 async def _help(desk: Desk, _: str) -> None:
     for command in COMMANDS.values():
         desk.console.print(Text.assemble((f"  {command.usage:<16}", "cyan"), command.help))
-    desk.say("  A line that ends with \\ goes on. Ctrl-C stops a run; Ctrl-D leaves.", "dim")
+    desk.say("  A line that ends with \\ continues. Ctrl-C stops a run; Ctrl-D leaves.", "dim")
 
 
 async def _fork(desk: Desk, _: str) -> None:
@@ -127,7 +127,7 @@ async def _system(desk: Desk, text: str) -> None:
     if text:
         await desk.sessions.execute(desk.chat.id, ChangeSystemPrompt(text))
     prompt = (await desk.chat.session()).state.context.system_prompt
-    desk.say(f"The system prompt is: {prompt}" if prompt else "There is no system prompt.", "dim")
+    desk.say(f"The system prompt is: {prompt}" if prompt else "The session has no system prompt.", "dim")
 
 
 async def _history(desk: Desk, _: str) -> None:

@@ -90,7 +90,7 @@ class PlainView:
                 self._write(safe(event.text))
             case MessageUpdate(kind="restart"):
                 self._end_line()
-                self._note("the model begins its answer anew")
+                self._note("the model begins its answer again")
             case MessageEnd() if event.message.role == "assistant" and not event.message.is_superseded:
                 if event.message.id != self._heard:  # a model that does not stream: the text has not been written yet
                     self._write(safe(event.message.text))

@@ -391,7 +391,7 @@ def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> Non
 @click.option("--age", metavar="SPAN", help="The same by a rule: sessions that were created so long ago, such as 1y.")
 @click.option("--idle", metavar="SPAN", help="Sessions that were not updated for so long, such as 90d.")
 @click.option(
-    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, but for the last so many."
+    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, except for the last N."
 )
 @click.option("--dry-run", is_flag=True, help="Say what the rules would erase, and how many bytes. Erase nothing.")
 @_yes
@@ -409,8 +409,8 @@ def purge(
 
     What their forks show stays. So do sessions under hold: those with a tag hold, or hold: and the name of a case.
 
-    --policy, --age, --idle and --versions erase by rules. Sessions stay then in which something goes on: they run, wait
-    for a person, or have messages or timers. Rules that sessions have of their own come before these.
+    --policy, --age, --idle and --versions erase by rules. Sessions in use stay then: they run, wait for a person, or
+    have messages or timers. Rules that sessions have of their own come before these.
     """
     by_rules = any(value is not None for value in rules.values())
     if bool(sessions) + bool(older_than or status) + by_rules != 1:

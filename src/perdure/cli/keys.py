@@ -84,7 +84,7 @@ def _make(ctx: click.Context, name: str | None) -> None:
     ring_at(path, create=True)
     settings_of(ctx).keys = path
     say(path)
-    note("Back this file up apart from the store. Whoever has both, and the master key, can open what is sealed.")
+    note("Back this file up apart from the store. Anyone who has both, and the master key, can open what is sealed.")
 
 
 def _show(ring: FileKeyRing, as_json: bool) -> None:
@@ -110,7 +110,7 @@ def _require_no_hold(ctx: click.Context, owner: str | None) -> None:
     """
     path = path_of(store_url(ctx).value)
     if path is not None and not path.exists():
-        note(f"There is no store at {path}, so nobody was asked for legal holds.")
+        note(f"No store is at {path}, so nobody was asked for legal holds.")
         return
     on_sessions(ctx, lambda sessions: _refuse_held(sessions, owner))
 

@@ -323,7 +323,7 @@ def _version_row(info: AgentSessionInfo) -> list[object]:
 @session_argument("left")
 @session_argument("right")
 def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
-    """Show where the sessions LEFT and RIGHT part, and how each goes on."""
+    """Show where the sessions LEFT and RIGHT part, and how each continues."""
 
     async def work(sessions: Sessions) -> tuple[str, str, Diff]:
         first, second = await named_with_words(sessions, left), await named_with_words(sessions, right)
@@ -343,7 +343,7 @@ def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
 @store_command(json=True)
 @click.argument("text", required=False, metavar="TEXT")
 @click.option("--in", "session", metavar="SESSION", help="In this session only.")
-@click.option("--reindex", is_flag=True, help="Make the store's search index anew first; TEXT may be left out then.")
+@click.option("--reindex", is_flag=True, help="Make the store's search index again first; TEXT may be left out then.")
 @limit_option(20, 1000)
 def search(ctx: click.Context, text: str | None, session: str | None, reindex: bool, limit: int, as_json: bool) -> None:
     """Find the messages that have every word of TEXT: "two words" stand together, and word* is a beginning."""

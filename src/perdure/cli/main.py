@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "versions": Place("looking:versions", "List a session's versions, the newest first."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
         "events": Place("runs:events", "Show what happened in a session's runs, and what happens now."),
-        "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
+        "diff": Place("looking:diff", "Show where two sessions part, and how each continues."),
         "search": Place("looking:search", "Find messages by their words, covered and trimmed ones too."),
         "replay": Place("replaying:replay", "Run stored sessions again, and show what is different."),
         "stats": Place("runs:stats", "Count tokens and cost by agent, model and day."),

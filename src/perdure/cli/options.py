@@ -179,4 +179,4 @@ def older_option(name: str) -> Callable[[F], F]:
 def limit_option(default: int, most: int | None = None) -> Callable[[F], F]:
     """Return an option for the most entries of a list."""
     kind = click.IntRange(1, most)
-    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most so many.")
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most N.")

@@ -230,7 +230,7 @@ def _unschedule(ctx: click.Context, name: str, session: str | None, as_json: boo
             return (await sessions.info(target)).id, None
         others = [each.session_id for each in await sessions.schedules() if each.name == SCHEDULE + name]
         if not others:
-            return target, Failure(f"There is no schedule {name!r}. Type: {command('schedule')}", NOT_FOUND)
+            return target, Failure(f"No schedule has the name {name!r}. Type: {command('schedule')}", NOT_FOUND)
         there = f"The schedule {name!r} is in session {others[0]!r}."
         remove = command("schedule", "remove", name, "-s", others[0])
         return target, Failure(f"{there} Type: {remove}", NOT_FOUND)

@@ -81,7 +81,7 @@ async def last_used(sessions: Sessions) -> SessionId:
     for damage in page.damaged:  # the last one used is damaged: to take another in its place would be a surprise
         raise damage
     whose = "" if sessions.owner is None else f" of {sessions.owner!r}"
-    raise Failure(f"There is no session{whose} yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
+    raise Failure(f"No session{whose} exists yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
 
 
 async def _meant(sessions: Sessions, text: str) -> SessionId:

@@ -306,9 +306,9 @@ def require_store(ctx: click.Context) -> None:
             leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
             leave += "" if settings_of(ctx).model or settings_of(ctx).agent else " --model MODEL"
             begin = f"Check --store and PERDURE_STORE. The first process that connects to it makes it: {leave}"
-            raise ConfigurationError(f"There is no store at {path}. {begin}")
+            raise ConfigurationError(f"No store is at {path}. {begin}")
         begin = f"Check its name, or begin one there: {command('chat', begins=True)}"
-        raise ConfigurationError(f"There is no store at {path}. {begin}")
+        raise ConfigurationError(f"No store is at {path}. {begin}")
 
 
 def require_kind(url: str) -> None:

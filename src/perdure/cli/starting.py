@@ -108,7 +108,7 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.UsageError(f"There is no completion for {shell}.")
+        raise click.UsageError(f"Completion is not available for {shell}.")
     click.echo(kind(cli, {}, "perdure", "_PERDURE_COMPLETE").source())
 
 

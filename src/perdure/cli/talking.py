@@ -137,7 +137,7 @@ def _said(text: str) -> str:
         try:
             text = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError:
-            raise click.UsageError("What comes from stdin is no text in UTF-8.") from None
+            raise click.UsageError("What comes from stdin is not text in UTF-8.") from None
     if not text.strip():
         raise click.UsageError("The text is empty, so there is nothing to say.")
     return text
@@ -320,7 +320,7 @@ def deny(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and goes on."""
+    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and continues."""
     if reason is not None and why is not None:
         raise click.UsageError("Give the reason once: behind the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
@@ -426,7 +426,7 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     """Go on with runs that were killed: with that of SESSION, or with all of them.
 
     Completed tools are not run again. Give the --tools that the agents use, and an --agent for each sub-agent. A run
-    goes on with the model that it was begun with.
+    continues with the model that it was begun with.
     """
 
     async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]]]:

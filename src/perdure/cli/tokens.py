@@ -130,7 +130,7 @@ def _revoke(ctx: click.Context, token_id: str, as_json: bool) -> None:
         return await book.drop_token(token_id)
 
     if not on_sessions(ctx, work):
-        raise Failure(f"There is no token {token_id!r}. Type: {command('token', 'ls')}", NOT_FOUND)
+        raise Failure(f"No token has the id {token_id!r}. Type: {command('token', 'ls')}", NOT_FOUND)
     if as_json:
         print_json({"id": token_id, "revoked": True})
     else:

@@ -44,7 +44,7 @@ def read_tool_file(file: str) -> ToolFile:
     """
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
-        raise ConfigurationError(f"There is no Python file {file}. Give --tools the path of one.")
+        raise ConfigurationError(f"{file} is not a Python file. Give --tools the path of one.")
     module = _imported(path)
     make_context = _maker_in(module)
     public = [value for name, value in vars(module).items() if not name.startswith("_") and value is not make_context]

@@ -94,7 +94,7 @@ def _text(source: Source) -> str:
 def _bytes(source: Source) -> bytes:
     try:
         if not source.path.is_file():  # a pipe would wait for ever
-            raise ConfigurationError(f"There is no file {source.file}. Check the path of the agent definition.")
+            raise ConfigurationError(f"No file is at {source.file}. Check the path of the agent definition.")
         with source.path.open("rb") as file:
             return file.read(MAX_BYTES + 1)  # one more than allowed: enough to see that it is too long
     except OSError as error:
@@ -137,7 +137,7 @@ def _check_fields(source: Source, where: Where, value: Any, kind: type[msgspec.S
     for key, item in value.items() if isinstance(value, dict) else ():
         if key not in _fields_of(kind):
             known = ", ".join(_fields_of(kind))
-            raise source.invalid((*where, key), f"there is no such field; the fields are {known}")
+            raise source.invalid((*where, key), f"no such field; the fields are {known}")
         if item is None:
             raise source.invalid((*where, key), f"got {_NOTHING}")
 

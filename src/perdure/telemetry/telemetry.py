@@ -128,7 +128,7 @@ class Telemetry:
         # At most 100 different ones, in case each message is another.
         if what not in self._reported and len(self._reported) < 100:
             self._reported.add(what)
-            _log.warning("telemetry has failed, and the run goes on: %s", error, exc_info=error)
+            _log.warning("telemetry has failed, and the run continues: %s", error, exc_info=error)
 
 
 def _flush(telemetry: ref[Telemetry]) -> None:
