@@ -159,7 +159,7 @@ async def test_a_report_has_the_errors_of_those_that_failed() -> None:
 @pytest.mark.parametrize(
     ("filters", "path", "told"),
     [
-        ({"order": "title"}, "$.order", "there is no order 'title'; use one of created, updated"),
+        ({"order": "title"}, "$.order", "unknown order 'title'; use one of created, updated"),
         ({"status": "gone"}, "$.status", "use one of active, suspended, completed, failed, deleted"),
         ({"order": 7}, "$.order", "wrong type"),
         ({"limit": "3"}, "$.limit", "Expected `int`, got `str`"),

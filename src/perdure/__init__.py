@@ -1,6 +1,6 @@
-"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used.
+"""perdure gives an LLM agent a session that lasts. These are the names for daily use, each imported at its first use.
 
-Names of fewer days can be imported from here as well. They are shown by `perdure.events`, `perdure.records`,
+Less common names can be imported from here too. They are listed by `perdure.events`, `perdure.records`,
 `perdure.parallel`, `perdure.replay`, `perdure.protocols` and `perdure.errors`.
 """
 
@@ -395,7 +395,7 @@ ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused In
 InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
 StoreError ToolError
 """
-"""What is shown: the face, values, actions, the runtime, the loop, stores, workflows, and the errors most caught."""
+"""The names in `__all__`: the face, values, actions, the runtime, the loop, stores, workflows, and common errors."""
 
 __all__ = sorted(_SHOWN.split())
 
@@ -405,7 +405,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
     value = getattr(import_module(f"perdure.{home}"), name)
-    globals()[name] = value
+    globals()[name] = value  # kept, so that Python does not ask this function for the name again
     return value
 
 

@@ -1,4 +1,4 @@
-"""Waiting that a cancellation does not cut short, whether one was asked for, and long work beside which others run."""
+"""Helpers for asyncio: waiting that a cancellation does not cut short, and long work that lets other tasks run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 AT_ONCE = 256
-"""How many messages are worked on before others have their turn: about a millisecond of counting or comparing."""
+"""The number of messages to work on before other tasks have a turn: about a millisecond of counting or comparing."""
+# Seconds that a thread computes, and then pauses, so that the event loop gets the interpreter: see `in_turns`.
 _TURN = 0.0005
 _PAUSE = 0.00025
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
-    """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
+    """Await work that must not be left half done. A cancellation takes effect only after the work has ended."""
     loop = asyncio.get_running_loop()
     over = _Over(loop=loop)
 
@@ -26,23 +27,24 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
         finally:
-            over.tell()  # here, and not in a callback of the task, which comes a turn of the loop later
+            over.tell()  # here, since a callback of the task would come a turn of the loop later
 
     task = loop.create_task(carried_out())
-    task.add_done_callback(over.tell)  # one that is cancelled before it begins runs nothing
+    task.add_done_callback(over.tell)  # too: a task that is cancelled before it begins does not run its `finally`
     try:
         await over
     except asyncio.CancelledError:
         if not task.cancelled():
-            task.exception()  # it is of no interest to one who has been told to stop
+            task.exception()  # marks it as seen: asyncio would log an error that nobody has asked for
         raise
     return task.result()
 
 
 class _Over(asyncio.Future[None]):
-    """Tells that work is over. A task that waits for it and is cancelled hears of that once it is."""
+    """A future that tells that work is over. A task that waits for it gets its cancellation only after that."""
 
     def cancel(self, msg: Any = None) -> bool:
+        # asyncio cancels what a task waits for. If that refuses, the task is cancelled when it wakes up.
         return False
 
     def tell(self, task: object = None) -> None:
@@ -51,9 +53,9 @@ class _Over(asyncio.Future[None]):
 
 
 async def finished(work: asyncio.Future[Any]) -> None:
-    """Wait until work is over, and raise what it raises. One who is cancelled here cancels it, and waits for it.
+    """Wait until work is over, and raise what it raises. A cancellation cancels the work, and waits for its end.
 
-    Work that was cancelled from elsewhere has ended in good order.
+    If the work was cancelled from elsewhere, nothing is raised.
     """
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
@@ -70,13 +72,16 @@ async def finished(work: asyncio.Future[Any]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
+    """Tell whether the cancellation of the current task was requested.
+
+    A CancelledError alone does not tell: what the task waits for may have been cancelled by itself.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError if somebody has asked for that and what was awaited took no notice."""
+    """Raise CancelledError if it was requested, and the code that was awaited has swallowed it."""
     if is_cancelled():
         raise asyncio.CancelledError
 
@@ -89,11 +94,11 @@ async def in_slices(items: Sequence[T], size: int = AT_ONCE) -> AsyncIterator[Se
 
 
 def in_turns(items: Iterable[T]) -> Iterator[T]:
-    """Yield items. In a thread beside the event loop, pause now and then, so that the loop can go on.
+    """Yield items. In a thread beside the event loop, pause now and then, so that the loop can run.
 
-    Python has a thread that computes give way after 5 ms, and the loop waits that long after each call to the system.
-    It waits without end for a thread that unpacks small pieces: each of these lets go of the interpreter, which wakes
-    the loop, and has it back before the loop is awake.
+    A thread that computes gives way to others after 5 ms, and the loop waits that long after each system call. It waits
+    for ever if the thread unpacks small pieces. Each piece releases the interpreter, which wakes the loop, but the
+    thread takes it back before the loop is awake.
     """
     if _is_in_loop():
         yield from items
@@ -115,11 +120,11 @@ def _is_in_loop() -> bool:
 
 
 async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that computes for long in a thread of its own, while the event loop goes on.
+    """Call a function that computes for long in a thread of its own, while the event loop continues.
 
-    Not in the loop's executor: tools may keep all threads of that busy.
+    The loop's own executor is not used: tools may keep all its threads busy.
     """
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor  # imported late: most processes never need it
 
     def call() -> T:
         return function(*args, **kwargs)
@@ -128,4 +133,4 @@ async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, copy_context().run, call)
     finally:
-        executor.shutdown(wait=False)
+        executor.shutdown(wait=False)  # waiting would block the loop, if this task was cancelled

@@ -1,4 +1,4 @@
-"""The public address of backups."""
+"""The public names of backups."""
 
 from perdure.archive.backups import (
     Backup,

@@ -1,4 +1,4 @@
-"""The public address of `perdure.archive.copy`."""
+"""The public names of `perdure.archive.copying`."""
 
 from perdure.archive.copying import CopyReport, copy
 

@@ -1,6 +1,6 @@
-"""Every error perdure raises. A constructor takes facts, keeps them, and says what to do next.
+"""Every error that perdure raises. A constructor takes facts, keeps them, and says in its message what to do next.
 
-A program decides by classes and attributes, never by the words: those may change.
+A program should decide by classes and attributes, never by the words of a message: those may change.
 
 PerdureError
 ├── SessionNotFound
@@ -61,7 +61,7 @@ class PerdureError(Exception):
     """The root of every error that perdure raises on purpose: what happened, and what to do about it in Python."""
 
     advice: str = ""
-    """The end of the message that says what to do; empty where nothing is said of it, or not at the end."""
+    """The end of the message, which says what to do. Empty if the message gives no advice, or not at its end."""
 
     def __init__(self, what: str = "", advice: str = "") -> None:
         self.advice = advice
@@ -74,26 +74,26 @@ class PerdureError(Exception):
 
 
 class SessionNotFound(PerdureError):
-    """No session with this id (or no such version of it) is in the store."""
+    """No session with this id, or no such version of it, is in the store."""
 
     def __init__(
         self, session_id: str, version: int | None = None, reason: str | None = None, advice: str = ""
     ) -> None:
         self.session_id = session_id
         self.version = version
-        what = f"There is no session {session_id!r} in this store."
+        what = f"No session {session_id!r} is in this store."
         if reason is not None:
             what = reason
         elif version is None:
             advice = "Create it first, or list the sessions to find its id."
         else:
-            what = f"There is no version {version} of session {session_id!r} in this store."
+            what = f"No version {version} of session {session_id!r} is in this store."
             advice = "Versions are numbered from 1; the newest is loaded without a number."
         super().__init__(what, advice)
 
 
 class VersionForgotten(SessionNotFound):
-    """This version was erased by `forget`; the session is there, from `oldest` on."""
+    """This version was erased by `forget`. The session has the versions from `oldest` on."""
 
     def __init__(self, session_id: str, version: int, oldest: int) -> None:
         self.oldest = oldest
@@ -104,7 +104,7 @@ class VersionForgotten(SessionNotFound):
 class SessionConflict(PerdureError):
     """Somebody else saved this session since it was loaded, or its id is taken.
 
-    `agent` has the name of the agent that the session belongs to, where it was opened for another one.
+    `agent` is the name of the session's agent, if the session was opened for another one.
     """
 
     def __init__(
@@ -133,18 +133,18 @@ class SessionConflict(PerdureError):
 
 
 class ClaimConflict(SessionConflict):
-    """The session was saved by somebody else before this run could claim it: nothing was done, nothing spent."""
+    """Somebody else saved the session before this run could claim it. Nothing was done, and no tokens were spent."""
 
 
 class ErasedMeanwhile(SessionConflict):
-    """What was to be saved may still say what was erased or redacted after it was read.
+    """A save was refused because it may contain text that was erased or redacted since it was read.
 
-    It is a new session that was made of another (`expected` is 0), or a version that shows forgotten messages.
+    It is a new session made from another one (`expected` is 0), or a version that shows forgotten messages.
     """
 
     def __init__(self, session_id: str, version: int = 0) -> None:
         reason = f"Something was erased while session {session_id!r} was made of another. It was not created."
-        advice = "Make it again: it is read anew then."
+        advice = "Make it again: the other session is then read again."
         if version:
             reason = f"This version of session {session_id!r} would show forgotten messages. It was not saved."
             advice = "Load the session again, and repeat what you have changed."
@@ -152,7 +152,7 @@ class ErasedMeanwhile(SessionConflict):
 
 
 class SessionBusy(PerdureError):
-    """A run holds this session; what was asked would have to wait for it."""
+    """A run holds this session, so the request would have to wait for it."""
 
     def __init__(self, session_id: str, owner: str | None = None, reason: str | None = None) -> None:
         self.session_id = session_id
@@ -177,19 +177,19 @@ class RunInterrupted(SessionBusy):
 
 
 class ClaimLost(SessionBusy):
-    """This process no longer holds the claim it writes under; another has taken the session over."""
+    """This process no longer holds the claim that it writes under. It was released, or another has taken it over."""
 
     def __init__(self, session_id: str, epoch: int) -> None:
         self.epoch = epoch
         super().__init__(
             session_id,
             reason=f"Claim {epoch} on session {session_id!r} has been released or taken over. Nothing was written. "
-            "Stop this run; the session goes on elsewhere.",
+            "Stop this run; the session continues elsewhere.",
         )
 
 
 class OwnerBusy(SessionBusy):
-    """The owner of this session has as many runs at once as are allowed; `owner` is the session's."""
+    """The owner of this session has as many runs at once as are allowed. `owner` is the owner of the session."""
 
     def __init__(self, session_id: str, owner: str, limit: int) -> None:
         self.limit = limit
@@ -202,9 +202,9 @@ class OwnerBusy(SessionBusy):
 
 
 class SessionHeld(PerdureError):
-    """A legal hold is on this session, so that nothing of it can be erased, forgotten or redacted. Nothing was changed.
+    """A legal hold is on this session: nothing of it can be erased, forgotten or redacted. Nothing was changed.
 
-    `tag` is the tag of the hold, and `holder` the session that has it: this one, or the one that it was spawned by.
+    `tag` is the tag of the hold. `holder` is the session that has the tag: this one, or the one that spawned it.
     """
 
     def __init__(self, session_id: str, tag: str, holder: str | None = None) -> None:
@@ -223,7 +223,7 @@ class SessionHeld(PerdureError):
 class QueueFull(PerdureError):
     """Too many messages wait: in this session, or in all sessions of its `owner`. Nothing was posted.
 
-    `owner` is None if it is the session that is full. `retry_after` is a guess at how many seconds to wait.
+    `owner` is None if the session itself is full. `retry_after` is a guess at the seconds to wait.
     """
 
     def __init__(self, session_id: str, limit: int, owner: str | None = None, retry_after: float = 5.0) -> None:
@@ -239,10 +239,10 @@ class QueueFull(PerdureError):
 
 
 class SessionLocked(PerdureError):
-    """The lock of a session's file, or of a whole SQLite store (`session_id` is None), could not be had in time.
+    """The lock of a session's file, or of a whole SQLite store (`session_id` is None), was not free in time.
 
-    `holder` is the number of the process that holds it, and `is_stopped` tells whether it was stopped, by Ctrl-Z for
-    example; None and False if that cannot be told.
+    `holder` is the number of the process that holds it, or None if that is not known. `is_stopped` is True if that
+    process was stopped, for example by Ctrl-Z.
     """
 
     def __init__(
@@ -277,8 +277,8 @@ class SessionLocked(PerdureError):
 class SessionNotActive(PerdureError):
     """The session's status does not allow what was asked.
 
-    `pending` names the calls that wait for a person to approve or deny them, `outside` those that wait for a result
-    from outside.
+    `pending` has the names of the calls that wait for a person to approve or deny them. `outside` has those of the
+    calls that wait for a result from outside.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class SessionNotActive(PerdureError):
         self.session_id = session_id
         self.status = status
         self.is_parked = is_parked
-        """Whether workers have closed it because its runs took their processes down."""
+        """True if workers have closed the session because its runs took their processes down."""
         self.pending = tuple(pending)
         self.outside = tuple(outside)
         advice = "Execute ResumeSession() on it first."
@@ -313,7 +313,7 @@ class SessionNotActive(PerdureError):
 class IllegalStatusChange(PerdureError):
     """A session cannot move from its status to the one asked for.
 
-    `pending` names the calls that wait for approval, `outside` those that wait for a result from outside.
+    `pending` has the names of the calls that wait for approval, `outside` those that wait for a result from outside.
     """
 
     def __init__(
@@ -355,20 +355,20 @@ class InvalidSessionId(PerdureError):
 
 
 class InvalidSessionFile(PerdureError):
-    """A session's file cannot be read as one."""
+    """The content of a session's file is not that of a session."""
 
     def __init__(self, path: str | PathLike[str], reason: str, advice: str | None = None) -> None:
         self.path = str(path)
         self.reason = reason
         advice = advice or (
             "Restore it from a backup, or delete it: the log beside it (.jsonl) still holds the history, and the next "
-            "save writes the file anew."
+            "save writes the file again."
         )
         super().__init__(f"{self.path} is not a readable session file: {reason}. {advice}")
 
 
 class InvalidData(PerdureError, ValueError):
-    """A value has the wrong shape; `path` says where."""
+    """A value has the wrong type or form. `path` tells where."""
 
     def __init__(self, path: str, problem: str) -> None:
         self.path = path
@@ -377,13 +377,13 @@ class InvalidData(PerdureError, ValueError):
 
 
 class PendingCallsChanged(InvalidData):
-    """A session waits for something else than what a decision was about; `pending` has its calls as they are now."""
+    """A decision was about calls that the session no longer waits for. `pending` has its calls as they are now."""
 
     def __init__(self, session_id: str, pending: Iterable[object], wanted: Iterable[str]) -> None:
         self.session_id = session_id
         self.pending = tuple(pending)
         problem = (
-            f"session {session_id!r} does not wait for what was shown, but for {', '.join(wanted) or 'nothing'}. "
+            f"session {session_id!r} waits for {', '.join(wanted) or 'nothing'}, and not for what was shown. "
             "Nothing was decided or made; look at the pending calls again, and decide about those"
         )
         if not self.pending:
@@ -392,7 +392,7 @@ class PendingCallsChanged(InvalidData):
 
 
 class NotLoaded(InvalidData):
-    """Messages were asked for that the load left in the store because no view shows them."""
+    """The messages asked for were not loaded, because no view shows them. They are still in the store."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, "these messages are in the store but not in memory; read them with `await history()`")
@@ -416,9 +416,9 @@ class CorruptRecord(PerdureError):
 
 
 class KeyUnavailable(PerdureError):
-    """Something in the store is sealed, and its key is not at hand. It is not damaged, and nothing was changed.
+    """Something in the store is sealed, and its key is not available. It is not damaged, and nothing was changed.
 
-    `key_id` names the key. `session_id` names the session where that is known.
+    `key_id` is the id of the key, and `session_id` that of the session, if it is known.
     """
 
     session_id: str | None = None
@@ -429,7 +429,7 @@ class KeyUnavailable(PerdureError):
         super().__init__(what.format(of="", key=key_id), advice)
 
     def of_session(self, session_id: str | None) -> KeyUnavailable:
-        """Name the session, unless one is named already. Return this error."""
+        """Add the session to the message, unless it names one already. Return this error."""
         if self.session_id is None and session_id is not None:
             self.session_id = session_id
             self.args = (f"{self._what.format(of=f' of session {session_id!r}', key=self.key_id)} {self.advice}",)
@@ -450,7 +450,7 @@ class KeyMissing(KeyUnavailable):
 
 
 class WrongKey(KeyUnavailable):
-    """The key ring has the data key, and none of the master keys that were given opens it."""
+    """The key ring has the data key, but none of the given master keys opens it."""
 
     def __init__(self, key_id: str, master_id: str) -> None:
         self.master_id = master_id
@@ -459,7 +459,7 @@ class WrongKey(KeyUnavailable):
 
 
 class KeyForgotten(KeyUnavailable):
-    """The data key was destroyed by `forget`: what is sealed with it is erased, in every copy and backup."""
+    """The data key was destroyed by `forget`. All that was sealed with it is erased, in every copy and backup."""
 
     def __init__(self, key_id: str, at: str) -> None:
         self.at = at
@@ -468,9 +468,9 @@ class KeyForgotten(KeyUnavailable):
 
 
 class BackupDamaged(CorruptRecord):
-    """Something in a directory of backups is not what was written. `chunk` is the SHA-256 of the chunk, if it is one.
+    """A file in a directory of backups does not contain what was written.
 
-    `path` is the file that it is in.
+    `path` is the file. `chunk` is the SHA-256 of the damaged chunk, if it is one.
     """
 
     def __init__(self, path: str | PathLike[str], reason: str, *, chunk: str | None = None) -> None:
@@ -482,21 +482,21 @@ class BackupDamaged(CorruptRecord):
 
 
 class BackupNotFound(PerdureError):
-    """No backup is there, or none that was asked for."""
+    """The directory has no backup, or not the one that was asked for."""
 
     def __init__(self, target: str | PathLike[str], asked: str | None = None) -> None:
         self.target = str(target)
         self.asked = asked
-        what = f"There is no backup {asked} in {self.target}." if asked else f"There is no backup in {self.target}."
+        what = f"No backup {asked} is in {self.target}." if asked else f"No backup is in {self.target}."
         super().__init__(what, f"List those that are there: `perdure backup --list {self.target}`.")
 
 
 class StoreError(PerdureError):
-    """The store failed, or was used in a way it cannot serve."""
+    """The store failed, or was used in a way that it does not support."""
 
 
 class UnreadableFile(StoreError):
-    """A session's file cannot be read: it may be sound, but its permissions or the disk refuse it."""
+    """A session's file cannot be read because of its permissions or the disk. Its content may be sound."""
 
     def __init__(self, path: str | PathLike[str], reason: str) -> None:
         self.path = str(path)
@@ -505,7 +505,7 @@ class UnreadableFile(StoreError):
 
 
 class RestoreUnfinished(StoreError):
-    """A restore into this place was cut short, or is under way: what is there is not a whole store."""
+    """A restore into this place was cut short, or is under way. So the store there is not whole."""
 
     def __init__(self, place: str | PathLike[str], left: str | PathLike[str]) -> None:
         self.place = str(place)
@@ -515,7 +515,7 @@ class RestoreUnfinished(StoreError):
 
 
 class StoreNotEmpty(StoreError):
-    """A restore would write over sessions."""
+    """A restore would overwrite sessions."""
 
     def __init__(self, place: str | PathLike[str], sessions: int) -> None:
         self.place = str(place)
@@ -530,11 +530,12 @@ class DriverError(PerdureError):
     """A model call failed for good."""
 
 
+# By name: a cause comes from the record, which keeps only the name of an error's class.
 _MAY_PASS = frozenset({"TransientDriverError", "RetriesExhausted", "RateLimited", "TimeoutError", "ConnectionError"})
 
 
 class TransientDriverError(DriverError):
-    """A model call failed in a way that may pass: the only kind of error that is retried."""
+    """A model call failed in a way that may pass. This is the only kind of error that is retried."""
 
     def __init__(self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         self.model = model
@@ -546,7 +547,7 @@ class TransientDriverError(DriverError):
 
 
 class RetriesExhausted(DriverError):
-    """A model call failed each time it was tried, or is not to be tried again for long."""
+    """A model call failed each time it was tried, or the provider asks to wait too long before the next try."""
 
     def __init__(self, attempts: int, last: TransientDriverError) -> None:
         self.attempts = attempts
@@ -559,7 +560,7 @@ class RetriesExhausted(DriverError):
 class RateLimited(DriverError):
     """A model was not asked: its place in a rate comes later than the run may take. No place was taken.
 
-    `wait` is how many seconds there are until the place, and `left` how many the run had.
+    `wait` is the number of seconds until the place, and `left` the number that the run had left.
     """
 
     def __init__(self, model: str, rate: str, wait: float, left: float) -> None:
@@ -574,7 +575,7 @@ class RateLimited(DriverError):
 
 
 class CompactionFailed(DriverError):
-    """The model that was to summarise a transcript failed."""
+    """The model failed to summarise a transcript."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -585,7 +586,7 @@ class CompactionFailed(DriverError):
 
 
 class Cause(Protocol):
-    """An error as it is on record: `perdure.ErrorRecord`."""
+    """An error as it is on record. `perdure.ErrorRecord` is one."""
 
     @property
     def type(self) -> str: ...
@@ -598,8 +599,8 @@ class Cause(Protocol):
 class RunFailed(DriverError):
     """A run ended without an answer. What was said until then is kept.
 
-    `cause` is the error that ended it, as it is on record: its `type`, its `message`, and the `code` that a provider
-    gave. `retryable` tells whether the same may succeed later, by `chat.retry()`. `session` is what was saved.
+    `cause` is the error that ended it, as it is on record: its `type`, its `message`, and the provider's `code`.
+    `retryable` tells whether `chat.retry()` may succeed later. `session` is the session as it was saved.
     """
 
     cause: Cause | None = None
@@ -647,7 +648,7 @@ class RunFailed(DriverError):
 
 
 class InputRefused(RunFailed):
-    """An input filter has refused what was sent. The model was not asked, and is shown nothing of it."""
+    """An input filter has refused a message. The model was not asked, and is never shown the message."""
 
     def __init__(self, session_id: str, version: int, reason: str) -> None:
         self.session_id = session_id
@@ -690,7 +691,7 @@ class RequestRefused(DriverError):
 
 
 class ContextTooLong(RequestRefused):
-    """The messages are more than the model can read at once."""
+    """The request has more tokens than the model can read at once."""
 
     advice = "Compact or trim the transcript, or take a model with a larger context window."
 
@@ -700,9 +701,9 @@ class ToolError(PerdureError):
 
 
 class ToolUnavailable(ToolError):
-    """The server that a tool is on was gone before it answered. The next call starts it, or connects, again.
+    """The connection to a tool's server was lost before it answered. The next call starts it or connects again.
 
-    `was_sent` tells whether the call may have taken effect.
+    `was_sent` is True if the call may have taken effect.
     """
 
     def __init__(self, server: str, reason: str, *, was_sent: bool = True) -> None:
@@ -718,9 +719,9 @@ class ToolUnavailable(ToolError):
 
 
 class RedactionFailed(PerdureError):
-    """A function of `connect(redact=…)` raised, or returned something else than a text. Nothing of the text is stored.
+    """A function of `connect(redact=…)` raised, or did not return a text. Nothing of the text is stored.
 
-    `problem` never quotes the text, nor what the function said of it.
+    `problem` never quotes the text, nor the message of the function's error.
     """
 
     def __init__(self, redactor: str, problem: str) -> None:
@@ -733,7 +734,7 @@ class RedactionFailed(PerdureError):
 class ConfigurationError(PerdureError):
     """Something is set up wrong: a missing dependency, an unknown name, a missing context.
 
-    `missing` says that no model is named, or that a tool is not here; `name` is the agent's or the tool's.
+    `missing` is set if no model is named, or a tool or a context is missing. `name` is that of the agent or the tool.
     """
 
     missing: Literal["model", "tool", "context"] | None = None
@@ -753,7 +754,7 @@ class ConfigurationError(PerdureError):
 
 
 class AgentStop(PerdureError):
-    """Raised by a tool or an interceptor to end the run, with a reason: the run is stopped, not failed."""
+    """A request to end the run, raised by a tool or an interceptor. The run counts as stopped, not as failed."""
 
     def __init__(self, reason: str = "") -> None:
         self.reason = reason

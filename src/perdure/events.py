@@ -1,4 +1,4 @@
-"""What a session and its runs tell of themselves: the events that subscribers hear, and that records keep."""
+"""The events of sessions and runs, which subscribers receive and records keep."""
 
 from perdure.model.events import (
     SessionActionExecuted,

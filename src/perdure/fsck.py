@@ -1,4 +1,4 @@
-"""The public address of `perdure.archive.fsck`."""
+"""The public names of `perdure.archive.checking`."""
 
 from perdure.archive.checking import FsckReport, fsck
 

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 MASTER = "PERDURE_MASTER_KEY"
 """The environment variable that holds the master keys for the command line, the newest first, with commas between."""
 _SIZE = 32
+# The size that AES-GCM is made for: with any other, the nonce would have to be hashed first.
 _NONCE = 12
 _FORMAT = 1
 _LOOK_AGAIN = 0.5
-"""Seconds after which another process's changes to the file are looked for: a key that is forgotten there."""
+"""Seconds after which the file is checked for changes by another process, such as a key that it has forgotten."""
 
 
 def new_master() -> str:
@@ -43,7 +44,7 @@ def new_master() -> str:
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
-    """What may be shown of a data key."""
+    """The public part of a data key."""
 
     id: str
     owner: str | None
@@ -61,7 +62,7 @@ class _Wrapped(msgspec.Struct, frozen=True):
 
 
 class _Gone(msgspec.Struct, frozen=True):
-    """What is left of a key that was forgotten: not even whose it was."""
+    """The rest of a forgotten key. Not even its owner is kept."""
 
     id: str
     at: str
@@ -74,9 +75,10 @@ class _Ring(msgspec.Struct, frozen=True):
 
 
 class _Master:
-    """A master key: it wraps data keys, and is never stored."""
+    """A master key. It wraps data keys, and is never stored."""
 
     def __init__(self, secret: bytes) -> None:
+        # Derived under different texts, so that the id, which is stored, tells nothing about the key that wraps.
         self.id = digest(secret, b"perdure master id", "sha256")[:4].hex()
         self._cipher = cipher(digest(secret, b"perdure wrap", "sha256"))
 
@@ -85,7 +87,7 @@ class _Master:
         return urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, secret, _bound(key_id, owner))).decode()
 
     def unwrap(self, key: _Wrapped, path: Path) -> bytes:
-        from cryptography.exceptions import InvalidTag
+        from cryptography.exceptions import InvalidTag  # optional: only encryption needs the package
 
         try:
             raw = b64decode(key.wrapped, altchars=b"-_", validate=True)
@@ -95,6 +97,7 @@ class _Master:
 
 
 def _bound(key_id: str, owner: str | None) -> bytes:
+    # The tag covers this: a wrapped key that is moved under another id or owner in the file does not open.
     return msgspec.json.encode(["perdure data key", key_id, owner])
 
 
@@ -102,8 +105,10 @@ class FileKeyRing:
     """A key ring in a file, which any number of processes may share.
 
     `master` is the master key of 32 bytes or more, or the name of an environment variable that holds one in base64.
-    Give several to rotate: the newest first, which wraps new data keys. The file has to be there, unless it is to be
-    made with `create`: a ring that was made by mistake, beside the right one, would seal what nobody opens again.
+    Give several to rotate, the newest first: it wraps new data keys.
+
+    The file must exist, unless `create` is set. A ring made by mistake, beside the right one, would seal data with keys
+    that nobody backs up.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class FileKeyRing:
         self._masters = [_Master(secret) for each in given for secret in _secrets(each)]
         if not self._masters:
             raise ConfigurationError("A key ring needs a master key: `FileKeyRing(path, master=…)`.")
+        # Reentrant: `_made` changes the file and then opens the key, without letting another thread in between.
         self._lock = threading.RLock()
         self._ring = _Ring()
         self._seen: tuple[int, ...] | None = None
@@ -126,7 +132,7 @@ class FileKeyRing:
             self._make()
         elif not self.path.exists():
             raise ConfigurationError(
-                f"There is no key ring at {self.path}. Make one with `perdure keys new {self.path}`, or "
+                f"No key ring is at {self.path}. Make one with `perdure keys new {self.path}`, or "
                 "`FileKeyRing(path, master=…, create=True)`; if there was one, restore it from a backup."
             )
 
@@ -134,13 +140,13 @@ class FileKeyRing:
         return f"FileKeyRing({str(self.path)!r})"
 
     def current(self, owner: str | None) -> DataKey:
-        """Return the key that is used for what an owner writes now. It is made if there is none."""
+        """Return the key for what an owner writes now. Make one if there is none."""
         self._look()
         keys = self._by_owner.get(owner)
         return self._open(keys[-1]) if keys else self._made(owner, renews=False)
 
     def first(self, owner: str | None) -> DataKey | None:
-        """Return the oldest key of an owner; None if there is none."""
+        """Return the oldest key of an owner, or None."""
         self._look()
         keys = self._by_owner.get(owner)
         return self._open(keys[0]) if keys else None
@@ -167,28 +173,28 @@ class FileKeyRing:
         return next((each for each in self._ring.keys if each.id == name), None)
 
     def owners(self) -> Sequence[str | None]:
-        """Return the owners who have a key."""
+        """Return the owners that have a key."""
         self._look()
         return [*self._by_owner]
 
     def keys(self) -> Sequence[KeyInfo]:
-        """Return what may be shown of the keys, the oldest first."""
+        """Return the public part of the keys, the oldest first."""
         self._look(surely=True)
         return [KeyInfo(each.id, each.owner, each.made, each.master) for each in self._ring.keys]
 
     def forgotten(self) -> Sequence[tuple[str, str]]:
-        """Return the ids of the keys that were forgotten, each with the time."""
+        """Return the ids of forgotten keys, each with the time at which it was forgotten."""
         self._look(surely=True)
         return [(each.id, each.at) for each in self._ring.forgotten]
 
     def renew(self, owner: str | None) -> DataKey:
-        """Make a new key for an owner. What is written from now on is sealed with it; older rows open as before."""
+        """Make a new key for an owner. New rows are sealed with it, and older rows open as before."""
         return self._made(owner, renews=True)
 
     def rotate(self) -> int:
         """Wrap all data keys with the newest master key. Return how many were wrapped with another.
 
-        No stored row changes. After it, the older master keys are not needed for this file.
+        No stored row changes. Afterwards this file does not need the older master keys.
         """
         newest = self._masters[0]
 
@@ -207,9 +213,9 @@ class FileKeyRing:
         return sum(each.master != newest.id for each in before.keys)
 
     def forget(self, owner: str | None) -> int:
-        """Destroy all keys of an owner, and return how many there were. What they have sealed is erased by that.
+        """Destroy all keys of an owner. Return how many there were. This erases all that they have sealed.
 
-        A backup of this file still has them: destroy those too.
+        A backup of this file still has the keys: destroy it too.
         """
         check_owner(owner)
         at = _time(now())
@@ -224,17 +230,18 @@ class FileKeyRing:
         return sum(each.owner == owner for each in before.keys)
 
     def _make(self) -> None:
-        """Make the file, if it is not there."""
+        """Make the file if it does not exist."""
         with self._lock, _locked(self.path):
             if not self.path.exists():
                 _write(self.path, _Ring())
 
     def _made(self, owner: str | None, *, renews: bool) -> DataKey:
-        """Add a key for an owner; or return the one that another process has just made."""
+        """Return a new key for an owner, or the one that another process has just made."""
         newest, key_id, secret = self._masters[0], os.urandom(8).hex(), os.urandom(_SIZE)
         added = _Wrapped(key_id, owner, _time(now()), newest.id, newest.wrap(key_id, owner, secret))
 
         def with_key(ring: _Ring) -> _Ring:
+            # Looked at again under the lock: another process may have made one since.
             if not renews and any(each.owner == owner for each in ring.keys):
                 return ring
             return _Ring([*ring.keys, added], ring.forgotten)
@@ -253,7 +260,7 @@ class FileKeyRing:
         return found
 
     def _look(self, *, surely: bool = False) -> None:
-        """Read the file again if it has changed. Unless `surely`, it is looked at every half second at most."""
+        """Read the file again if it has changed. Without `surely`, check it at most every half second."""
         if not surely and time.monotonic() < self._looked + _LOOK_AGAIN:
             return
         with self._lock:
@@ -269,11 +276,12 @@ class FileKeyRing:
             by_owner.setdefault(each.owner, []).append(each)
         self._by_owner = by_owner
         known = {each.id for each in ring.keys}
-        for gone in self._opened.keys() - known:  # nothing is opened with it from here on
+        for gone in self._opened.keys() - known:  # a forgotten key must not stay usable in memory
             del self._opened[gone]
 
     def _changed(self, change: Callable[[_Ring], _Ring], *, overwrites: bool = False) -> _Ring:
-        """Change the file, and return what it held before. One process at a time does it."""
+        """Change the file, one process at a time. Return its content from before."""
+        # The lock of threads first, as in `_made`: in the other order, two threads could wait for each other for ever.
         with self._lock, _locked(self.path):
             before = _read(self.path)
             after = change(before)
@@ -285,7 +293,7 @@ class FileKeyRing:
 
 
 def ring_at(path: str, *, create: bool = False) -> FileKeyRing:
-    """Return the key ring in a file, its master keys taken from the environment, as the command line does.
+    """Return the key ring in a file, with the master keys of the environment, as the command line does.
 
     They are in the variable PERDURE_MASTER_KEY, or in the file that PERDURE_MASTER_KEY_FILE names.
     """
@@ -311,7 +319,7 @@ def cipher(key: bytes) -> AESGCM:
 
 
 def _secrets(given: object) -> Iterator[bytes]:
-    """Return the master keys that were given; of an environment variable, all that it holds."""
+    """Yield the given master key, or all that an environment variable holds."""
     if isinstance(given, bytes):
         yield _long_enough(given, "the master key")
         return
@@ -334,6 +342,7 @@ def master_keys(text: str, where: str) -> list[bytes]:
 
 def _decoded(text: str, where: str) -> bytes:
     try:
+        # Both alphabets of base64 are accepted: other tools write + and / where `new_master` writes - and _.
         return b64decode(text.replace("+", "-").replace("/", "_"), altchars=b"-_", validate=True)
     except ValueError:
         raise ConfigurationError(f"The master key in {where} is not base64. `perdure keys master` makes one.") from None
@@ -352,6 +361,7 @@ def _time(at: datetime) -> str:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
+    # The inode too: each change replaces the file, and two changes may have the same time and size.
     try:
         found = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -371,7 +381,7 @@ def _read(path: Path) -> _Ring:
             ring = msgspec.json.decode(raw, type=_Ring)
         except msgspec.MsgspecError as error:
             if seen != _identity(path):
-                continue  # it was replaced, and the old one overwritten, while it was read
+                continue  # while it was read, it was replaced and the old file overwritten
             raise StoreError(f"The key ring {path} is damaged ({error}). Restore it from a backup.") from None
         if ring.format > _FORMAT:
             raise StoreError(f"The key ring {path} was written by a newer release of perdure. Install that one.")
@@ -379,16 +389,19 @@ def _read(path: Path) -> _Ring:
 
 
 def _write(path: Path, ring: _Ring, *, overwrites: bool = False) -> None:
-    """Replace the file, all of it or nothing: after a power cut the old one or the new one is there.
+    """Replace the file as a whole: after a power cut, either the old or the new one is there.
 
-    What the old one held is then overwritten, if asked for, as far as its disk lets that be done.
+    With `overwrites`, the content of the old file is then overwritten, as far as its disk allows that.
     """
+    # One name is enough, since writers hold the lock. A rest of a killed one is truncated.
     temporary = path.with_name(f"{path.name}.new")
     _write_out(temporary, msgspec.json.format(msgspec.json.encode(ring)), os.O_CREAT | os.O_TRUNC)
+    # Opened before it is replaced: afterwards the old file has no name.
     old = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC) if overwrites else None
     try:
         os.replace(temporary, path)
         _fsync_directory(path.parent)
+        # Last, once the new file is durable: a crash before this leaves a readable ring.
         if old is not None:
             _write_all(old, bytes(os.fstat(old).st_size))
     finally:
@@ -406,7 +419,7 @@ def _write_out(path: Path, raw: bytes, flags: int) -> None:
 
 def _write_all(handle: int, raw: bytes) -> None:
     written = 0
-    while written < len(raw):  # on a full disk a write is short, and raises nothing
+    while written < len(raw):  # on a full disk a write is short, and raises no error
         written += os.write(handle, raw[written:])
     os.fsync(handle)
 
@@ -421,7 +434,7 @@ def _fsync_directory(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Any]:
-    """Hold a lock on a file beside the ring, which is never replaced as the ring itself is."""
+    """Hold a lock on a file beside the ring. Unlike the ring, that file is never replaced."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = path.with_name(f"{path.name}.lock")
@@ -429,6 +442,7 @@ def _locked(path: Path) -> Iterator[Any]:
     except OSError as error:
         raise StoreError(f"The key ring {path} could not be locked ({error.strerror}). Check the directory.") from None
     try:
+        # flock, not lockf: a lock of lockf ends when this process closes any other handle of the file.
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

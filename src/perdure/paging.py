@@ -8,17 +8,17 @@ from typing import Protocol, Unpack
 from perdure.model.session import AgentSessionInfo, SessionInfoList
 from perdure.protocols import Filters
 
-_PAGE = 1000
+_PAGE = 1000  # the most that a page of a list may hold
 
 
 class Listing(Protocol):
-    """A verb that lists sessions: `store.list`, or `sessions.headers`."""
+    """A verb that lists sessions, such as `store.list` or `sessions.headers`."""
 
     async def __call__(self, **filters: Unpack[Filters]) -> SessionInfoList: ...
 
 
 async def pages(listing: Listing, **filters: Unpack[Filters]) -> AsyncIterator[SessionInfoList]:
-    """Yield the pages of a list one by one, the newest sessions first."""
+    """Yield the pages of a list one by one. The newest sessions come first."""
     wanted: Filters = {"limit": _PAGE, **filters}
     while True:
         page = await listing(**wanted)

@@ -1,4 +1,4 @@
-"""Several branches of one session at a time, and how one of them is chosen."""
+"""Several branches of one session at a time, and the strategies that choose one of them."""
 
 from perdure.actions.adopt import AdoptBranch
 from perdure.actions.parallel import SendParallel

@@ -55,12 +55,13 @@ from perdure.model.value import EMPTY, JSON, Value, brief, freeze
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+# Seconds, about 32 years: the end of a lease stays a time that can be computed.
 _LONGEST_LEASE = 10**9
 _SHORTEST_LEASE = 1
 
 
 class SessionStage(StrEnum):
-    """Where in the runtime's pipelines a controller is called."""
+    """The points of the runtime's pipelines at which a controller is called."""
 
     BEFORE_CREATE = "before_create"
     AFTER_CREATE = "after_create"
@@ -71,7 +72,10 @@ class SessionStage(StrEnum):
 
 
 class SessionController(Protocol):
-    """Called at each stage with the session; what it returns goes on. A plain function may serve as well."""
+    """A hook that is called at each stage. The pipeline continues with the session it returns.
+
+    A plain function works too.
+    """
 
     def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession | Awaitable[AgentSession]: ...
 
@@ -83,12 +87,12 @@ class ClaimingRecord(Protocol):
     def was_claimed(self) -> bool: ...
 
     async def leave(self) -> None:
-        """Give the claim back without a save; a run that is on record without its end is left for recovery."""
+        """Give the claim back without a save. A run that has no end on record is left for recovery."""
         ...
 
 
 class Sequel(Protocol):
-    """What follows an action, once its session is free, for nobody who waits."""
+    """Work that follows an action once its session is free. No caller waits for it."""
 
     async def is_needed(self) -> bool: ...
 
@@ -96,15 +100,15 @@ class Sequel(Protocol):
 
 
 class UnderWay(Protocol):
-    """What a runtime has begun and not ended."""
+    """The work that a runtime has begun and not ended."""
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether runs are to be left for recovery: the runtime is being closed."""
+        """Return True while the runtime is being closed: runs must be left for recovery."""
         ...
 
     def cancellable(self, work: asyncio.Future[Any]) -> AbstractContextManager[None]:
-        """While the block lasts, cancel `work` if the runtime is closed."""
+        """Cancel `work` if the runtime is closed while the block lasts."""
         ...
 
 
@@ -115,12 +119,12 @@ def check_lease(lease: object) -> None:
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """On what terms a runtime claims sessions."""
+    """The terms on which a runtime claims sessions."""
 
     lease: float = 30.0
-    """For how many seconds a claim stands without a sign of life. A run that was killed is taken over that late."""
+    """Seconds that a claim is valid without a heartbeat. A killed run can be taken over after that time."""
     per_owner: int | None = None
-    """How many sessions of one owner may be run at once."""
+    """The most sessions of one owner that may run at once."""
 
     def __post_init__(self) -> None:
         check_lease(self.lease)
@@ -132,7 +136,7 @@ DEFAULT_TERMS = Terms()
 
 
 class Kept(Protocol):
-    """Where sessions and their record can be read: what an action is given has it, and so have `Sessions`."""
+    """The place where sessions and their record can be read. An action's context has it, and so has `Sessions`."""
 
     @property
     def store(self) -> SessionStore: ...
@@ -143,54 +147,55 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
-    """What the runtime gives an action beside the session. Most actions ignore it, and none can change it."""
+    """The context that the runtime gives an action. Most actions ignore it, and none can change it."""
 
     store: SessionStore
     emit: Callable[[object], Awaitable[None]]
     execute: Callable[[str, Action], Awaitable[AgentSession]]
     create: Callable[[AgentSession], Awaitable[AgentSession]]
-    """Keeps a new session, through the stages that every other goes through."""
+    """Keeps a new session. It goes through the same stages as every other."""
     journal: Journal | None
-    """The store again, if it has one; None if its runs are unrecorded."""
+    """The store's journal, which is the store itself. None if the store has no journal and records no runs."""
     under_way: UnderWay
     hold: Callable[[ClaimingRecord, Sequel | None], None]
-    """Makes the runtime see to a claim: it is left unless the action's result is saved with it. The sequel is carried
-    out once the claim is given back, however that came."""
+    """Hands a claim to the runtime, which gives it back unless the action's result is saved with it.
+
+    The sequel is carried out once the claim is given back, in either case."""
     terms: Terms = DEFAULT_TERMS
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether a cancelled run is to be left for recovery instead of ended."""
+        """Return True if a cancelled run must be left for recovery instead of ended."""
         return self.under_way.is_closing
 
 
 class Next(msgspec.Struct, frozen=True):
-    """What an action has made: the next version of the session, and what goes with its save.
+    """The result of an action: the next version of the session, and what is saved with it.
 
     An action that has nothing to add returns the session alone.
     """
 
     session: AgentSession
     saving: Saving | None = None
-    """What the save of a run carries: its claim, and what is on record already."""
+    """The claim of a run, and the part of it that is on record already."""
     tells: Sequence[object] = ()
     """Events that are emitted once the session is saved."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an action came to without a new version: nothing is saved, and the caller is given this session."""
+    """The result of an action that makes no new version. Nothing is saved, and the caller gets this session."""
 
     session: AgentSession
     sequel: Sequel | None = None
-    """What follows in a task of the runtime's own."""
+    """Work that follows, in a task of the runtime's own."""
 
 
 ActionResult = AgentSession | Next | Answer
-"""What an action may return. Without a context it is always a session."""
+"""The values that an action may return. Without a context it always returns a session."""
 
 
 class Interrupted(asyncio.CancelledError):
-    """The cancellation of an action that has something to be saved first. The runtime saves it, then cancels."""
+    """The cancellation of an action that has something to save first. The runtime saves it, then cancels."""
 
     def __init__(self, made: Next) -> None:
         self.made = made
@@ -199,10 +204,10 @@ class Interrupted(asyncio.CancelledError):
 
 @runtime_checkable
 class Action(Protocol):
-    """Turns a session into the next one. Anything with this method is an action.
+    """A change that turns a session into the next one. Anything with this method is an action.
 
-    It returns the next session, a `Next` where more goes with the save, or an `Answer` where there is nothing to save.
-    It is executed once: only a `Repeatable` one is applied again where somebody else has saved meanwhile.
+    It returns the next session, a `Next` if the save has to carry more, or an `Answer` if there is nothing to save.
+    It is executed once. Only a `Repeatable` action is applied again after a conflict with another save.
     """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult: ...
@@ -212,7 +217,7 @@ class Action(Protocol):
 class Repeatable(Protocol):
     """An action that says whether `on_conflict="retry"` may apply it again, as `may_be_repeated = True` on its class.
 
-    It may be if it does nothing but make the next session. One that asks a model, or writes elsewhere, may not.
+    An action that does nothing except make the next session may. One that asks a model, or writes elsewhere, may not.
     """
 
     @property
@@ -221,14 +226,14 @@ class Repeatable(Protocol):
 
 @runtime_checkable
 class EndsInterruption(Protocol):
-    """An action that deals with a run that was killed: what it fails with is not that run."""
+    """An action that deals with a run that was killed. If the action fails, the error is its own, not the run's."""
 
     @property
     def ends_interruption(self) -> bool: ...
 
 
 class SessionManager(Protocol):
-    """Creates, reads and changes sessions: what `recover` needs of a runtime. `SessionRuntime` is one."""
+    """The part of a runtime that `recover` needs: it creates, reads and changes sessions. `SessionRuntime` is one."""
 
     @property
     def journal(self) -> Journal | None:
@@ -257,27 +262,27 @@ class SessionManager(Protocol):
 
 
 class Loop(Protocol):
-    """Runs an agent's state to the end of an execution."""
+    """A loop that runs an agent's state to the end of an execution."""
 
     async def run(self, state: AgentState) -> AgentState: ...
 
 
 class LoopBuilder(Protocol):
-    """Builds the loop that an agent of a definition runs in. `LoopFactory` is one."""
+    """A builder of the loops that agents run in. `LoopFactory` is one."""
 
     def build(self, definition: AgentDefinition, state: AgentState | None = None, *, depth: int = 0) -> Loop:
-        """Return a loop; `depth` is how many agents have called each other to get there."""
+        """Return the loop for an agent. `depth` counts the agents that have called each other so far."""
         ...
 
 
 class EventHandler(Protocol):
-    """Takes events and passes them on; an `EventBus` is one."""
+    """A receiver that takes events and passes them on. `EventBus` is one."""
 
     async def emit(self, event: object) -> None: ...
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as a model is told of it."""
+    """The description of a tool that a model is given."""
 
     name: str
     description: str
@@ -285,13 +290,13 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 ReadFiles = Callable[[Collection[str]], Awaitable[Mapping[str, bytes]]]
-"""Reads images and files by their hashes, as `Attachments` does for one session."""
+"""A function that reads images and files by their hashes, as `Attachments` does for one session."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
     """One model call: a valid list of messages, in which every tool call has exactly one result.
 
-    Bytes of images and files may be in a store, apart from the messages: a driver that sends them awaits
+    The bytes of images and files may be in a store, apart from the messages. A driver that sends them has to await
     `messages_with_files()` instead of reading `messages`.
     """
 
@@ -301,11 +306,11 @@ class ModelRequest(msgspec.Struct, frozen=True):
     tools: tuple[ToolSpec, ...] = ()
     response_format: Mapping[str, Any] | None = None
     step: int = 0
-    """The index of the step within its run; a run that was recovered goes on counting where it was."""
+    """The index of the step within its run. A recovered run continues to count where it stopped."""
     read_files: ReadFiles | None = None
-    """Reads the bytes of images and files that the messages name by hash."""
+    """The function that reads the bytes of images and files that the messages name by hash."""
     deadline: datetime | None = None
-    """When the time of its run is up: an answer that cannot come before is not worth waiting for."""
+    """The time at which the run's time is up. A driver need not wait for an answer that comes later."""
 
     async def messages_with_files(self) -> Sequence[Message]:
         """Return the messages with the bytes of all images and files that they show."""
@@ -314,24 +319,24 @@ class ModelRequest(msgspec.Struct, frozen=True):
             return self.messages
         if self.read_files is None:
             raise ConfigurationError(
-                "A message names a file by its hash, and there is no store to read it from. Run it in a session."
+                "A message names a file by its hash, with no store to read it from. Run it in a session."
             )
         bodies = await self.read_files(sorted(wanted))
         return tuple(message.with_files(bodies) if message.file_hashes else message for message in self.messages)
 
 
 class Delta(Value, frozen=True):
-    """A piece of an answer as it comes: of its text, its thinking, or a tool call's arguments."""
+    """A streamed piece of an answer: of its text, its thinking, or a tool call's arguments."""
 
     kind: Literal["text", "thinking", "tool_call", "restart"]
-    """`restart`: what came so far is void, the answer begins anew."""
+    """`restart` means that all earlier pieces are void: the answer begins again."""
     text: str
     call_id: str | None = None
     name: str | None = None
 
 
 class ModelReply(msgspec.Struct, frozen=True):
-    """A whole answer: an assistant's message, and what came with it."""
+    """A whole answer: the assistant's message, and what the provider told about it."""
 
     message: Message
     response: InferenceResponse = InferenceResponse()
@@ -341,13 +346,16 @@ OnDelta = Callable[[Delta], Awaitable[None]]
 
 
 class Driver(Protocol):
-    """One model call. DriverError when it fails for good; retries are made by whoever calls the driver."""
+    """A way to ask a model. One call asks once: the caller makes the retries.
+
+    It raises DriverError if the call fails for good.
+    """
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply: ...
 
 
 async def _unheard(progress: JSON) -> None:
-    """Nobody follows a tool that is called outside of a run."""
+    """Drop the progress of a tool that is called outside a run: nobody follows it."""
 
 
 if TYPE_CHECKING:
@@ -360,9 +368,9 @@ else:
 
 
 class ToolContext(msgspec.Struct, Generic[C], frozen=True):
-    """What a tool may know of the call it serves: a parameter of this type is filled in, and hidden from the model.
+    """The facts about a call that its tool may know. A parameter of this type is filled in, and hidden from the model.
 
-    A parameter of the type `ToolContext[Request]` says that the tool needs a context, which is a `Request`.
+    A parameter of the type `ToolContext[Request]` says that the tool needs a context, and that it is a `Request`.
     """
 
     call_id: str
@@ -370,26 +378,26 @@ class ToolContext(msgspec.Struct, Generic[C], frozen=True):
     agent_id: str
     session_id: str | None = None
     progress: Callable[[JSON], Awaitable[None]] = _unheard
-    """Tells those who follow the run how far the call has come."""
+    """Tells the followers of the run how far the call has come."""
     spawn: Callable[..., Awaitable[Any]] | None = None
-    """Runs a sub-agent in a session of its own; None where the run belongs to no session."""
+    """Runs a sub-agent in a session of its own. None if the run belongs to no session."""
     owner: str | None = None
-    """Whose session it is."""
+    """The owner of the session."""
     metadata: Mapping[str, Any] = EMPTY
     """The session's metadata, as `WriteMetadata` wrote it."""
     context: C = None  # type: ignore[assignment]  # a tool that says what it needs is not called without it
-    """What `send(…, context=…)` was given, or what `connect(context=…)` has made of the session. It is never stored."""
+    """The object given to `send(…, context=…)`, or the one that `connect(context=…)` made. It is never stored."""
     context_data: Mapping[str, Any] | None = None
-    """What `send(…, context_data=…)` was given: JSON, stored with the run."""
+    """The JSON given to `send(…, context_data=…)`. It is stored with the run."""
     messages: Sequence[Message] = ()
-    """What the model was shown when it made the call, and what has come since."""
+    """The messages that the model was shown when it made the call, and those that came since."""
     store: SessionStore | None = None
-    """The store that the session is in; None where the run belongs to no session. It has the sessions of all owners."""
+    """The store that the session is in, with the sessions of all owners. None if the run belongs to no session."""
 
 
 @runtime_checkable
 class Tool(Protocol):
-    """Something the model may have called. `perdure.tool` makes one of a function."""
+    """Something that a model may call. `perdure.tool` makes a tool from a function."""
 
     @property
     def name(self) -> str: ...
@@ -406,13 +414,13 @@ class Tool(Protocol):
     def idempotent(self) -> bool: ...
     @property
     def on_unknown(self) -> Literal["error", "rerun", "ask"]:
-        """What becomes of a call whose outcome is unknown after a crash."""
+        """The policy for a call whose outcome is unknown after a crash."""
         ...
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool: ...
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments, fitted to the tool; ToolError if they do not fit."""
+        """Return the arguments, converted to the types that the tool takes. Raise ToolError if they do not fit."""
         ...
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON: ...
@@ -428,9 +436,9 @@ class NeedsContext(Protocol):
 
 @runtime_checkable
 class Toolset(Protocol):
-    """Tools that have to be connected to before they are known. `perdure.mcp` makes one of an MCP server.
+    """Tools that are known only after a connection is made. `perdure.mcp` makes a toolset from an MCP server.
 
-    One may be given to several connections and factories: each opens it for itself.
+    A toolset may be given to several connections and factories. Each opens it for itself.
     """
 
     def open_tools(self) -> OpenToolset:
@@ -447,23 +455,23 @@ class OpenToolset(Protocol):
     """A toolset as the runs of one connection use it."""
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools there are now. It is called before every run, and connects if nobody has.
+        """Return the tools there are now. It is called before every run, and connects if needed.
 
-        Raise ConfigurationError if they cannot be reached: then no run begins.
+        Raise ConfigurationError if they cannot be reached. Then no run begins.
         """
         ...
 
     async def close(self) -> None:
-        """Disconnect. It is called once the runs have ended; a later call of `tools` connects again."""
+        """Disconnect. It is called once the runs have ended. A later call of `tools` connects again."""
         ...
 
 
 class Filters(TypedDict, total=False):
-    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for.
+    """The filters of a list of sessions. Deleted sessions are listed only if you ask for them.
 
-    `owner=None` asks for sessions without an owner. `metadata` has values under keys that were declared for it when the
-    sessions were saved. `top_level` leaves out the sessions of sub-agents. `order` is
-    "created" unless it is given; a page's `next` belongs to the order of its list.
+    `owner=None` asks for sessions without an owner. The keys of `metadata` must have been declared when the sessions
+    were saved. `top_level` leaves out the sessions of sub-agents. `order` is "created" by default. A page's `next`
+    belongs to the order of its list.
     """
 
     id: str
@@ -484,13 +492,13 @@ class Filters(TypedDict, total=False):
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The filters of a list, checked."""
+    """The filters of a list, after they were checked."""
 
     id: str | None = None
     agent: str | None = None
     status: SessionStatus | None = None
     owner: str | msgspec.UnsetType | None = msgspec.UNSET
-    """None asks for sessions without an owner; UNSET for everybody's."""
+    """None asks for sessions without an owner, UNSET for those of everybody."""
     tag: str | None = None
     metadata: Mapping[str, str | int | bool] = EMPTY
     parent: str | None = None
@@ -509,6 +517,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if name not in cls.__struct_fields__:
                 raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
         try:
+            # None means that a filter was not given, except for the owner, where it asks for sessions without one.
             given = {name: value for name, value in filters.items() if value is not None or name == "owner"}
             query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -524,7 +533,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return what a session has to be found by among tags: the tag, and marks for its metadata."""
+        """Return what the tags of a session have to contain: the tag, and marks for its metadata."""
         return (*(() if self.tag is None else (self.tag,)), *marks_of(self.metadata))
 
     @property
@@ -533,11 +542,12 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _wrong_filter(given: Mapping[str, Any], error: Exception) -> InvalidData:
-    """Return an error that names the filter, and where there are few values, which."""
+    """Return an error that names the filter, and its values if they are few."""
+    # msgspec names the field only in the text of its message, as in "… - at `$.status`".
     what, _, where = str(error).partition(" - at `$.")
     name = where.rstrip("`").partition(".")[0].partition("[")[0]
     if name in _CHOICES and isinstance(given.get(name), str):
-        return InvalidData(f"$.{name}", f"there is no {name} {brief(given[name])}; use one of {_CHOICES[name]}")
+        return InvalidData(f"$.{name}", f"unknown {name} {brief(given[name])}; use one of {_CHOICES[name]}")
     return InvalidData(f"$.{name}" if name in given else "$", f"a filter has the wrong type or value: {what}")
 
 
@@ -550,48 +560,48 @@ def _as_text(kind: type, value: Any) -> Any:
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """Keeps sessions. Versions are compared inside the commit; see `perdure.testing.StoreContract`."""
+    """A store that keeps sessions. It compares versions inside the commit: see `perdure.testing.StoreContract`."""
 
     async def create(self, session: AgentSession) -> AgentSession:
-        """Keep a session of version 0 as version 1; SessionConflict if the id is taken."""
+        """Store a session of version 0 as version 1. Raise SessionConflict if the id is taken."""
         ...
 
     async def save(self, session: AgentSession) -> AgentSession:
-        """Keep the next version; SessionConflict unless the session's version is the stored one."""
+        """Store the next version. Raise SessionConflict unless the session's version is the stored one."""
         ...
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
-        """The session as of a version (the newest by default), or None."""
+        """Return the session as of a version, by default the newest. Return None if it is not there."""
         ...
 
     async def exists(self, session_id: str) -> bool: ...
 
     async def delete(self, session_id: str) -> None:
-        """Erase this one session: nothing of it is left, except what other sessions' versions show.
+        """Erase this one session. Nothing of it is left, except what versions of other sessions show.
 
-        The sessions of its sub-agents stay: `Sessions.erase` erases them with it. Raise SessionNotFound if there is
-        none, SessionBusy while it is being run.
+        The sessions of its sub-agents stay: `Sessions.erase` erases them too. Raise SessionNotFound if the session
+        does not exist, SessionBusy while it is being run.
         """
         ...
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first. Never reads a transcript."""
+        """Return a page of headers, newest first. No transcript is read."""
         ...
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """What a list shows of what is said in a session. A part that could not be read is None."""
+    """The few words that a list shows of a session. A part that could not be read is None."""
 
     title: str | None = None
-    """The session's name, or else the first words of the first text that a user has said in it."""
+    """The session's name, or else the first words of the first text of a user."""
     last_words: str | None = None
     """The beginning of the last text of a user or the assistant that the session shows."""
     message_count: int | None = None
-    """How many messages the session shows."""
+    """The number of messages that the session shows."""
     usage: Usage | None = None
-    """What all runs of the session have used so far. A session that has never run has used nothing."""
+    """The usage of all runs of the session so far. It is zero if the session has never run."""
     damage: CorruptRecord | KeyUnavailable | None = None
-    """Why a part could not be read."""
+    """The reason why a part could not be read."""
 
 
 @runtime_checkable
@@ -599,16 +609,16 @@ class Previews(Protocol):
     """A store that reads a few words of each of many sessions, without loading any of them."""
 
     async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
-        """Return a preview of each session. One that is not there is left out; a damaged one stops no other."""
+        """Return a preview of each session. A missing one is left out. A damaged one does not stop the others."""
         ...
 
 
 Damage = CorruptRecord | InvalidSessionFile | UnreadableFile | KeyUnavailable
-"""Why a session that is there could not be read."""
+"""The reasons why a session that exists could not be read."""
 
 
 class SessionHead(msgspec.Struct, frozen=True):
-    """A session without what it shows: its header, its definition and its metadata."""
+    """A session without its messages: its header, its definition and its metadata."""
 
     info: AgentSessionInfo
     definition: AgentDefinition
@@ -619,42 +629,42 @@ class SessionHead(msgspec.Struct, frozen=True):
 
 
 class SessionHeads(dict[str, SessionHead]):
-    """Heads of sessions by their ids, and what is wrong with those that could not be read."""
+    """The heads of sessions by their ids, and the errors of those that could not be read."""
 
     def __init__(self, heads: Mapping[str, SessionHead] = EMPTY, damaged: Mapping[str, Damage] = EMPTY) -> None:
         super().__init__(heads)
         self.damaged = damaged
-        """The sessions that are there and damaged, by their ids."""
+        """The errors of the sessions that could not be read, by their ids."""
 
 
 @runtime_checkable
 class Heads(Protocol):
-    """A store that reads sessions without their views: the cost follows the heads, however long the sessions are."""
+    """A store that reads sessions without their messages. The cost does not grow with the length of the sessions."""
 
     async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
         """Return the newest head of each session, in the order of the ids.
 
-        One that is not there is left out. So is a damaged one, which `damaged` has instead: it stops no other.
+        A missing session is left out. A damaged one is in `damaged` instead, and does not stop the others.
         """
         ...
 
 
 @runtime_checkable
 class CountsErasures(Protocol):
-    """A store that counts what is erased or redacted in it, so that a fork cannot keep what it had read before."""
+    """A store that counts erasures and redactions. A fork that read a session before one of them is refused."""
 
     async def erasures(self) -> int:
-        """Return how often something was erased or redacted so far."""
+        """Return the number of erasures and redactions so far."""
         ...
 
     async def create(self, session: AgentSession, *, erasures: int | None = None) -> AgentSession:
-        """Keep a session of version 0 as version 1; ErasedMeanwhile if the count is another by then."""
+        """Store a session of version 0 as version 1. Raise ErasedMeanwhile if the count has changed."""
         ...
 
 
 @runtime_checkable
 class Opened(Protocol):
-    """A store that can be opened once for several who use it: whoever opened it closes it."""
+    """A store that can be opened once for several users. The one that opened it closes it."""
 
     @property
     def is_open(self) -> bool: ...
@@ -662,25 +672,25 @@ class Opened(Protocol):
 
 @runtime_checkable
 class Cache(Protocol):
-    """A store that keeps sessions at hand, and can be told which."""
+    """A store that keeps sessions in memory, and can be told which."""
 
     def pin(self, session_id: str) -> None:
-        """Keep a session at hand, however long nobody asks for it."""
+        """Keep a session in memory until `unpin`, even if nobody asks for it."""
         ...
 
     def unpin(self, session_id: str) -> None: ...
 
     def evict(self, session_id: str) -> None:
-        """Let go of what is held of a session, unless it is pinned."""
+        """Drop a session from memory, unless it is pinned."""
         ...
 
 
 @runtime_checkable
 class KnowsWaiting(Protocol):
-    """A store that has seen, when it saved a session, whether something waited in the inbox."""
+    """A store that sees during a save whether something waits in the session's inbox."""
 
     def is_waited_for(self, session_id: str) -> bool | None:
-        """Tell whether the last save from here left items in the inbox; None if that is not known any more."""
+        """Tell whether the last save of this process left items in the inbox. Return None if that is not known."""
         ...
 
 
@@ -691,58 +701,58 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 @runtime_checkable
 class Lineage(Protocol):
-    """A store that reads a line of forks at once, however long it is."""
+    """A store that reads a line of forks in one query, however long it is."""
 
     async def line_of(self, session_id: str) -> Sequence[SessionId]:
-        """Return what a session was forked from: the first of its line first, its parent last.
+        """Return the sessions that a session was forked from, the oldest first and its parent last.
 
-        A line whose beginning is erased begins with the oldest that is known by name.
+        If the beginning of the line was erased, it begins with the oldest session whose id is known.
         """
         ...
 
 
 @runtime_checkable
 class Immediate(Protocol):
-    """A store whose verbs never wait: nothing can come between their beginning and their end."""
+    """A store whose verbs never wait. No other task can run between their beginning and their end."""
 
     @property
     def never_waits(self) -> bool: ...
 
 
 def is_immediate(store: object) -> bool:
-    """Tell whether a store is an Immediate that says so of itself."""
+    """Tell whether a store is an Immediate whose `never_waits` is true."""
     return bool(getattr(store, "never_waits", False))
 
 
 SHORTEST_SUFFIX = 4
-"""The fewest characters that sessions are found by where only the end of their id is known: indexes go by as many."""
+"""The fewest characters of the end of an id that sessions can be found by. Indexes have that many characters."""
 
 
 @runtime_checkable
 class Names(Protocol):
-    """A store that finds sessions by the beginning or the end of their id, at the cost of what it finds."""
+    """A store that finds sessions by the beginning or the end of their id. The cost follows what is found."""
 
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
     ) -> Sequence[SessionId]:
-        """Return the ids that begin so, in the order of text: of this owner's sessions if one is given.
+        """Return the ids that begin with a text, in the order of text. With `owner`, only ids of that owner's sessions.
 
-        They are those of deleted sessions, or of all others. A damaged session has its id still.
+        `deleted` asks for the ids of deleted sessions instead of all others. Damaged sessions are found too.
         """
         ...
 
     async def ids_with_suffix(
         self, suffix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
     ) -> Sequence[SessionId]:
-        """Return the ids that end so, as `ids_with_prefix` does those that begin so.
+        """Return the ids that end with a text. The arguments are those of `ids_with_prefix`.
 
-        InvalidData if it has fewer than four characters.
+        Raise InvalidData if the text has fewer than four characters.
         """
         ...
 
 
 class StoredAt(msgspec.Struct, frozen=True):
-    """Where a message already stands in a log of a store."""
+    """The place of a message that is in a log of the store already."""
 
     log: LogRef
     position: int
@@ -766,13 +776,14 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Entry(Value, frozen=True):
-    """Something to be put on record: an event of a run, or an item for its inbox."""
+    """Something to put on record: an event of a run, or an item for an inbox."""
 
     kind: str
     body: JSON = None
     run: str | None = None
 
     def __post_init__(self) -> None:
+        # The types are tested here first: each event of a run makes an entry, and this saves two calls for each.
         if not isinstance(self.kind, str):
             expect(self.kind, str, "$.kind")
         if self.run is not None and not isinstance(self.run, str):
@@ -780,7 +791,7 @@ class Entry(Value, frozen=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """An entry as it stands on record, with its place in the session's sequence."""
+    """An entry that is on record, with its place in the session's sequence."""
 
     seq: int
     kind: str
@@ -789,21 +800,21 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def check_page(limit: object, before: object) -> None:
-    """Raise InvalidData unless a page of runs is asked for by whole numbers. Every journal does so first."""
+    """Raise InvalidData unless a page of runs is asked for by whole numbers. Every journal calls this first."""
     for name, number in (("limit", limit), ("before", before)):
         if number is not None:
             expect_count(number, f"$.{name}")
 
 
 def checked_version(version: int | None) -> int | None:
-    """Return the number of a version, which may be one that is not there; InvalidData if it is not a number."""
-    if version is not None and type(version) is not int:
+    """Return the number of a version, which need not exist. Raise InvalidData if it is not a whole number."""
+    if version is not None and type(version) is not int:  # not isinstance: True is an int too
         raise InvalidData("$.version", f"a version is a whole number, not {brief(version)}; the newest has none")
     return version
 
 
 class RunOnRecord(msgspec.Struct, frozen=True):
-    """A run as the journal knows it: its first and last entry, and the stretch of log that holds its messages."""
+    """A run as the journal has it: its first and last entry, and the stretch of log that holds its messages."""
 
     loop_id: str
     first: JournalEntry
@@ -814,7 +825,7 @@ class RunOnRecord(msgspec.Struct, frozen=True):
 
 
 class Key(msgspec.Struct, frozen=True):
-    """An idempotency key, and a digest of the request that it stands for."""
+    """An idempotency key, and a digest of its request."""
 
     name: str
     digest: str
@@ -825,7 +836,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 def check_key(key: object) -> None:
-    """Raise InvalidData unless it can be the key of a message."""
+    """Raise InvalidData unless a value can be the key of a message."""
     if not 1 <= len(expect_text(key, "$.key")) <= _MOST_IN_KEY:
         raise InvalidData("$.key", f"a key is a text of 1 to {_MOST_IN_KEY} characters")
 
@@ -834,13 +845,13 @@ _MOST_IN_KEY = 500
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """What goes with the save of a run: its claim, what is written already, and what is still to be put on record."""
+    """The data that a run's save carries: its claim, the messages already written, and the entries still to write."""
 
     claim: Claim
     written: Mapping[str, StoredAt] = EMPTY
     entries: Sequence[Entry] = ()
     taken: int = 0
-    """The last item of the inbox that the run has dealt with."""
+    """The number of the last inbox item that the run has dealt with."""
     key: Key | None = None
 
 
@@ -848,7 +859,7 @@ NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A session to be kept together with others, and what goes with it. One of version 0 is created."""
+    """A session to save together with others, with its key and entries. A session of version 0 is created."""
 
     session: AgentSession
     key: Key | None = None
@@ -857,36 +868,37 @@ class Change(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class SavesTogether(Protocol):
-    """A store that keeps several sessions in one commit."""
+    """A store that can save several sessions in one commit."""
 
     async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
-        """Keep the next version of each session, all or none. Return the sessions in the same order.
+        """Save the next version of each session, all or none. Return the sessions in the same order.
 
-        Each is created if its version is 0, and else compared with the stored version. Raise what `create` or `save`
-        raises of the first session that is refused; then nothing was kept. InvalidData if one session is there twice.
+        A session of version 0 is created. The version of any other is compared with the stored one. If a session is
+        refused, raise what `create` or `save` raises for the first of them, and save nothing. Raise InvalidData if one
+        session is given twice.
         """
         ...
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What an append came to: where each message now stands, and the last sequence number."""
+    """The result of an append: the place of each message, and the last sequence number."""
 
     written: Mapping[str, StoredAt]
     seq: int
     posted: int | None = None
-    """The number of the last item in the session's inbox at that moment; None if the store does not tell."""
+    """The number of the last item in the session's inbox at that moment. None if the store does not tell."""
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
+    """The write-ahead log of runs. With a store that has one, another process can continue a killed run."""
 
     async def create(
         self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN, key: Key | None = None
     ) -> AgentSession:
-        """Keep a session of version 0 as version 1, with references to the messages already written.
+        """Store a session of version 0 as version 1, with references to the messages already written.
 
-        An idempotency key is kept in the same commit. SessionConflict if the id is taken.
+        An idempotency key is stored in the same commit. Raise SessionConflict if the id is taken.
         """
         ...
 
@@ -900,11 +912,11 @@ class Journal(Protocol):
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
-        """Keep the next version. These are the fields of `Saving`.
+        """Store the next version. The arguments are the fields of `Saving`.
 
         The save is fenced by the claim, refers to the messages already written, appends the entries, and releases the
-        claim, all in one commit. A save without a claim is refused while one lies on the session: with SessionBusy
-        while it stands, with RunInterrupted once it has lapsed.
+        claim, all in one commit. Without a claim, raise SessionBusy while the session has a valid claim, and
+        RunInterrupted while it has a lapsed one.
         """
         ...
 
@@ -922,19 +934,20 @@ class Journal(Protocol):
     ) -> tuple[Claim, Appended]:
         """Take the session at this version, with the run's first entries in the same commit.
 
-        SessionBusy while somebody else's claim stands; RunInterrupted if one lies there that has lapsed, unless it is
-        to be taken over; SessionConflict if the version has moved. With `per_owner`, raise OwnerBusy if as many claims
-        on other sessions of the same owner stand. They are counted in the same commit. A session that has no owner is
-        not counted, and not limited.
+        Raise SessionBusy if another claim on the session is valid, and SessionConflict if the version has moved. Raise
+        RunInterrupted if a lapsed claim is on it, unless `take_over` is set.
+
+        With `per_owner`, raise OwnerBusy if that many claims on other sessions of the same owner are valid. They are
+        counted in the same commit. A session without an owner is not counted, and not limited.
         """
         ...
 
     async def heartbeat(self, claim: Claim) -> None:
-        """Extend the claim by its lease; ClaimLost if it is no longer held."""
+        """Extend the claim by its lease. Raise ClaimLost if it was released or taken over."""
         ...
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
-        """Give the claim back without saving; nothing happens if it is no longer held.
+        """Give the claim back without saving. Do nothing if it was lost.
 
         With `interrupted` the claim stays on the session and lapses at once: its run waits to be recovered.
         """
@@ -949,10 +962,10 @@ class Journal(Protocol):
         log: str = "",
         taken: int = 0,
     ) -> Appended:
-        """Put messages and entries on record in one commit; ClaimLost if the claim is no longer held.
+        """Put messages and entries on record in one commit. Raise ClaimLost if the claim was lost.
 
-        `log` names a branch's own log; the session's log by default. `taken` is the last item of the inbox that has
-        been dealt with. An append also extends the claim.
+        `log` names a branch's own log. The default is the session's log. `taken` is the number of the last inbox item
+        that was dealt with. An append also extends the claim.
         """
         ...
 
@@ -966,41 +979,46 @@ class Journal(Protocol):
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
-        """Entries after a sequence number, in order: of the record, or of the inbox those not taken yet.
+        """Return the entries after a sequence number, in order.
 
-        `limit` takes the first so many, `last` the last so many, `run` those of one run.
+        They are those of the record, or with `inbox` the items not taken yet. Return at most `limit` of them, only the
+        last `last`, or only those of one `run`.
         """
         ...
 
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
-        """The newest runs on record, oldest first; those that began before a sequence number; or one, by its id."""
+        """Return the newest runs on record, oldest first.
+
+        With `before`, only those that began before a sequence number. With `run`, only the run of that id.
+        """
         ...
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
-        """A session's log, or the branch log of that name, and the position after its last message."""
+        """Return a session's log, or its branch log of that name, and the position after its last message."""
         ...
 
     async def lapsed(self) -> Sequence[SessionId]:
-        """Return the sessions whose claim has lapsed: their runs were killed, or could not be saved."""
+        """Return the sessions with a lapsed claim: their runs were killed, or could not be saved."""
         ...
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
-        """Messages of a log, whether or not a version shows them. SessionNotFound if they have been erased."""
+        """Return messages of a log, even if no version shows them. Raise SessionNotFound if they were erased."""
         ...
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        """The idempotency key of that name and the version that its run has saved; None if there is none, or no such
-        session."""
+        """Return the idempotency key of that name, and the version that its run has saved.
+
+        Return None if the key or the session does not exist."""
         ...
 
     async def is_claimed(self, session_id: str) -> bool:
-        """Whether somebody's claim on the session stands."""
+        """Tell whether the session has a valid claim."""
         ...
 
     async def is_interrupted(self, session_id: str) -> bool:
-        """Tell whether the session has a claim that has lapsed: its run was killed, or could not be saved."""
+        """Tell whether the session has a lapsed claim: its run was killed, or could not be saved."""
         ...
 
     async def post(
@@ -1012,20 +1030,20 @@ class Journal(Protocol):
         most: int | None = None,
         most_of_owner: int | None = None,
     ) -> int:
-        """Put an item into a session's inbox, claim or no claim. Return its sequence number.
+        """Put an item into a session's inbox, whether or not the session is claimed. Return the item's number.
 
-        A session that waits has the highest priority of the items posted to it since nothing waited. Raise QueueFull,
-        and write nothing, if `most` items wait in the session already, or `most_of_owner` in all sessions of its owner.
-        They are counted in the same commit.
+        A session that waits has the highest priority of the items posted to it since its inbox was last empty. Raise
+        QueueFull, and write nothing, if `most` items wait in the session, or `most_of_owner` in all sessions of its
+        owner. The items are counted in the same commit.
         """
         ...
 
     async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
         """Put entries on a session's record without a claim, in one commit. Return the number of the last on record.
 
-        It moves no version and looks at no claim: entries may come while somebody runs the session. `read(run=…)`
-        reads them by their run, whose name should be the caller's own: the pieces that a Sketchbook keeps of an answer
-        are void once an entry of the same run is on record. Raise SessionNotFound if there is no such session.
+        It moves no version and looks at no claim: entries may come while the session is being run. `read(run=…)` reads
+        them by their run. That should be a name of the caller's own: an entry voids the pieces of an answer that a
+        Sketchbook keeps for the same run. Raise SessionNotFound if the session does not exist.
         """
         ...
 
@@ -1037,11 +1055,11 @@ class Sketch(msgspec.Struct, frozen=True):
     message_id: str
     text: str
     start: int = 0
-    """How many characters of the answer come before it."""
+    """The number of characters of the answer that come before it."""
     attempt: int = 0
-    """How often the model had begun the answer again."""
+    """The number of times that the model had begun the answer again."""
     seq: int = 0
-    """Where the session's record ended when the answer was begun. What its run puts on record next voids the piece."""
+    """The end of the session's record when the answer was begun. The run's next entry on record voids the piece."""
 
     def __post_init__(self) -> None:
         for name in ("run", "message_id", "text"):
@@ -1051,9 +1069,10 @@ class Sketch(msgspec.Struct, frozen=True):
 
 
 def said_in(pieces: Sequence[Sketch]) -> str:
-    """Return the text that pieces add up to, as far as one follows the other."""
+    """Return the text that pieces add up to, up to the first gap."""
     text = ""
     for piece in pieces:
+        # Pieces of another message, or of an earlier attempt at this one, are void: they are of another text.
         same = (piece.message_id, piece.attempt) == (pieces[0].message_id, pieces[0].attempt)
         if not same or piece.start != len(text):
             break
@@ -1062,7 +1081,7 @@ def said_in(pieces: Sequence[Sketch]) -> str:
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """How a session stands between two messages: where its record ends, who runs it, what is being said."""
+    """The state of a session between two messages: the end of its record, its claim, and the answer being written."""
 
     seq: int
     """The number of the last entry on record."""
@@ -1077,19 +1096,20 @@ class Sketchbook(Protocol):
     """A journal that keeps the text of an answer while the model still writes it."""
 
     async def sketch(self, claim: Claim, piece: Sketch) -> bool:
-        """Keep a piece until its answer is whole. Raise ClaimLost if the claim is no longer held.
+        """Keep a piece until its answer is whole. Raise ClaimLost if the claim was lost.
 
-        Return False, and keep nothing, if the record does not reach to where the piece says, or has an entry of its
-        run behind that. Entries of other runs, as `note` puts them there, do not count. A piece that starts at 0
-        replaces all others of the session. They are dropped by the append of a message, by a save and by a release
-        under the claim, by a redaction and by an erasure; an archive leaves them out.
+        Return False, and keep nothing, if the record ends before the piece's `seq`, or has an entry of the same run
+        after it. Entries of other runs, such as those of `note`, do not count.
+
+        A piece that starts at 0 replaces all others of the session. The append of a message, a save, a release under
+        the claim, a redaction and an erasure drop the pieces. An archive leaves them out.
         """
         ...
 
     async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
-        """Tell how far a session's run has come. Of the pieces, return the first and those from a character on.
+        """Return how far a session's run has come, with the first piece and those from a character on.
 
-        A piece that is damaged is left out, with all that follow it.
+        A damaged piece is left out, with all that follow it.
         """
         ...
 
@@ -1100,32 +1120,32 @@ def is_sketchbook(journal: object) -> TypeGuard[Sketchbook]:
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A session with items in its inbox that nobody has taken."""
+    """A session with items in its inbox that no run has taken."""
 
     session_id: SessionId
     owner: str | None
     priority: int
     since: float
-    """When the first item came since nothing waited, in seconds since 1970."""
+    """The time at which the inbox stopped being empty, in seconds since 1970."""
     count: int
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A claim on a session: who holds it, and whether it has lapsed."""
+    """A claim on a session: its holder, and whether it has lapsed."""
 
     session_id: SessionId
     owner: str | None
-    """Whose session it is."""
+    """The owner of the session."""
     holder: str
     since: float | None
-    """When it was taken, in seconds since 1970 by the holder's clock; None if an older release has taken it."""
+    """The time at which it was taken, in seconds since 1970 by the holder's clock. None if an older release took it."""
     expires: float
     lapsed: bool
-    """Whether its lease has run out, or its holder was a process of this machine that has ended."""
+    """True if its lease has run out, or its holder was a process of this machine that has ended."""
 
 
 PARKED = "parked"
-"""The tag of sessions that are parked, and the kind of the entry on record that says why."""
+"""The tag of parked sessions, and the kind of the entry on record that says why."""
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -1137,24 +1157,24 @@ class Parked(msgspec.Struct, frozen=True):
 
 
 SCHEDULE = "schedule:"
-"""What the name of a timer begins with that is a schedule, and the key of each message that it sends."""
+"""The beginning of the name of a timer that is a schedule, and of the key of each message that it sends."""
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """An item that goes into a session's inbox at a time. One that repeats has a schedule."""
+    """An item that is put into a session's inbox at a time. One that repeats has a schedule."""
 
     session_id: SessionId
     name: str
-    """Its name, which no other timer of the session has."""
+    """Its name. No other timer of the session has the same."""
     due: float
-    """When it is to ring, in seconds since 1970."""
+    """The time at which it has to ring, in seconds since 1970."""
     entry: Entry | None = None
     """The item. A timer without one puts nothing into the inbox."""
     priority: int = 0
     cron: str | None = None
     timezone: str | None = None
     id: int = 0
-    """The number that the store has given it. A timer that is replaced gets another."""
+    """The number that the store gave it. A timer that is replaced gets another."""
 
     def __post_init__(self) -> None:
         expect_text(self.session_id, "$.session_id")
@@ -1170,37 +1190,38 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 _FARTHEST = 10**12
+# The largest `integer` of PostgreSQL. procrastinate keeps the priority of a job in a column of that type.
 _MOST_PRIORITY = 2**31 - 1
 RECOVERY = _MOST_PRIORITY
-"""The priority of sessions whose runs were killed: they do not wait behind messages that have just come."""
+"""The priority of sessions with killed runs. They do not wait behind messages that have just arrived."""
 
 
 def check_priority(priority: object) -> None:
-    """Raise InvalidData unless it is a whole number that every store can keep."""
+    """Raise InvalidData unless a value is a whole number that every store can keep."""
     if type(priority) is not int or abs(priority) > _MOST_PRIORITY:
         problem = f"a priority is a whole number from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, not {brief(priority)}"
         raise InvalidData("$.priority", problem)
 
 
 def check_time(time: object, path: str) -> None:
-    """Raise InvalidData unless it is a time in seconds since 1970."""
+    """Raise InvalidData unless a value is a time in seconds since 1970."""
     if expect_number(time, path) > _FARTHEST:
         raise InvalidData(path, f"expected a time in seconds since 1970, got {brief(time)}")
 
 
 @runtime_checkable
 class Queue(Protocol):
-    """A journal that tells what waits and what is run, rings timers, and shares rates between processes."""
+    """A journal that lists what waits and what is run, rings timers, and shares rates between processes."""
 
     async def waiting(self, limit: int = 100, *, idle_only: bool = True) -> Sequence[Waiting]:
         """Return active sessions with items in their inboxes, the most urgent first, then the longest waiting.
 
-        Those on which a claim stands are left out, unless `idle_only` is False. One whose claim has lapsed is there.
+        Sessions with a valid claim are left out, unless `idle_only` is False. Those with a lapsed claim are included.
         """
         ...
 
     async def held(self, limit: int = 100) -> Sequence[Waiting]:
-        """Return suspended sessions with items in their inboxes: those that wait behind a pause or a person."""
+        """Return suspended sessions with items in their inboxes: they wait for a person, or for a pause to end."""
         ...
 
     async def in_turn(
@@ -1208,37 +1229,39 @@ class Queue(Protocol):
     ) -> Sequence[Waiting]:
         """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
 
-        Those of equal priority come owner by owner: the longest waiting of each, then the second of each. It begins
-        with the owner whose name is next behind `after`; sessions without an owner count as those of one. Sessions in
-        `skip` and those of owners in `not_of` are left out. It costs what it returns, however many wait.
+        Of equal priority, the longest waiting session of each owner comes first, then the second of each. The first
+        owner is the one whose name follows `after`. All sessions without an owner count as those of one owner.
+
+        Sessions in `skip` and those of owners in `not_of` are left out. The cost follows what is returned, however
+        many sessions wait.
         """
         ...
 
     async def has_waiting(self, session_id: str) -> bool:
-        """Tell whether items wait in a session's inbox. Raise SessionNotFound if there is no such session.
+        """Tell whether items wait in a session's inbox. Raise SessionNotFound if the session does not exist.
 
-        It is looked up under the lock that a post takes: a post that was under way has been committed by then.
+        It is looked up under the lock that a post takes. So a post that was under way has been committed by then.
         """
         ...
 
     async def running(self) -> Sequence[Running]:
-        """Return every claim there is, those that have lapsed too, the oldest session first."""
+        """Return all claims, valid or lapsed, the oldest session first."""
         ...
 
     async def set_timer(self, timer: Timer, *, replace: bool = False) -> Timer:
-        """Keep a timer. Return it with its number, or the one that is there already and asks for the same.
+        """Store a timer. Return it with its number, or return the existing one that asks for the same.
 
-        Raise InvalidData if one of its name asks for something else, unless it is to be replaced. `due` alone makes no
-        difference: a repeated request does not put a timer off. Raise SessionNotFound if there is no such session.
+        Raise InvalidData if a timer of that name asks for something else, unless `replace` is set. `due` alone makes no
+        difference: a repeated request does not put a timer off. Raise SessionNotFound if the session does not exist.
         """
         ...
 
     async def timers(self, session_id: str | None = None, *, limit: int = 100, after: int = 0) -> Sequence[Timer]:
-        """Return timers in the order of their numbers: of one session or of all, those behind the number `after`."""
+        """Return the timers of one session or of all, in the order of their numbers, from the one after `after`."""
         ...
 
     async def due(self, at: float, *, limit: int = 100) -> Sequence[Timer]:
-        """Return the timers that are to ring at or before a time, the earliest first. A damaged one is left out."""
+        """Return the timers that are due at a time, the earliest first. A damaged one is left out."""
         ...
 
     async def ring(
@@ -1250,27 +1273,26 @@ class Queue(Protocol):
         most: int | None = None,
         later: float | None = None,
     ) -> bool | None:
-        """Put a timer's item into its session's inbox. Return False, and do nothing, if somebody else has rung it.
+        """Put a timer's item into its session's inbox. Return False, and do nothing, if another process has rung it.
 
-        In the same commit the timer goes or, with `again`, is set to ring at that time. `entry` takes the place of the
-        timer's own: an item that repeats needs a key of its own each time. Of several who ring a timer one puts it in,
+        The same commit removes the timer or, with `again`, sets it to ring at that time. `entry` replaces the timer's
+        own item: one that repeats needs another key each time. If several processes ring a timer, only one succeeds,
         since its number and `due` are compared.
 
-        If `most` items wait in the inbox already, the timer is put off instead: to `again`, or else to the time
-        `later`. None is returned then.
+        If `most` items wait in the inbox already, put the timer off to `again`, or else to `later`, and return None.
         """
         ...
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
-        """Remove a timer. Return False if there is none of that name, or no such session."""
+        """Remove a timer. Return False if the timer or the session does not exist."""
         ...
 
     async def reserve(self, name: str, *, cost: float, burst: float, most: float | None = None) -> float:
         """Take the next place in a rate that all processes share. Return how many seconds to wait for it.
 
-        If that is longer than `most` seconds, no place is taken.
-        Each place costs so many seconds; places for `burst` seconds may be taken at once after a silence. 10 a second
-        with at most 20 at once is `cost=0.1, burst=2.0`.
+        If the wait is longer than `most` seconds, no place is taken. Each place costs `cost` seconds. After a silence,
+        places for `burst` seconds may be taken at once. For 10 a second with at most 20 at once, use
+        `cost=0.1, burst=2.0`.
         """
         ...
 
@@ -1279,7 +1301,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An access token, without its secret: whose sessions it reaches, and what may be done to them.
+    """An access token without its secret: the sessions it gives access to, and the rights it gives.
 
     A stored token with a field that this release does not know is refused: the field may forbid something.
     """
@@ -1287,13 +1309,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     digest: str
     """The SHA-256 of the secret, in hexadecimal."""
     owner: str | None
-    """Whose sessions it reaches. None is an operator's token, which reaches everybody's."""
+    """The owner whose sessions it gives access to. None is an operator's token, for the sessions of all owners."""
     may_write: bool
-    """Whether sessions may be changed with it. Without that, they may only be read."""
+    """True if sessions may be changed with it. Otherwise they may only be read."""
     created_at: datetime
     expires_at: datetime | None = None
     name: str | None = None
-    """A note that tells people what it is for."""
+    """A note for people about what it is for."""
 
     def __post_init__(self) -> None:
         check_digest(self.digest)
@@ -1309,7 +1331,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def id(self) -> str:
-        """Return what people list and revoke it by: the beginning of its digest, which tells nobody the secret."""
+        """Return the beginning of the digest. People list and revoke the token by it. It does not tell the secret."""
         return self.digest[:12]
 
     def is_expired(self, at: datetime) -> bool:
@@ -1317,35 +1339,35 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def check_digest(digest: object) -> None:
-    """Raise InvalidData unless it is a SHA-256 in hexadecimal. What was given is not repeated: it may be a secret."""
+    """Raise InvalidData unless a value is a SHA-256 in hexadecimal. The error does not quote it: it may be a secret."""
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise InvalidData("$.digest", "expected a SHA-256, as 64 hexadecimal digits in lower case")
 
 
 def check_moment(time: object, path: str) -> None:
-    """Raise InvalidData unless it is a time with a time zone."""
+    """Raise InvalidData unless a value is a time with a time zone."""
     if expect(time, datetime, path).tzinfo is None:
         raise InvalidData(path, "a time needs a time zone")
 
 
 @runtime_checkable
 class TokenBook(Protocol):
-    """A store that keeps access tokens: their digests and what each may do, never a secret."""
+    """A store that keeps access tokens: their digests and rights, never a secret."""
 
     async def add_token(self, token: Token) -> None:
-        """Keep a token. Raise InvalidData if there is one of its id already."""
+        """Store a token. Raise InvalidData if a token has its id already."""
         ...
 
     async def token(self, digest: str) -> Token | None:
-        """Return the token of a digest, expired or not; None if there is none. Raise CorruptRecord if it is damaged."""
+        """Return the token of a digest, expired or not, or None. Raise CorruptRecord if it is damaged."""
         ...
 
     async def tokens(self, owner: str | None = None) -> Sequence[Token]:
-        """Return all tokens, or those of an owner, the oldest first. Expired ones are among them."""
+        """Return all tokens, or those of an owner, the oldest first. Expired ones are included."""
         ...
 
     async def drop_token(self, token_id: str) -> bool:
-        """Erase a token by its id, sound or damaged. Return False if there is none."""
+        """Erase a token by its id, even if it is damaged. Return False if there is none."""
         ...
 
 
@@ -1355,16 +1377,16 @@ def is_token_book(store: object) -> TypeGuard[TokenBook]:
 
 
 class Outcome(StrEnum):
-    """What has come of looking at a session."""
+    """The outcome of a look at a session."""
 
     DONE = "done"
     """Nothing is left to do."""
     WAITS = "waits"
-    """For a person: who decides, or opens it again, has it looked at again."""
+    """It waits for a person. Once the person decides or opens it again, a worker looks at it again."""
     BUSY = "busy"
     """Another process is running it: look again soon."""
     OWNER_BUSY = "owner_busy"
-    """Its owner has as many runs as may be: look again soon, at one session of that owner."""
+    """Its owner has as many runs as are allowed: look again soon, at one session of that owner."""
     FAILED = "failed"
     """It could not be run here: look again later."""
     PARKED = "parked"
@@ -1372,23 +1394,22 @@ class Outcome(StrEnum):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker works."""
+    """The settings of a worker."""
 
     concurrency: int = 16
-    """How many sessions it runs at once."""
+    """The most sessions that it runs at once."""
     lease: float = 20.0
-    """For how many seconds a session is its own without a sign of life. At least 1."""
+    """Seconds that its claim on a session is valid without a heartbeat. At least 1."""
     drain: float = 60.0
-    """How many seconds runs have to end when it is told to stop."""
+    """Seconds that runs have to end when the worker is told to stop."""
     tries: int = 3
-    """How often a run may die with its process until it is parked."""
+    """The number of times that a run may die with its process until its session is parked."""
     per_owner: int | None = None
-    """How many sessions of one owner may be run at once, by all workers together."""
+    """The most sessions of one owner that may run at once, in all workers together."""
     least_priority: int | None = None
-    """Leave sessions alone whose messages are less urgent."""
+    """The lowest priority of messages that the worker takes. It leaves less urgent sessions alone."""
     retain_every: float | None = 600.0
-    """How many seconds there are between two looks, by all workers together, for sessions whose time is over. None
-    leaves that to others."""
+    """Seconds between two rounds of retention, by all workers together. None leaves retention to others."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1414,27 +1435,27 @@ Advance = Callable[[str], Awaitable[Outcome]]
 
 
 class Dispatcher(Protocol):
-    """Decides who looks at a session, and when. The store says what is to be done there, and who may do it.
+    """The part that decides which worker looks at a session, and when.
 
-    What it hands out is the id of a session, and nothing else. If that is lost, doubled, early or late, the worst is a
-    delay: a worker looks for sessions that nobody was handed.
+    The store says what has to be done there, and who may do it. A dispatcher hands out ids of sessions, and nothing
+    else. If an id is lost, doubled, early or late, the worst is a delay: workers also look for forgotten sessions.
     """
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
-        """Have somebody look at a session soon."""
+        """Have a worker look at a session soon."""
         ...
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
-        """Hand sessions to this process until it is to stop, then wait for those that are under way.
+        """Hand sessions to this process until `stopped` is set. Then wait for those that are under way.
 
-        After `options.drain` seconds it returns all the same: the caller takes care of what is left.
+        After `options.drain` seconds, return even if some still run: the caller takes care of those.
         """
         ...
 
 
 @runtime_checkable
 class Looks(Protocol):
-    """A dispatcher that finds by itself what waits in the store: to be told that something does is enough."""
+    """A dispatcher that finds by itself what waits in the store. It only has to be told that something waits."""
 
     def look(self) -> None:
         """Look for what waits now."""
@@ -1442,10 +1463,8 @@ class Looks(Protocol):
 
 
 async def tell_of(dispatcher: Dispatcher, session_id: str, *, priority: int, owner: str | None = None) -> None:
-    """Tell a dispatcher that something was put into a session's inbox.
-
-    One that looks by itself keeps the order of what waits: a session that it is made to look at would come first.
-    """
+    """Tell a dispatcher that something was put into a session's inbox."""
+    # `wake` would put the session before all others, and break the order of urgency.
     if isinstance(dispatcher, Looks):
         dispatcher.look()
     else:
@@ -1459,78 +1478,81 @@ def is_queue(journal: object) -> TypeGuard[Queue]:
 
 @runtime_checkable
 class Ear(Protocol):
-    """A journal that can be listened to: it tells at once that a session's record has grown, or a piece was kept."""
+    """A journal that can be listened to. It tells at once when a session's record has grown, or a piece was kept."""
 
     def listening(self, session_id: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
-        """While the block lasts, hear what is written. What it gives is called with the seconds to wait at most; it
-        returns once something was written since it returned last, or since the block began."""
+        """Listen to what is written while the block lasts.
+
+        The block gets a function, which takes the most seconds to wait. It returns once something was written since its
+        last return, or since the block began."""
         ...
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """What a session took over from a branch at one time."""
+    """The messages that a session took over from a branch at one time."""
 
     at: int
-    """How many messages stood in the session's own log by then."""
+    """The number of messages in the session's own log at that time."""
     stretches: tuple[tuple[LogRef, int, int], ...]
-    """The stretches of logs that it had not named in an earlier adoption, nor begun with, in the order of its view."""
+    """The new stretches of logs, in the order of the view: not part of its beginning, nor of an earlier adoption."""
 
 
 @runtime_checkable
 class Chronicle(Protocol):
-    """A journal that tells what else than a session's own log its history is made of, at the cost of what it tells."""
+    """A journal that tells which other logs a session's history is made of. The cost follows what it returns."""
 
     async def branches(self, session_id: str) -> Sequence[RunOnRecord]:
-        """The runs that have logs of their own, oldest first."""
+        """Return the runs that have logs of their own, oldest first."""
         ...
 
     async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
-        """What was adopted by a version that tells of an adoption, and before it, oldest first."""
+        """Return the adoption that a version records, and all before it, oldest first."""
         ...
 
     async def names_of(self, logs: Collection[LogRef]) -> Mapping[LogRef, str]:
-        """The names of logs that mean the same in every store, as in an `ArchivedSession`; none for an unknown log.
+        """Return names of logs that mean the same in every store, as in an `ArchivedSession`.
 
-        A copy that a session keeps of another's log has the name of that log, and its messages have the same positions.
+        An unknown log has no name. A copy that a session keeps of another's log has the name of that log, and its
+        messages have the same positions.
         """
         ...
 
 
 @runtime_checkable
 class Watch(Protocol):
-    """A journal that tells when it has grown, so that nobody has to look again and again."""
+    """A journal that tells when it has grown, so that nobody has to poll it."""
 
     async def changed(self, session_id: str, after: int, most: float) -> None:
-        """Return once a session's record goes beyond a number, or after at most so many seconds in any case."""
+        """Return once a session's record has an entry after the number `after`, or after at most `most` seconds."""
         ...
 
 
 @runtime_checkable
 class Versions(Protocol):
-    """A store that lists the versions of a session at the cost of the page: no message is read."""
+    """A store that lists the versions of a session. It reads no message, so the cost follows the page."""
 
     async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
         """Return at most `limit` versions, newest first: the newest of all, or those older than the number `before`.
 
-        The page after that is asked for with the version of its last one. A version that is damaged is left out.
-        Raise SessionNotFound if there is no such session.
+        For the next page, give the number of the last one as `before`. A damaged version is left out. Raise
+        SessionNotFound if the session does not exist.
         """
         ...
 
 
 FORGOTTEN = "forgotten"
-"""The kind of entries that stand in for those of forgotten runs, and the id of the message that ends a log which has
-forgotten its last one: numbers go on behind them."""
+"""The kind of entries that replace those of forgotten runs. Also the id of the message that ends a log whose last
+message was forgotten. New entries and messages are numbered after them."""
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """What was erased with the older versions of a session."""
+    """The amount of data that was erased with the older versions of a session."""
 
     versions: int = 0
     messages: int = 0
-    """Those that nothing shows any more."""
+    """The erased messages: nothing shows them any more."""
     bytes: int = 0
-    """What the erased rows held: of versions, messages, files, values and the record."""
+    """The size of the erased rows: of versions, messages, files, values and the record."""
 
 
 @runtime_checkable
@@ -1538,52 +1560,54 @@ class Forgets(Protocol):
     """A store that can erase the older versions of a session, and all that only they show or need."""
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
-        """Erase for good the versions older than `before`; the newest stays in any case.
+        """Erase for good the versions older than `before`. The newest always stays.
 
-        With them go the messages that nothing shows any more: no version that stays, no fork, no run that stays. So do
-        the runs of these messages, their files, and their words in the search index. Idempotency keys stay.
+        Messages that no remaining version, fork or run shows are erased too. So are the runs of these messages, their
+        files, and their words in the search index. Idempotency keys stay.
 
-        If anything was erased the session moves on by one version, which says in `info.first_version` which is the
-        oldest now: to load an older one raises VersionForgotten. SessionBusy while the session is being run,
-        RunInterrupted while its last run waits to be recovered, CorruptRecord if a version that stays is damaged.
+        If anything was erased, the session gets one new version. Its `info.first_version` is the oldest version that is
+        left: to load an older one raises VersionForgotten.
+
+        Raise SessionBusy while the session is being run, and RunInterrupted while its last run waits to be recovered.
+        Raise CorruptRecord if a version that stays is damaged.
         """
         ...
 
     async def kept_of_log(self, session_id: str) -> Sequence[tuple[int, int]]:
-        """Return the stretches of a session's log that it has: all of it, unless older versions were forgotten."""
+        """Return the stretches of a session's log that are left: all of it, unless older versions were forgotten."""
         ...
 
 
 class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One session whole, as it moves between stores. Its logs are named so that the names mean the same anywhere.
+    """One whole session, as it moves between stores. The names of its logs mean the same in every store.
 
-    A log's name is its session's id, or `id/branch` for a branch's log. What is left of a log whose session has been
-    erased has a name with a colon in it, which no session's has.
+    A log's name is its session's id, or `id/branch` for a branch's log. The rest of a log whose session was erased has
+    a name with a colon, which no session id contains.
     """
 
     session_id: SessionId
     heads: tuple[bytes, ...]
     """The versions, oldest first, as `stores.format.heads` writes them, with logs by name and no operation id.
 
-    The first is version 1, unless older ones were forgotten: then it is the `first_version` of the newest."""
+    The first is version 1, unless older ones were forgotten. Then it is the `first_version` of the newest."""
     values: Mapping[str, bytes]
-    """What the heads name by hash."""
+    """The values that the heads name by hash."""
     logs: Mapping[str, Mapping[int, bytes]]
-    """Messages by position: of the session's own logs, shown by a version or not. Forgotten ones are missing."""
+    """The messages of the session's own logs by position, shown by a version or not. Forgotten ones are missing."""
     lent: Mapping[str, Mapping[int, bytes]] = EMPTY
-    """Messages of others' logs that its versions name, if those are carried along."""
+    """The messages of other sessions' logs that its versions name, if they are carried along."""
     blobs: Mapping[str, bytes] = EMPTY
-    """The images and files that these messages, and the items of its inbox, name by the SHA-256 of their bytes."""
+    """The images and files that these messages and the inbox items name, by the SHA-256 of their bytes."""
     owners: Mapping[str, float] = EMPTY
-    """The living sessions whose logs its versions name, and when they were created, in seconds since 1970."""
+    """The existing sessions whose logs its versions name, with the time of creation in seconds since 1970."""
     entries: tuple[Entry, ...] = ()
-    """The record; the first entry has sequence number 1."""
+    """The record. Its first entry has the sequence number 1."""
     inbox: tuple[Entry, ...] = ()
-    """The items of the inbox that are not taken yet. They are numbered anew from 1."""
+    """The items of the inbox that are not taken yet. The new store numbers them again, from 1."""
     keys: Mapping[str, tuple[str, int]] = EMPTY
-    """Idempotency keys: each one's digest, and the version that its run has saved."""
+    """The idempotency keys: the digest of each, and the version that its run has saved."""
     interrupted: bool = False
-    """Whether its last run was killed: a claim lies on it that nobody gave back."""
+    """True if its last run was killed: it has a claim that was not given back."""
 
 
 @runtime_checkable
@@ -1593,8 +1617,8 @@ class Attachments(Protocol):
     async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
         """Return the bytes that messages of a session, or those that it shows of others, name by their SHA-256.
 
-        InvalidData if none of them names one of the hashes: to know a hash is not enough. CorruptRecord, with the
-        place of the message, if bytes are missing or are others.
+        Raise InvalidData if none of these messages names one of the hashes: to know a hash is not enough. Raise
+        CorruptRecord, with the place of the message, if bytes are missing or do not match their hash.
         """
         ...
 
@@ -1606,24 +1630,30 @@ def keeps_files(store: object) -> TypeGuard[Attachments]:
 
 @runtime_checkable
 class Archive(Protocol):
-    """A store that gives out and takes in sessions whole. `stores.jobs.archive` does it for every engine."""
+    """A store that can export and import whole sessions. `stores.jobs.archive` does it for every engine."""
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
-        """A session as it stands, read in one snapshot; SessionNotFound if there is none, CorruptRecord if damaged.
+        """Return a session as it is now, read in one snapshot.
 
-        SessionBusy while its claim stands: a run that goes on here must not be recovered elsewhere too. A claim that
-        has lapsed makes it `interrupted`. What it shows of erased sessions is always carried along as `lent`; what
-        it shows of living ones only if it is to stand `alone`.
+        Messages that it shows of erased sessions are always carried along as `lent`. Those of existing sessions are
+        only carried along with `alone`. A session with a lapsed claim is `interrupted`.
+
+        Raise SessionNotFound if the session does not exist, and CorruptRecord if it is damaged. Raise SessionBusy while
+        it has a valid claim: a run that continues here must not be recovered elsewhere too.
         """
         ...
 
     async def restore(self, archived: ArchivedSession) -> bool:
-        """Write a session whole, in one commit: versions, times, positions, record, keys, and a lapsed claim if it
-        was interrupted. False if it is there already and the same; SessionConflict if it is there and another.
+        """Write a whole session in one commit: versions, times, positions, record and keys.
 
-        A stretch of another's log is linked if that session is here (the same id and time of creation) and holds
-        these very messages; else it is kept, from `lent`, as a log of this session's own under the name `~name`;
-        else SessionNotFound. A dump names such a log by what follows the `~`, as `lent`: moving on changes nothing.
+        If it was interrupted, it gets a lapsed claim. Return False if the same session exists already. Raise
+        SessionConflict if another session has its id.
+
+        A stretch of another session's log is linked if that session is here and has these very messages. It has to have
+        the same id and time of creation. Otherwise the stretch is copied from `lent` into a log of this session under
+        the name `~name`.
+        If `lent` does not have it, raise SessionNotFound. A later dump names such a log without the `~`, as `lent`, so
+        moving the session again changes nothing.
         """
         ...
 
@@ -1634,7 +1664,7 @@ class ArchivingStore(SessionStore, Archive, Protocol):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is wrong in a store: with what, what it is, and what to do about it."""
+    """Something that is wrong in a store: the place, the problem, and the repair."""
 
     session_id: str | None
     where: str
@@ -1644,10 +1674,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A store that can look at itself beneath its sessions: files, indexes, rows that nobody owns."""
+    """A store that can check what is below its sessions: files, indexes, and rows that belong to no session."""
 
     async def check(self) -> Sequence[Problem]:
-        """What is wrong; nothing is changed, and damage raises nothing."""
+        """Return the problems found. Nothing is changed, and damage raises no error."""
         ...
 
 
@@ -1655,17 +1685,17 @@ class SearchHit(Value, frozen=True):
     """A message that a search has found, with the piece of its text around the first word that matched."""
 
     session_id: SessionId
-    """The session whose log holds it; where that one is gone, one that still shows it."""
+    """The session whose log holds it. If that one was erased, one that still shows it."""
     message_id: str
     role: str
     snippet: str
     matches: tuple[tuple[int, int], ...] = ()
-    """Where in the snippet the words stand that matched: from, to."""
+    """The start and end of each matching word in the snippet."""
     score: float = 0.0
     position: int = 0
     """Its place in the log."""
     created_at: datetime | None = None
-    """When the message was made, if its id tells: that of perdure's own ids does."""
+    """The time at which the message was made, if its id tells. The ids that perdure makes do."""
 
 
 @runtime_checkable
@@ -1675,66 +1705,66 @@ class Search(Protocol):
     async def search(
         self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
     ) -> Sequence[SearchHit]:
-        """The messages that have every word of a text, best first; of equals, the newest first.
+        """Return the messages that have every word of a text, the best first. Of equal ones, the newest come first.
 
-        `"quoted words"` have to stand together, a word that ends in `*` stands for all that begin so, and all else
-        is plain text. Covered, trimmed and rewound messages are found too; those of sessions with status deleted are
-        not. Past 10,000 matches only the newest are ranked. InvalidData if the text is blank.
+        `"quoted words"` have to be next to each other. A word that ends in `*` matches all words that begin with it.
+        All else is plain text. Covered, trimmed and rewound messages are found too. Those of sessions with the status
+        deleted are not. Of more than 10,000 matches only the newest are ranked. Raise InvalidData if the text is blank.
         """
         ...
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a memory has found. It was said by others once: it is data, and never an instruction."""
+    """Something that a memory has found. Others have said it, so it is data, and never an instruction."""
 
     text: str
-    """What was remembered, or the piece of it that fits the question."""
+    """The text that was remembered, or the piece of it that fits the question."""
     session_id: str | None = None
     """The session in which it was said."""
     message_id: str | None = None
     role: str | None = None
     created_at: datetime | None = None
     score: float | None = None
-    """How well it fits, where that is known; more is better."""
+    """A number for how well it fits, if that is known. More is better."""
     metadata: Mapping[str, Any] = EMPTY
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """What an agent knows from other sessions. An owner's memories are never found for another.
+    """A memory of other sessions for an agent. The memories of one owner are never found for another.
 
-    None as an owner stands for sessions without one, and not for everybody's.
+    `owner=None` means sessions without an owner, and not those of everybody.
     """
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Keep a text. Return its id. The same `call_id` in the metadata keeps it once."""
+        """Store a text. Return its id. A text with the same `call_id` in its metadata is stored once."""
         ...
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
-        """Return what fits a question, the best first. InvalidData if the question is blank."""
+        """Return the memories that fit a question, the best first. Raise InvalidData if the question is blank."""
         ...
 
 
 class MessagePlace(msgspec.Struct, frozen=True):
-    """Where a message stands."""
+    """The place of a message."""
 
     session_id: SessionId
-    """The session whose log holds it; where that one is gone or hidden, one that still shows it."""
+    """The session whose log holds it. If that one was erased or is hidden, one that still shows it."""
     log: LogRef
     position: int
 
 
 @runtime_checkable
 class FindsMessages(Protocol):
-    """A store that finds a message by its id, whichever session it is in."""
+    """A store that finds a message by its id in any session."""
 
     async def find_message(
         self, message_id: str, *, owner: str | None = None, limit: int = 10
     ) -> Sequence[MessagePlace]:
-        """Return where the messages of an id stand, those in the newest sessions first.
+        """Return the places of the messages with an id, those in the newest sessions first.
 
-        Covered, trimmed and rewound messages are found too, and those of a run that is not saved yet; those of sessions
-        with status deleted are not. Forks share their parent's messages, so that most ids have one place. With an
+        Covered, trimmed and rewound messages are found too, and those of a run that is not saved yet. Those of sessions
+        with the status deleted are not. Most ids have one place, since forks share their parent's messages. With an
         `owner`, only places in that owner's sessions are returned.
         """
         ...
@@ -1742,61 +1772,63 @@ class FindsMessages(Protocol):
 
 @runtime_checkable
 class Indexed(Search, Protocol):
-    """A store that searches by an index, which lags behind what is saved and catches up when somebody searches."""
+    """A store that searches by an index. The index lags behind what is saved, and catches up at the next search."""
 
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
-        """Bring the index up to date now, or make it `anew`; how many messages were indexed.
+        """Bring the index up to date, or rebuild it from nothing. Return the number of messages indexed.
 
-        `progress` is told how many are done, and of how many. Cancelled, it keeps what it has done.
+        `progress` is called with the number done and the number of all. If it is cancelled, what is done is kept.
         """
         ...
 
 
 @runtime_checkable
 class Erasure(Protocol):
-    """A store that can replace what was said, and clear up after what was erased."""
+    """A store that can replace what was said, and clear up after erasures."""
 
     async def delete(self, session_id: str, *, expected: AgentSessionInfo | None = None) -> None:
-        """Erase a session. With the header that somebody has read, SessionConflict if it has changed since.
+        """Erase a session. Raise SessionConflict if it has changed since the header `expected` was read.
 
         A session that was erased and created again under the same id is not the expected one.
         """
         ...
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
-        """Replace the content of messages of a session's history for good; how many were not replaced before.
+        """Replace the content of messages in a session's history for good. Return how many were replaced.
 
-        It goes from every version, from every session that shows them, from the summaries that cover them and from
-        what runs have recorded of them. Roles, ids, the names of tools, and times stay. Every session concerned has
-        an entry `redacted` put on its record. InvalidData, and nothing is changed, if one of the ids is unknown;
-        SessionBusy while one of the sessions is being run.
+        Messages that were replaced before do not count. The content is replaced in every version, in every session that
+        shows it, in the summaries that cover it, and in the records of runs. Roles, ids, the names of tools, and times
+        stay. Every session concerned gets an entry `redacted` on its record.
+
+        Raise InvalidData, and change nothing, if one of the ids is unknown. Raise SessionBusy while one of the sessions
+        is being run.
         """
         ...
 
     async def gc(self) -> int:
-        """Erase what stands in logs and nothing points to; how many messages that were."""
+        """Erase the messages in logs that nothing points to. Return how many there were."""
         ...
 
 
 @runtime_checkable
 class BulkErasure(Protocol):
-    """A store that erases many sessions at once, at less cost than one by one."""
+    """A store that can erase many sessions at once, which costs less than one by one."""
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
-        """Erase sessions, except those that are being run, under hold, or not there. Return the ids erased."""
+        """Erase sessions, except those that are being run, under hold, or missing. Return the ids erased."""
         ...
 
     async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
         """Erase a session with those of its sub-agents, and of theirs, in one commit. Return the ids, its own last.
 
-        Raise SessionNotFound if there is none, SessionBusy while one of them is being run, SessionHeld if a hold is on
-        one of them; then nothing was erased.
+        Raise SessionNotFound if it does not exist, SessionBusy while one of them is being run, and SessionHeld if a
+        hold is on one of them. Then nothing was erased.
         """
         ...
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A session as it was when it was found to have been kept for long enough."""
+    """A session whose time is over, as it was when it was found."""
 
     session_id: SessionId
     version: int
@@ -1808,7 +1840,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class WhyLeft(StrEnum):
-    """Why a session that has been kept for long enough stays for now, and those of its sub-agents with it."""
+    """The reason why a session whose time is over stays for now, with those of its sub-agents."""
 
     RUNNING = "running"
     INTERRUPTED = "interrupted"
@@ -1818,7 +1850,7 @@ class WhyLeft(StrEnum):
     QUEUED = "queued"
     """Messages wait in its inbox."""
     TIMER = "timer"
-    """Something is to be sent later, or a pause is to end."""
+    """It has a timer: a message to send later, or the end of a pause."""
     HOLD = "hold"
     CHANGED = "changed"
     """It was changed, or erased, since it was found."""
@@ -1826,27 +1858,27 @@ class WhyLeft(StrEnum):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A session that stays for now, though it has been kept for long enough."""
+    """A session that stays for now, although its time is over."""
 
     session_id: SessionId
     why: WhyLeft
     detail: str = ""
-    """The session of a sub-agent that it stays for, the tag of a hold and who has it, or what is damaged."""
+    """The session of a sub-agent that it stays for, the tag of a hold and its session, or the damage."""
 
 
 class Erased(msgspec.Struct, frozen=True):
-    """What retention has erased, or would."""
+    """The sessions and versions that retention has erased, or would erase."""
 
     erased: Sequence[SessionId] = ()
-    """The sessions that are gone, sub-agents' included."""
+    """The sessions that were erased, with those of sub-agents."""
     left: Sequence[Left] = ()
     versions: int = 0
     messages: int = 0
-    """Those that nothing shows any more."""
+    """The erased messages: nothing shows them any more."""
     bytes: int = 0
-    """What the erased rows held: of versions, messages, files, values and the record."""
+    """The size of the erased rows: of versions, messages, files, values and the record."""
     pruned: Sequence[SessionId] = ()
-    """The sessions whose older versions are gone."""
+    """The sessions whose older versions were erased."""
 
     @classmethod
     def joined(cls, several: Iterable[Erased]) -> Erased:
@@ -1863,73 +1895,77 @@ class Erased(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Retains(Protocol):
-    """A store that keeps sessions for as long as rules say, and knows of holds.
+    """A store that keeps sessions for as long as rules say, and respects legal holds.
 
-    No verb of such a store erases, forgets or redacts anything of a session that has a tag `hold` or `hold:…`, nor of
-    those of its sub-agents: it raises SessionHeld. `delete_many` and `retire` leave such sessions.
+    A session with a tag `hold` or `hold:…` is under hold, and so are those of its sub-agents. No verb of such a store
+    erases, forgets or redacts anything of them: it raises SessionHeld. `delete_many` and `retire` skip them.
     """
 
     async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
-        """Return those of some sessions that a hold is on, by a tag of their own or of their caller's, with the tag."""
+        """Return the sessions under hold among those given, each with the tag, which may be that of its caller."""
         ...
 
     async def own_rules(self) -> Sequence[Retention]:
-        """Return every rule that a session has of its own, each once. `list(tag=keep_mark(rule))` lists those."""
+        """Return every rule that some session has of its own, each once.
+
+        `list(tag=keep_mark(rule))` lists the sessions with a rule.
+        """
         ...
 
     async def overgrown(
         self, versions: int, *, after: str = "", limit: int = 200
     ) -> tuple[Sequence[AgentSessionInfo], str | None]:
-        """Return a page of sessions that have more than so many versions before the newest, and where the next begins.
+        """Return a page of sessions with more than `versions` versions before the newest, and the cursor of the next.
 
-        It has no sub-agents' sessions. The page may be short, or empty, and others follow.
+        Sessions of sub-agents are left out. A page may be short or empty although others follow.
         """
         ...
 
     async def retire(self, due: Sequence[Due]) -> Erased:
-        """Erase sessions, with those of their sub-agents, in one commit. Those stay in which something goes on.
+        """Erase sessions, with those of their sub-agents, in one commit. Sessions in use stay.
 
-        One stays that is another, or of another version, than when it was found; that is being run, or whose run was
-        killed; that waits for a person, has messages in its inbox, or a timer; or that a hold is on. So does one if
-        any of this is so of one of its sub-agents' sessions. `left` says which and why.
+        A session stays if it has changed since it was found, is being run, or has a killed run. It also stays if it
+        waits for a person, has messages in its inbox or a timer, or is under hold. The same holds if one of its
+        sub-agents' sessions is in use. `left` says which sessions stay, and why.
         """
         ...
 
     async def prune(self, due: Due, *, before: int) -> Erased:
-        """Forget the versions of a session before one, as `forget` does, unless it has changed or `forget` refuses."""
+        """Forget the versions before a number. Do nothing if the session has changed, or `forget` would refuse."""
         ...
 
     async def rehearse(self, batches: Sequence[Sequence[Due]], prunes: Sequence[tuple[Due, int]] = ()) -> Erased:
-        """Return what `retire` and then `prune` would come to, all of it one after the other. Nothing is changed."""
+        """Return what `retire` of all batches, and then `prune`, would erase. Nothing is changed."""
         ...
 
 
 class DataKey(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A key that rows are sealed with. Its id is stored with each of them; its secret is never shown."""
+    """A key that rows are sealed with. Its id is stored with each row. Its secret is never shown."""
 
     id: bytes
     """Eight bytes, never used for another key."""
     secret: bytes
     """32 bytes, from which the keys that seal, name and index are derived."""
 
+    # The default would show the secret, and a repr easily ends up in a log or a traceback.
     def __repr__(self) -> str:
         return f"DataKey({self.id.hex()})"
 
 
 @runtime_checkable
 class KeyRing(Protocol):
-    """The keys that a store is sealed with, kept outside of it. Each owner has a data key of their own.
+    """The keys that a store is sealed with, kept outside the store. Each owner has a data key of their own.
 
-    Sessions without an owner share one, whose owner is None. Its methods are called in any thread and at every read and
-    write: they answer from memory where they can. A key that was returned must already be safe on its disk.
+    Sessions without an owner share one, whose owner is None. The methods are called in any thread, at every read and
+    write, so they should answer from memory where they can. A key must be safe on disk before it is returned.
     """
 
     def current(self, owner: str | None) -> DataKey:
-        """Return the key that is used for what an owner writes now. Make one if there is none."""
+        """Return the key for what an owner writes now. Make one if there is none."""
         ...
 
     def first(self, owner: str | None) -> DataKey | None:
-        """Return the oldest key of an owner, which names and words are derived from; None if there is none."""
+        """Return the oldest key of an owner, or None. Names and the words of the search index are derived from it."""
         ...
 
     def find(self, key_id: bytes) -> DataKey:
@@ -1937,7 +1973,7 @@ class KeyRing(Protocol):
         ...
 
     def owners(self) -> Sequence[str | None]:
-        """Return the owners who have a key."""
+        """Return the owners that have a key."""
         ...
 
     def forget(self, owner: str | None) -> int:
@@ -1951,10 +1987,10 @@ class SealedStore(Protocol):
 
     @property
     def keys(self) -> KeyRing | None:
-        """Return the ring that what it writes is sealed with; None if it has none."""
+        """Return the key ring that the store seals with, or None."""
         ...
 
 
 def keys_of(store: SessionStore) -> KeyRing | None:
-    """Return the keys that a store was opened with; None if it has none."""
+    """Return the key ring that a store was opened with, or None."""
     return store.keys if isinstance(store, SealedStore) else None

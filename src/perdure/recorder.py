@@ -1,4 +1,4 @@
-"""Builds session records from events, for an agent that perdure does not run. It knows events, and nothing else."""
+"""A recorder that builds session records from events, for an agent that perdure does not run. It knows only events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = logging.getLogger("perdure.recorder")
 
 @dataclass(frozen=True)
 class SessionRecorderConfig:
-    """What a recorder keeps, and whom it asks.
+    """The settings of a recorder: the events it keeps, and the functions it calls.
 
-    `before_task` is called with a session that is about to begin, and may refuse it by returning False; `after_task`
-    with one that `flush` has finalised.
+    `before_task` is called with a session that is about to begin. It refuses the session by returning False.
+    `after_task` is called with a session that `flush` has finalised.
     """
 
     include_streaming_events: bool = False
@@ -40,18 +40,18 @@ class SessionRecorderConfig:
 
 
 class SessionRecorder:
-    """Takes events of any number of sessions, in order per loop, and keeps a record of each session.
+    """A recorder that takes events of any number of sessions, in order per loop, and keeps a record of each session.
 
-    A session that is heard of again after a flush continues its record: the next flush gives the whole of it. So the
-    recorder remembers every session that it has heard of. A `Redacted` event replaces what the messages said in all
-    that is remembered, and the next flush gives the record without it.
+    If events of a session come after a flush, they continue its record, and the next flush gives the whole record. So
+    the recorder remembers every session. A `Redacted` event replaces the content of messages in all that is remembered,
+    and the next flush gives the record without it.
     """
 
     def __init__(self, config: SessionRecorderConfig | None = None) -> None:
         self._config = config or SessionRecorderConfig()
         self._sessions: dict[str, SessionRecord] = {}
         self._active: dict[str, None] = {}
-        """The sessions that have been heard of since the last flush, in that order."""
+        """The sessions with events since the last flush, in that order."""
         self._loops: dict[str, LoopFold] = {}
         self._completed: dict[str, SessionRecord] = {}
         self._refused: set[str] = set()
@@ -59,15 +59,15 @@ class SessionRecorder:
         self._awaited_refs: dict[str, list[ChildLoopRef]] = {}
         self._awaited_spawns: dict[str, SpawnRef] = {}
         self.unknown_events = 0
-        """How many events named a loop that had not started."""
+        """The number of events of a loop that had not started."""
         self.late_events = 0
-        """How many events came after the end of their loop, or once more."""
+        """The number of events that came after the end of their loop, or a second time."""
 
     def on_event(self, event: AnyLoopEvent | object) -> bool:
-        """Take an event and return whether it is recorded.
+        """Take an event. Return True if it was recorded.
 
-        It is not if its session was refused, its loop is not known or has ended, or it is not an event of a loop: a
-        recorder may listen to all that is said on an `EventBus`. A redaction is if it has changed a record.
+        An event is not recorded if its session was refused, or its loop is unknown or has ended. Nor are events that
+        belong to no loop, so a recorder may listen to a whole `EventBus`. A redaction counts if it changed a record.
         """
         if isinstance(event, Redacted):
             return self._redact(event)
@@ -93,7 +93,7 @@ class SessionRecorder:
         if session_id in self._refused:
             return False
         if session_id in self._sessions:
-            return True  # also one that a flush has finalised: it continues
+            return True  # also a session that a flush has finalised: its record continues
         spawn = self._awaited_spawns.pop(session_id, None)
         if isinstance(event, AgentStart) and event.spawn_ref is not None:
             spawn = event.spawn_ref
@@ -107,7 +107,7 @@ class SessionRecorder:
         return True
 
     def _session_of(self, event: AnyLoopEvent) -> str:
-        """The session of an event: its loop's, if that is known; a loop outside of any session is one of its own."""
+        """Return the session of an event: that of its loop, if known. A loop outside any session counts as one."""
         known = self._loops.get(event.loop_id)
         return known.session_id if known is not None else event.session_id or event.loop_id
 
@@ -121,11 +121,11 @@ class SessionRecorder:
             self._link_child(event, event.spawn_ref)
 
     def _link_child(self, event: AgentStart, spawn: SpawnRef) -> None:
-        """A child has begun that knows its parent: both get to know each other, whichever was heard of first."""
+        """Link a child that names its parent with that parent, in whichever order their events came."""
         session_id = self._session_of(event)
         self._sessions[session_id] = replace(self._sessions[session_id], parent_spawn_ref=spawn)
         if event.parent_loop_id not in (spawn.parent_loop_id, None) or (event.resumed and event.parent_loop_id is None):
-            return  # a later loop of the child, which goes on from one of its own
+            return  # a later loop of the child: it continues one of the child's own, not a call of the parent
         ref = ChildLoopRef(spawn.tool_call_id, spawn.tool_name, event.loop_id, session_id)
         parent = self._loops.get(spawn.parent_loop_id)
         if parent is None:
@@ -135,7 +135,7 @@ class SessionRecorder:
             self._active[parent.session_id] = None
 
     def _link_parent(self, event: ToolExecutionEnd, ref: ChildLoopRef) -> None:
-        """A parent tells of a child that it has spawned."""
+        """Link a parent that names a child with that child. The child's events may still be to come."""
         spawn = SpawnRef(event.session_id or "", event.loop_id, ref.tool_call_id, ref.tool_name)
         child = self._sessions.get(ref.child_session_id)
         if child is None:
@@ -188,12 +188,12 @@ class SessionRecorder:
         return any(loop_id in self._loops for loop_id in event.loop_ids)
 
     def _redact(self, event: Redacted) -> bool:
-        """Replace what messages say in every record that holds them. Return whether one has changed."""
+        """Replace the content of messages in every record that holds them. Return True if a record has changed."""
         changed = [self._redact_in(session_id, event.message_ids) for session_id in self._concerned(event)]
         return any(changed)
 
     def _concerned(self, event: Redacted) -> list[str]:
-        """Return the sessions whose records a redaction is about.
+        """Return the sessions whose records a redaction has to change.
 
         It may name a fork, which shows messages that only its parent's record holds, and summaries of them.
         """
@@ -204,7 +204,7 @@ class SessionRecorder:
         return [*holders, named] if named in self._sessions else list(holders)
 
     def _redact_in(self, session_id: str, message_ids: tuple[str, ...]) -> bool:
-        """Redact a session's record, and the one that a flush has finalised and nobody has fetched."""
+        """Redact a session's record, and the one that a flush has finalised but nobody has fetched yet."""
         folds = [loop for loop in self._loops.values() if loop.session_id == session_id]
         completed = self._completed.get(session_id)
         before = [*(fold.record() for fold in folds), *(completed.loops if completed is not None else ())]
@@ -215,7 +215,7 @@ class SessionRecorder:
             fold.rewrite(record)
         if completed is not None:
             self._completed[session_id] = replace(completed, loops=tuple(after[len(folds) :]))
-        self._active[session_id] = None  # what was handed over before has the old text: the next flush does so again
+        self._active[session_id] = None  # a record handed over before has the old text: the next flush replaces it
         return True
 
     def _session(self, session_id: str) -> SessionRecord:
@@ -223,13 +223,13 @@ class SessionRecorder:
         return replace(self._sessions[session_id], loops=loops)
 
     def checkpoint(self) -> tuple[SessionRecord, ...]:
-        """Return every open session as it stands, running loops included. Nothing is finalised."""
+        """Return every open session as it is now, with running loops. Nothing is finalised."""
         return tuple(map(self._session, self._active))
 
     def flush(self) -> None:
-        """Finalise every open session: loops that have not ended are aborted, and keep what they have reached.
+        """Finalise every open session. Loops that have not ended are aborted, with what they have reached.
 
-        They are so in the record that is handed over. A loop that is heard of again was not aborted, and runs on.
+        They are aborted only in the record that is handed over. If more events of such a loop come, it continues.
         """
         at = now()
         opened, self._active = tuple(self._active), {}
@@ -240,6 +240,6 @@ class SessionRecorder:
                 self._config.after_task(final)
 
     def drain_completed(self) -> tuple[SessionRecord, ...]:
-        """Hand over the sessions that `flush` has finalised; one that was finalised twice, as of the second time."""
+        """Return the sessions that `flush` has finalised, each as of the last time. They are returned once."""
         drained, self._completed = tuple(self._completed.values()), {}
         return drained

@@ -1,4 +1,4 @@
-"""What finds secrets in texts before they are stored: for `connect(redact=…)`."""
+"""Redactors for `connect(redact=…)`, which find secrets in texts before they are stored."""
 
 from perdure.redaction.redactors import API_KEYS as API_KEYS
 from perdure.redaction.redactors import BEARER_TOKENS as BEARER_TOKENS

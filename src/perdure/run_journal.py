@@ -1,4 +1,4 @@
-"""The form in which a run's events go on record, and the record that a run writes ahead into a journal."""
+"""The stored form of a run's events, and the record that a run writes ahead into a journal."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ from perdure.protocols import (
 from perdure.sketching import Sketcher, Unfinished
 
 HANDED_OVER = "handed_over"
-"""The kind of an entry that tells that a run was left to others on purpose."""
+"""The kind of the entry which says that a run was left to others on purpose."""
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 def entry_of(event: LoopEvent, said: Said = NOTHING_SAID) -> Entry:
-    """An event as it is stored: messages by id, and without what they or the record's columns say already."""
+    """Return an event as it is stored: with messages by id, and without data that they or the columns have already."""
     form = _form(type(event))
     raw = _encoder.encode(form.refer(event, said))
-    # The tag comes first, and stands in a column of its own.
+    # The tag comes first. It is cut off, since the kind has a column of its own.
     return Entry(form.kind, msgspec.Raw(b"{" + raw[form.tag_length :]), None if form.is_of_group else event.loop_id)
 
 
 class _Form(NamedTuple):
-    """How events of one type are stored; looked up, since a run tells of many."""
+    """The stored form of events of one type. It is worked out once, since a run has many events."""
 
     kind: str
     tag_length: int
@@ -90,7 +90,7 @@ def _form(event_type: type[LoopEvent]) -> _Form:
 
 
 def _without_ids(event: LoopEvent, said: Said) -> LoopEvent:
-    """The event without ids that the record's columns imply."""
+    """Return an event without the ids that the record's columns imply."""
     return replace(event, loop_id="", session_id=None, agent_id="")
 
 
@@ -105,18 +105,18 @@ _BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
     ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.dehydrated_call(event.call)),
     ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.dehydrated(event.execution)),
 }
-"""Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
+"""The events that are stored in part: messages become ids, and outcomes refer to the messages that hold them."""
 
 
 class _Stub(msgspec.Struct, frozen=True):
-    """A message as events name it: written as a `Message` of which only the id is known, and quicker to make."""
+    """A message with nothing but its id. It is stored like such a `Message`, and quicker to make."""
 
     role: str
     id: str
 
 
 def _stub(message: Message) -> Message:
-    return _Stub("user", message.id)  # type: ignore[return-value]  # it stands in for one where events are written
+    return _Stub("user", message.id)  # type: ignore[return-value]  # it replaces one where events are written
 
 
 def _shown_as(event: Compaction, form: Callable[[Message], Message]) -> tuple[CompactionPart, ...]:
@@ -130,7 +130,7 @@ def event_of(
     message_of: Callable[[str], Message],
     said: Said = NOTHING_SAID,
 ) -> AnyLoopEvent:
-    """Return the event that an entry of the record stands for; `message_of` finds a message by its id."""
+    """Return the event that an entry of the record means. `message_of` finds a message by its id."""
     if entry.kind not in KINDS:
         return _unknown_event(entry, session_id, agent_id)
     plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
@@ -158,19 +158,19 @@ def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> Unkno
 
 
 def tells_of_run(entry: JournalEntry) -> bool:
-    """Return whether an entry tells of a run: a redaction does not, and what we do not know is passed over."""
+    """Tell whether an entry is about a run. Redactions and entries of unknown kinds are not."""
     return entry.kind in KINDS and entry.kind not in ("redacted", "unknown_event")
 
 
 def is_loop(run: RunOnRecord) -> bool:
-    """Return whether a run is a loop of ours: an adapter may note its own entries under names of its own."""
+    """Tell whether a run is a loop of perdure's: an adapter may note entries under run names of its own."""
     return tells_of_run(run.first) or tells_of_run(run.last)
 
 
 async def loops_on_record(
     journal: Journal, session_id: str, *, limit: int | None = None, before: int | None = None
 ) -> Sequence[RunOnRecord]:
-    """Return the newest loops on record, oldest first, and pass over what adapters have noted between them."""
+    """Return the newest loops on record, oldest first, without the entries of adapters between them."""
     found: list[RunOnRecord] = []
     asked = limit
     while True:
@@ -180,13 +180,14 @@ async def loops_on_record(
             return found
         if len(found) >= limit or len(page) < asked:
             return found[-limit:]
+        # An adapter may have noted any number of runs between two loops, so each page is larger than the last.
         before, asked = page[0].first.seq, asked * 8
 
 
 _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
-"""Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
+"""The events that a recovery does not need. They are written together with the next one that it does."""
 _NOT_KEPT = (MessageUpdate, ToolExecutionUpdate)
-"""Events that are told and not stored: what they tell piece by piece stands whole in later ones."""
+"""The events that are emitted but not stored: later events contain the same text whole."""
 _STARTS = (AgentStart, ParallelLoopStart)
 _ENDS = (AgentEnd, ParallelLoopEnd)
 
@@ -200,9 +201,9 @@ class _Unwritten:
         self._said = SaidByRun()
         self._is_urgent = False
         self.begins_a_run = False
-        """Whether the start of a run that could be resumed has been among the events."""
+        """True once the start of a run that could be resumed was among the events."""
         self.has_started = False
-        """Whether any start of a run has, also that of one that is continued."""
+        """True once any start of a run was among the events, also that of a continued one."""
         self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
 
     def __bool__(self) -> bool:
@@ -214,11 +215,11 @@ class _Unwritten:
         return any(isinstance(event, _ENDS) for event in self._events)
 
     def drop_ends(self) -> None:
-        """Forget that runs have ended: for recovery they have not, until their end is saved."""
+        """Drop the ends of runs. For recovery a run has not ended until its end is saved."""
         self._events = [event for event in self._events if not isinstance(event, _ENDS)]
 
     def drop_starts(self) -> None:
-        """Forget calls that were to be made once their start was on record: none of them was."""
+        """Drop the starts of calls. A call waits for its start to be on record, so none of these was made."""
         self._events = [event for event in self._events if not isinstance(event, ToolExecutionStart)]
 
     def put(self, event: LoopEvent) -> None:
@@ -244,38 +245,43 @@ class _Unwritten:
             self._said.hear(message)
 
     def entries(self) -> list[Entry]:
-        """Made as late as can be: an outcome's event comes before the message that it can point at."""
+        """Return the entries to write.
+
+        They are made as late as possible: an outcome's event comes before the message that it can refer to.
+        """
         return [entry_of(event, self._said.of(event.loop_id)) for event in self._events]
 
     def take(self) -> tuple[list[Message], list[Entry]]:
-        """All of it, to be written now."""
+        """Return all messages and entries, to be written now."""
         taken = self._messages, self.entries()
+        # Kept until the store has answered: if it fails, the record is asked whether they arrived.
         self._in_flight = self._messages, self._events
         self._messages, self._events, self._is_urgent = [], [], False
         return taken
 
     def arrived(self) -> None:
-        """Note that what was taken last has been written."""
+        """Note that the events taken last have been written."""
         self._in_flight = [], []
 
     @property
     def first_in_flight(self) -> LoopEvent | None:
-        """The first event of which nobody knows whether it was written: the store failed while it did."""
+        """The first event of a write that failed. It is not known whether the write arrived."""
         return next((event for event in self._in_flight[1] if event.seq), None)
 
     def take_back(self) -> None:
-        """Take what was on its way for unwritten."""
+        """Count the events of the failed write as unwritten."""
         messages, events = self._in_flight
+        # At the front: the events that came meanwhile have to be written after them.
         self._messages[:0], self._events[:0], self._is_urgent = messages, events, True
         self.arrived()
 
 
 async def _nothing() -> None:
-    """Do nothing: nobody wants to know."""
+    """Do nothing, for callers that do not ask to be told."""
 
 
 class _WriteAhead:
-    """Writes events into a journal, in order: what comes behind a write that failed must not be on record before it."""
+    """A writer of events into a journal, in order. Nothing that follows a failed write may be on record before it."""
 
     def __init__(self, journal: Journal, session_id: SessionId) -> None:
         self._journal = journal
@@ -284,12 +290,12 @@ class _WriteAhead:
         self.put = self._unwritten.put
         self._writing = asyncio.Lock()
         self._failure: Exception | None = None
-        """What the last write has failed with, until it is known whether it arrived."""
+        """The error of the last write, until it is known whether the write arrived."""
         self.written: dict[str, StoredAt] = {}
         self.posted: int | None = None
-        """The last item of the inbox at the last write; None if the store does not tell."""
+        """The number of the last inbox item at the last write. None if the store does not tell."""
         self.seq = 0
-        """Where the session's record ended at the last write."""
+        """The end of the session's record at the last write."""
 
     def wants(self, kind: type[LoopEvent]) -> bool:
         return kind not in _NOT_KEPT
@@ -298,6 +304,7 @@ class _WriteAhead:
         raise NotImplementedError
 
     async def _write(self, taken: int = 0) -> None:
+        # The order of the record: until it is known what became of the failed write, nothing may follow it.
         if self._failure is not None:
             raise self._failure
         try:
@@ -310,11 +317,12 @@ class _WriteAhead:
         self.written.update(appended.written)
 
     async def _take_back_what_is_lost(self) -> None:
-        """Take a write that failed for unwritten, unless the record shows that it arrived all the same."""
+        """Count a failed write as unwritten, unless the record shows that it arrived."""
         first = self._unwritten.first_in_flight
         if first is not None:
             told = await self._journal.read(self.session_id, run=first.loop_id)
             found = [entry for entry in told if entry.kind in KINDS]
+            # One event is enough to look at: a write is one commit, so all of its events are there or none.
             if not found or int(found[-1].body["seq"]) < first.seq:
                 self._unwritten.take_back()
         self._failure = None
@@ -322,10 +330,10 @@ class _WriteAhead:
 
 
 class JournalRecord(_WriteAhead):
-    """Writes a run's events ahead into a journal: nothing that cannot be undone happens before it is on record.
+    """The record that a run writes ahead into a journal: before anything that cannot be undone, it is on record.
 
-    The claim on the session rides on the first write. It ends with the save that carries `saving()`, or with
-    `leave()`: there is no other way.
+    The first write also claims the session. The claim ends with the save that carries `saving()`, or with `leave()`,
+    and in no other way.
     """
 
     def __init__(
@@ -347,34 +355,34 @@ class JournalRecord(_WriteAhead):
         self.claim: Claim | None = None
         self.was_claimed = False
         self.takes_over = takes_over
-        """Whether it continues a run that was killed, whose claim lies on the session."""
+        """True if it continues a killed run, whose claim is still on the session."""
         self.is_unfinished = takes_over
-        """Whether a run is on record that has to be recovered if it is not saved."""
+        """True if a run is on record that has to be recovered unless it is saved."""
         self.ends_anyway = False
-        """Whether the run is to end on record even if its end cannot be saved."""
+        """True if the run has to end on record even if its end cannot be saved."""
         self.taken = taken
         self._branches: list[BranchRecord] = []
         self._sketcher: Sketcher | None = None
         self.posted_at_claim: int | None = None
-        """The last item of the inbox when the session was claimed; None before that."""
+        """The number of the last inbox item when the session was claimed. None before that."""
         self.when_claimed: Callable[[], Awaitable[None]] = _nothing
-        """Awaited once the session is claimed."""
+        """A function that is awaited once the session is claimed."""
 
     @property
     def lease(self) -> float:
         return self._terms.lease
 
     def say(self, messages: Sequence[Message]) -> None:
-        """Take messages that belong to no one loop."""
+        """Take messages that do not belong to one single loop."""
         self._unwritten.say(messages)
 
     async def barrier(self) -> None:
         is_first = self.claim is None
-        if self._is_immediate:
+        if self._is_immediate:  # its verbs never wait, so no other task can come in between, and no lock is needed
             if self._unwritten or is_first:
                 await self._write()
         else:
-            async with self._writing:  # so that nobody passes while what they put is still on its way
+            async with self._writing:  # a task must not pass its barrier while another still writes its events
                 if self._unwritten or self.claim is None:
                     await finish_despite_cancel(self._write())
         if is_first:
@@ -398,7 +406,7 @@ class JournalRecord(_WriteAhead):
         return appended
 
     async def _note_what_was_posted(self) -> None:
-        """Look before the claim at what it does not tell: which items of the inbox are older than it."""
+        """Read the number of the last inbox item before the claim, for a store whose claim does not tell it."""
         found = await self._journal.read(self.session_id, inbox=True)
         self.posted_at_claim = found[-1].seq if found else 0
 
@@ -419,7 +427,7 @@ class JournalRecord(_WriteAhead):
             raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
 
     def begin_answer(self, run: str, answer: Unfinished) -> None:
-        """Keep the text of an answer while it is being written, if it takes a while and the journal can."""
+        """Keep the text of an answer while it is being written, if that takes long and the journal is a Sketchbook."""
         sketcher = self._sketcher
         if sketcher is None and self.claim is not None and is_sketchbook(self._journal):
             sketcher = self._sketcher = Sketcher(self._journal, self.claim)
@@ -432,16 +440,16 @@ class JournalRecord(_WriteAhead):
 
     @property
     def is_sketching(self) -> bool:
-        """Tell whether something of an answer is being written."""
+        """Return True while a piece of an answer is being written."""
         return self._sketcher is not None and self._sketcher.is_writing
 
     async def end_sketches(self) -> None:
-        """Wait until nothing is written of an answer any more: the store may be closed next."""
+        """Wait until no piece of an answer is being written: the store may be closed next."""
         if self._sketcher is not None:
             await self._sketcher.idle()
 
     async def leave(self) -> None:
-        """Give the claim back without a save; a run that is on record without its end is left for recovery."""
+        """Give the claim back without a save. A run that has no end on record is left for recovery."""
         if self.claim is not None:
             await finish_despite_cancel(self._leave(self.claim))
 
@@ -450,30 +458,35 @@ class JournalRecord(_WriteAhead):
         if self.is_unfinished:
             if not self.ends_anyway:
                 self._unwritten.drop_ends()
-            with contextlib.suppress(PerdureError):  # what cannot be written is lost; the claim says what to do
+            # What cannot be written now is lost. The claim stays on the session, so the run is recovered.
+            with contextlib.suppress(PerdureError):
                 is_over = await self._write_what_is_left()
-        with contextlib.suppress(PerdureError):  # a store that fails here too: the lease ends the claim
+        with contextlib.suppress(PerdureError):  # if the store fails here too, the claim lapses with its lease
             await self._journal.release(claim, interrupted=not is_over)
         self.claim = None
 
     async def _write_what_is_left(self) -> bool:
-        """Write what is unwritten. Return whether the run has ended on record."""
+        """Write the events that are unwritten. Return whether the run has ended on record."""
         await self._take_back_what_is_lost()
         is_over = self._unwritten.ends_a_run
         if self._unwritten:
+            # Only with its end are the run's inbox items taken. Otherwise they are left to its recovery.
             await self._write(self.taken if is_over else 0)
         if not is_over and self.claim is not None and self._unwritten.has_started:
-            # Whoever takes it over can tell that this process was not killed by what it ran.
+            # The next worker sees that this process was not killed by the run, and does not count a death.
             await self._journal.append(self.claim, entries=[Entry(HANDED_OVER, EMPTY)])
         return is_over
 
     def branch(self, loop_id: str) -> BranchRecord:
-        """Return the record of one branch of a parallel evaluation, under the claim of all."""
+        """Return the record of one branch of a parallel evaluation. It writes under the claim of the group."""
         self._branches.append(BranchRecord(self._journal, self, loop_id))
         return self._branches[-1]
 
     async def write_branch(self, name: str, messages: Sequence[Message], entries: Sequence[Entry]) -> Appended:
-        """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
+        """Write into a branch's own log. Return the places of the messages.
+
+        Messages that the group has written for all branches are left out.
+        """
         assert self.claim is not None
         own = [message for message in messages if message.id not in self.written]
         return await self._journal.append(self.claim, messages=own, entries=entries, log=name)
@@ -484,7 +497,7 @@ class JournalRecord(_WriteAhead):
             await self._journal.heartbeat(self.claim)
 
     def saving(self, key: Key | None = None) -> Saving | None:
-        """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
+        """Return what the save has to carry: the claim, the places of messages, and the entries not written yet."""
         if self.claim is None:
             return None
         written = dict(self.written)
@@ -494,7 +507,7 @@ class JournalRecord(_WriteAhead):
 
 
 class BranchRecord(_WriteAhead):
-    """The record of one branch of a parallel evaluation: a log of its own, under the claim of all."""
+    """The record of one branch of a parallel evaluation: a log of its own, under the claim of the group."""
 
     def __init__(self, journal: Journal, group: JournalRecord, loop_id: str) -> None:
         super().__init__(journal, group.session_id)
@@ -510,12 +523,12 @@ class BranchRecord(_WriteAhead):
         return await self._group.write_branch(self._loop_id, *self._unwritten.take())
 
     async def settle(self) -> None:
-        """Write what is unwritten before the group ends or is left, with a write that has failed."""
+        """Write the rest before the group ends or is left, including a write that has failed."""
         if self._failure is not None:
             await self._take_back_what_is_lost()
         await self.barrier()
 
 
 def owner_here() -> str:
-    """Return how this process names itself on a claim."""
+    """Return the name of this process on a claim: its host and its number."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,7 +1,7 @@
-"""Keeps the text of an answer while a model writes it: now and then, aside, and only if it takes a while.
+"""Storage of an answer's text while a model still writes it: ten times a second, and only if the answer takes a while.
 
-A run is never held up by it, and never fails of it. An answer that takes less than a tenth of a second costs a run two
-calls: the timer is one for all runs of an event loop.
+It never delays a run, and never makes one fail. All runs of an event loop share one timer. So an answer that takes less
+than a tenth of a second costs its run two calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from perdure.model.value import clean_text
 from perdure.protocols import Claim, Sketch, Sketchbook
 
 EVERY = 0.1
-"""Seconds between two writes of a run, and how long an answer has to take for the first."""
+"""Seconds between two writes of a run, and the least that an answer has to take for the first."""
+# A store that has failed gets a pause: the text is not lost, since a later piece has it too.
 _AFTER_FAILURE = 1.0
 _log = logging.getLogger("perdure.runs")
 
@@ -34,12 +35,12 @@ class Unfinished(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often the model has begun it again."""
+        """The number of times that the model has begun it again."""
         ...
 
 
 class Sketcher:
-    """Keeps one answer after another under a claim."""
+    """A keeper of answers under a claim, one after the other."""
 
     def __init__(self, journal: Sketchbook, claim: Claim) -> None:
         self._journal = journal
@@ -47,11 +48,11 @@ class Sketcher:
         self._pulse = pulse_here()
         self._answer: Unfinished | None = None
         self._seen: Unfinished | None = None
-        """The answer that was there at the last look: it takes longer than from one to the next."""
+        """The answer at the last look. If it is still there at the next one, it takes long enough to be kept."""
         self._write: asyncio.Task[None] | None = None
 
     def begin(self, run: str, answer: Unfinished, seq: int) -> None:
-        """Keep an answer from now on. `seq` is where the record ends; what its run writes next is behind that."""
+        """Keep an answer from now on. `seq` is the end of the record: the run's next entry comes after it."""
         self._run, self._answer, self._seq = run, answer, seq
         pulse = self._pulse
         pulse.asked.add(self)
@@ -67,15 +68,16 @@ class Sketcher:
         return self._write is not None
 
     async def idle(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until no piece is being written."""
         if self._write is not None:
             await asyncio.wait({self._write})
 
     def look(self, time: float) -> None:
-        """Write what is new, unless it is too soon or something is on its way."""
+        """Write the new text, unless it is too soon or another piece is being written."""
         answer = self._answer
         if answer is None or self._write is not None:
             return
+        # The first look only notes the answer: one that is whole before the next look costs no write.
         if answer is not self._seen:
             self._seen, self._attempt, self._pieces, self._length, self._not_before = answer, -1, 0, 0, time
             return
@@ -94,12 +96,12 @@ class Sketcher:
         try:
             is_kept = await self._journal.sketch(self._claim, piece)
         except ClaimLost:
-            is_kept = False  # which the run itself finds out by its next write
-        except Exception as error:  # around a request: the answer is on record once it is whole, whatever fails here
+            is_kept = False  # the run itself finds out by its next write
+        except Exception as error:  # around a request: once it is whole, the answer is on record in any case
             _log.warning("what session %s is being told could not be kept: %s", self._claim.session_id, error)
             self._not_before = asyncio.get_running_loop().time() + _AFTER_FAILURE
             return
-        if self._answer is not answer:
+        if self._answer is not answer:  # it ended while the piece was written
             return
         if not is_kept:
             self.end()
@@ -111,7 +113,7 @@ class Sketcher:
 
 
 class Pulse:
-    """Looks at those who ask for it every tenth of a second. While nobody does there is no timer."""
+    """A timer that looks at answers every tenth of a second. It runs only while an answer is being kept."""
 
     def __init__(self) -> None:
         self.asked: set[Sketcher] = set()
@@ -124,17 +126,18 @@ class Pulse:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self.is_set = False
-        for each in tuple(self.asked):
+        for each in tuple(self.asked):  # a copy: a look may take its sketcher out of the set
             each.look(loop.time())
         if self.asked:
             self.set()
 
 
+# Weak, so that a pulse does not keep a closed event loop in memory.
 _pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = WeakKeyDictionary()
 
 
 def pulse_here() -> Pulse:
-    """Return the one of the running event loop."""
+    """Return the pulse of the running event loop."""
     loop = asyncio.get_running_loop()
     pulse = _pulses.get(loop)
     if pulse is None:

@@ -1,4 +1,4 @@
-"""Stages that pass their results on, each in a session; a workflow that was killed goes on where it was."""
+"""Stages that pass their results on, each in a session. A workflow that was killed continues where it stopped."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
 
 Results = Mapping[str, str]
-"""What stages have come to, by their names; and under `input`, what the workflow was given."""
+"""The answers of stages by their names, and under `input` the text that the workflow was given."""
 Prompt = str | Callable[[Results], str | Awaitable[str]]
 
 
 class Stage:
     """One agent's part in a workflow.
 
-    `prompt` is what the agent is told: a text in which `{input}` and `{name}` stand for the input and for another
-    stage's result, or a function of the results; by default it is told what the stages before have come to.
-    `after` names these; by default it is the stage before. Stages that name the same `session` share a transcript;
-    without one, a stage has a session of its own, under an id that is the same in every process. `fork_from` is a
-    session, or a stage, from whose session the stage's own branches off first.
+    `prompt` is the message to the agent: a text, or a function of the results. In a text, `{input}` is replaced by the
+    workflow's input, and `{name}` by the result of another stage. By default the message is the results of the stages
+    before. `after` names those stages. By default it is the one before.
+
+    Stages that name the same `session` share a transcript. Without it, a stage has a session of its own, with the same
+    id in every process. `fork_from` is a session, or the name of a stage: the stage's session begins as a fork of it.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Stage:
 
 
 class WorkflowResult(msgspec.Struct, frozen=True):
-    """What a workflow came to: the last stage's answer, and every stage's reply by its name."""
+    """The result of a workflow: the last stage's answer, and the reply of every stage by its name."""
 
     replies: Mapping[str, Reply[Any]]
 
@@ -88,9 +89,9 @@ class WorkflowResult(msgspec.Struct, frozen=True):
 
 
 class Workflow:
-    """Stages in order, or as a graph. The id names one run of it: running it again goes on where that one stopped.
+    """Stages in order, or as a graph. The id names one run of it: running it again continues where that run stopped.
 
-    A stage that has been answered is not run again, in any process: its message carries a key that the store keeps.
+    A stage that was answered is not run again, in any process: its message has a key that the store keeps.
     """
 
     def __init__(self, id: str, stages: Sequence[Stage]) -> None:
@@ -104,7 +105,7 @@ class Workflow:
             _check_prompt(stage, self._before[stage.name])
 
     def _all_before(self, name: str) -> list[str]:
-        """The stages that are surely done when one begins, in their order."""
+        """Return the stages that are always done when a stage begins, in their order."""
         before: set[str] = set()
         todo = list(self._after[SessionId(name)])
         while todo:
@@ -115,13 +116,13 @@ class Workflow:
         return [stage.name for stage in self.stages if stage.name in before]
 
     def _dependencies(self, place: int) -> tuple[str, ...]:
-        """The stages that have to be done before one: those it names, and the one before it in its session."""
+        """Return the stages that must be done before a stage: those it names, and the one before it in its session."""
         stage, earlier = self.stages[place], self.stages[:place]
         named = stage.after if stage.after is not None else tuple(each.name for each in earlier[-1:])
         known = [each.name for each in self.stages]
         for name in named:
             if name not in known:
-                raise InvalidData("$.after", f"stage {stage.name!r} comes after {name!r}, and there is no such stage")
+                raise InvalidData("$.after", f"stage {stage.name!r} comes after {name!r}, but no such stage exists")
         if stage.fork_from in known and stage.fork_from not in named:
             named = (*named, stage.fork_from)
         sharing = [each.name for each in earlier if self.session_of(each) == self.session_of(stage)]
@@ -130,26 +131,26 @@ class Workflow:
     def session_of(self, stage: Stage) -> SessionId:
         """Return the id of a stage's session: the one it names, or one made of the workflow's id and its name.
 
-        What follows the last dot tells the stage, so that no two workflows share an id by accident. A stage whose name
-        has dots is written with `_`, with which no name begins.
+        The part after the last dot is the stage, so two workflows never share an id by accident. The dots in a stage's
+        name are therefore written with `_`, and such a part begins with `_`, as no name does.
         """
         name = stage.name if "." not in stage.name else "_" + stage.name.replace("_", "__").replace(".", "_-")
         return stage.session or SessionId(f"{self.id}.{name}")
 
     async def _home_of(self, sessions: Sessions, stage: Stage) -> SessionId:
-        """A stage's session; of a stage with dots in its name, the one that an earlier release has begun it in."""
+        """Return a stage's session. A stage with dots in its name may have one that an earlier release has begun."""
         session_id, earlier = self.session_of(stage), f"{self.id}.{stage.name}"
         if stage.session or "." not in stage.name or await sessions.exists(session_id):
             return session_id
         journal = sessions.runtime.journal
         if journal is None or not await sessions.exists(earlier):
             return session_id
-        # The key names workflow and stage apart, as the id did not.
+        # Two workflows could share the earlier id. The key names workflow and stage apart, and so tells whose it is.
         is_own = await journal.find_key(SessionId(earlier), self._key(stage, 1)) is not None
         return SessionId(earlier) if is_own else session_id
 
     async def run(self, sessions: Sessions, input: str) -> WorkflowResult:
-        """Run every stage that has not been answered yet; those that do not wait for each other run at once."""
+        """Run every stage that was not answered yet. Stages that do not wait for each other run at the same time."""
         expect(sessions, Sessions, "$.sessions")
         expect_text(input, "$.input", blank=False)
         replies: dict[str, Reply[Any]] = {}
@@ -157,6 +158,7 @@ class Workflow:
 
         async def complete(stage: Stage) -> None:
             for name in self._after[stage.name]:
+                # Shielded: a stage that is cancelled must not cancel the one before it, which others may wait for.
                 await asyncio.shield(tasks[name])
             results = {"input": input, **{name: replies[name].text for name in self._before[stage.name]}}
             replies[stage.name] = await self._answer(sessions, stage, results)
@@ -166,20 +168,21 @@ class Workflow:
         try:
             await asyncio.gather(*tasks.values())
         finally:
+            # If one stage fails, the others are stopped, and their runs have ended before the error is raised.
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         return WorkflowResult({stage.name: replies[stage.name] for stage in self.stages})
 
     async def _answer(self, sessions: Sessions, stage: Stage, results: Results) -> Reply[Any]:
-        """A stage's reply: the one it has given before, or the one it comes to now."""
+        """Return a stage's reply: the one it has given before, or the one of a run now."""
         session_id = await self._home_of(sessions, stage)
         attempt = 1
         if await sessions.exists(session_id):
             await sessions.recover(session_id)
             attempt, given = await self._given(sessions, stage, session_id)
             if given is not None and callable(stage.prompt):
-                return self._answered(stage, given)  # what it is told may be another text each time it is asked for
+                return self._answered(stage, given)  # the function may return another text each time it is called
             if given is None:
                 await self._hand_over(sessions, stage, session_id)
         else:
@@ -199,7 +202,10 @@ class Workflow:
         return self._answered(stage, Reply(await _since(sessions, reply.session)))
 
     def _answered(self, stage: Stage, reply: Reply[Any]) -> Reply[Any]:
-        """A reply that is one. SessionNotActive while its run waits for a person, StageFailed if it came to none."""
+        """Return the reply if it has an answer.
+
+        Raise SessionNotActive while the run waits for a person, and StageFailed if it has ended without an answer.
+        """
         session = reply.session
         if reply.pending_calls:
             raise not_active(session)
@@ -211,7 +217,10 @@ class Workflow:
         return f"workflow {self.id} stage {stage.name} attempt {attempt}"
 
     async def _given(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> tuple[int, Reply[Any] | None]:
-        """The attempt that is next, or the last one and its reply. One that came to no answer is taken back."""
+        """Return the number of the next attempt, or that of the last one with its reply.
+
+        An attempt that has ended without an answer is taken out of view.
+        """
         journal = sessions.runtime.journal
         if journal is None:
             raise ConfigurationError("A workflow needs a store with a journal, to know which of its stages are done.")
@@ -222,6 +231,7 @@ class Workflow:
             session = await _since(sessions, await sessions.session(session_id, found[1]))
             if not _is_given_up(session):
                 return attempt, Reply(session)
+            # Only the newest attempt is still in view: the ones before were taken back when the next one began.
             if await journal.find_key(session_id, self._key(stage, attempt + 1)) is None:
                 loop_id = _loop_of(session)
                 assert loop_id is not None, "a run was given up, so there is one"
@@ -236,12 +246,12 @@ class Workflow:
             return
         forked = next((each for each in self.stages if each.name == stage.fork_from), None)
         origin = None if forked is None else await self._home_of(sessions, forked)
-        with suppress(SessionConflict):  # another process was quicker
+        with suppress(SessionConflict):  # another process has just made it
             await sessions.fork(origin or stage.fork_from, session_id)
         await self._hand_over(sessions, stage, session_id)
 
     async def _hand_over(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> None:
-        """Make the stage's agent the one who answers in its session."""
+        """Make the stage's agent the one that answers in its session."""
         session = await sessions.session(session_id)
         if stage.agent is not None and session.definition != stage.agent:
             await sessions.execute(session_id, ChangeDefinition(stage.agent))
@@ -257,7 +267,7 @@ class Workflow:
 
 
 async def _since(sessions: Sessions, session: AgentSession) -> AgentSession:
-    """The session once its run has gone on, if it waited for a person when it was saved."""
+    """Return the session as it is after a person's decisions, if its run waited for some when it was saved."""
     while Reply(session).pending_calls:
         try:
             after = await sessions.session(session.id, session.version + 1)
@@ -275,12 +285,12 @@ def _loop_of(session: AgentSession) -> str | None:
 
 
 def _is_given_up(session: AgentSession) -> bool:
-    """Whether a run ended without an answer: it failed, was refused, or was stopped on its way."""
+    """Tell whether a run has ended without an answer: it failed, was refused, or was stopped."""
     return not Reply(session).pending_calls and not _has_answer(session)
 
 
 def _has_answer(session: AgentSession) -> bool:
-    """Whether a run has come to a whole answer that can be passed on."""
+    """Tell whether a run has a whole answer that can be passed on."""
     state = session.state
     answer = state.final_response
     is_over = state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.STOPPED)
@@ -298,7 +308,8 @@ def _why_not(session: AgentSession) -> str:
 
 
 def _filled(prompt: str, results: Results) -> str:
-    """A prompt with results in the place of their names. Braces in a result mean nothing."""
+    """Return a prompt with results in place of their names. Braces in a result mean nothing."""
+    # In two rounds, with marks in between: a result may contain `{name}`, which must stay as it is.
     for name in sorted(results, key=len, reverse=True):
         prompt = prompt.replace("{" + name + "}", f"\0{name}\0")
     for name, text in results.items():
@@ -322,7 +333,7 @@ _PLACE = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9._-]*)\}")
 
 
 def _check_prompt(stage: Stage, before: Sequence[str]) -> None:
-    """Raise InvalidData if a prompt asks for a result that is not there when the stage begins."""
+    """Raise InvalidData if a prompt names a result that does not exist when the stage begins."""
     for name in _PLACE.findall(stage.prompt) if isinstance(stage.prompt, str) else ():
         if name != "input" and name not in before:
             known = ", ".join(f"{{{each}}}" for each in ("input", *before))

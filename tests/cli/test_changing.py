@@ -185,7 +185,7 @@ def test_erasing(perdure: Callable[..., Any], session: str) -> None:
     message = perdure("show", session, "--json").json["messages"][0]["id"]
     assert "--yes" in perdure("redact", session, message, code=2).err
     assert "no message 'nope'" in perdure("redact", session, message, "nope", code=2).err
-    assert "There is no session 'nobody'" in perdure("redact", "nobody", message, code=3).err
+    assert "No session 'nobody'" in perdure("redact", "nobody", message, code=3).err
     assert perdure("redact", session, message, "--yes").out == "messages replaced: 1\n"
     assert "[redacted]" in perdure("show", session, "--version", "2").out
     perdure("purge", session, code=2)

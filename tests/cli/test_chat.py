@@ -193,7 +193,7 @@ def test_commands_change_the_session(chatting: Chatting) -> None:
         terminal.enter("/search snail")
         terminal.expect("It was forked from", "search snail --in", "> ")
         terminal.enter("/nonsense")
-        terminal.expect("There is no /nonsense", "/uncompact", "/quit", "> ")
+        terminal.expect("/nonsense is not a command", "/uncompact", "/quit", "> ")
         terminal.enter("/system Be brief.")
         terminal.expect("The system prompt is: Be brief.", "> ")
         terminal.enter("/model")

@@ -58,7 +58,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["send", "s", "hello", "--model", "nonsense"], 9, "--model offline"),
         (["send", "s", "hello", "--model", "nobody:nothing"], 9, "Unknown provider"),
         (["ls", "--store", "nonsense"], 9, "names no store"),
-        (["ls", "--store", "mistyped.db"], 9, "There is no store at"),
+        (["ls", "--store", "mistyped.db"], 9, "No store is at"),
         (["ls", "--since", "yesterdayish"], 2, "is not a time"),
         (["import", "missing.jsonl"], 7, "missing.jsonl"),
         (["purge"], 2, "--older-than"),
@@ -100,7 +100,7 @@ def test_a_traceback_on_request(perdure: Callable[..., Any]) -> None:
     for arguments in (["--debug", "show", "nobody"], ["show", "nobody", "--debug"]):
         shown = perdure(*arguments, code=3)
         assert "Traceback" in shown.err
-        assert shown.err.strip().splitlines()[-1].startswith("perdure: There is no session")
+        assert shown.err.strip().splitlines()[-1].startswith("perdure: No session")
 
 
 def test_a_fault_of_perdures_own(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_an_agent_of_another_name(perdure: Callable[..., Any], home: Path) -> No
 
 def test_the_newest_where_there_is_none(perdure: Callable[..., Any]) -> None:
     """Says how to begin, and not that there is no session of that name."""
-    assert "There is no session yet. Begin one: perdure chat" in perdure("show", "@", code=3).err
+    assert "No session exists yet. Begin one: perdure chat" in perdure("show", "@", code=3).err
 
 
 def test_stdin_that_is_no_text(perdure: Callable[..., Any]) -> None:

@@ -91,7 +91,7 @@ def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
     assert said("keys", "forget", "bob", "--yes", "--keys", "ring.json").out == "keys forgotten: 1\n"
     gone = said("keys", "forget", "ada", "--yes", "--keys", "ring.json", "--store", "sqlite:///gone.db")
     assert gone.out == "keys forgotten: 1\n"
-    assert "no store at gone.db" in gone.err
+    assert "No store is at gone.db" in gone.err
     assert not Path("gone.db").exists()
 
 

@@ -271,8 +271,8 @@ def test_a_schedule_is_looked_for_where_it_is(said: Callable[..., Any]) -> None:
     said("schedule", "add", "check", "Look.", "--cron", "*/5 * * * *", "-s", "a")
     told = said("schedule", "remove", "check", code=3).err
     assert "The schedule 'check' is in session 'a'. Type: perdure schedule remove check -s a" in told
-    assert "There is no schedule 'nosuch'" in said("schedule", "remove", "nosuch", code=3).err
-    assert "There is no schedule 'nosuch'" in said("schedule", "remove", "nosuch", "-s", "a", code=3).err
+    assert "No schedule has the name 'nosuch'" in said("schedule", "remove", "nosuch", code=3).err
+    assert "No schedule has the name 'nosuch'" in said("schedule", "remove", "nosuch", "-s", "a", code=3).err
     assert said("schedule", "remove", "b", "--json", code=3).json["dropped"] is False
 
 

@@ -96,7 +96,7 @@ def test_a_session_that_cannot_be_replayed_stops_no_other(stored: Callable[..., 
     said = stored("replay", "sum", "nobody", "broken.jsonl", "talk", code=2)
     told = {row.split("\t")[0]: row.split("\t")[-1] for row in said.lines}
     assert (told["sum"], told["talk"]) == ("same", "same")
-    assert told["nobody"].startswith("error: There is no session")
+    assert told["nobody"].startswith("error: No session")
     assert told["broken.jsonl"].startswith("error: ")
     assert "4 sessions: 0 different, 2 with an error." in said.err
 

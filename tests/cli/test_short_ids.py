@@ -173,7 +173,7 @@ def test_an_owner_sees_and_types_names_without_a_mark(perdure: Callable[..., Any
     for typed in ("order-7", "ord", "er-7", "4af2", "0192f", ada + "ord"):
         assert perdure("--owner", "ada", "show", typed, "--json").json["owner"] == "ada"
     for typed in ("order-8", "er-8", ben, ben + "order-8"):
-        assert "There is no session" in perdure("--owner", "ada", "show", typed, code=3).err
+        assert "No session" in perdure("--owner", "ada", "show", typed, code=3).err
     rows = [line.split("\t")[0] for line in perdure("--owner", "ben", "ls").lines]
     assert rows == ["order-8", "4af2", "04af2"]  # whose own 4af2 is another session
     with click.Context(cli) as ctx:
@@ -204,10 +204,10 @@ def test_the_last_used_session_is_named_by_a_sign(perdure: Callable[..., Any]) -
 def test_nobody_has_used_anything_yet(perdure: Callable[..., Any]) -> None:
     """Says whose sessions were looked for, and how to begin one."""
     for options in (["show", "@"], ["chat", "-s", "@"], ["chat", "-c"], ["send", "@", "hello"]):
-        assert "There is no session yet. Begin one: perdure chat" in perdure(*options, code=3).err
+        assert "No session exists yet. Begin one: perdure chat" in perdure(*options, code=3).err
     perdure("send", "--new", "his", "hello")
     told = perdure("--owner", "ada", "show", "@", code=3).err
-    assert "There is no session of 'ada' yet. Begin one: perdure chat --owner ada" in told
+    assert "No session of 'ada' exists yet. Begin one: perdure chat --owner ada" in told
 
 
 def test_a_sub_agent_is_not_what_was_used_last(perdure: Callable[..., Any], home: Path) -> None:

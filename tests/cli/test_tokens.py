@@ -99,7 +99,7 @@ def test_an_owner_lists_makes_and_revokes_its_own_tokens_only(said: Callable[...
     assert [each["owner"] for each in said("token", "ls", "--json", "--owner", "ada").json_lines] == ["ada", "ada"]
     for wrong in (("bob",), ("--everyone",)):
         assert "for this owner only" in said("token", "new", *wrong, "--owner", "ada", code=2).err
-    assert "There is no token" in said("token", "revoke", bobs["id"], "--owner", "ada", code=3).err
+    assert "No token has the id" in said("token", "revoke", bobs["id"], "--owner", "ada", code=3).err
     assert len(said("token", "ls").lines) == 3
 
 
@@ -123,9 +123,9 @@ def test_an_owner_lists_makes_and_revokes_its_own_tokens_only(said: Callable[...
         (["ls", "--name", ""], 2, "Type: perdure token new OWNER"),
         (["revoke"], 2, "Type: perdure token new OWNER"),
         (["revoke", "x", "--read-only"], 2, "Type: perdure token new OWNER"),
-        (["revoke", "x"], 3, "There is no token 'x'. Type: perdure token ls"),
-        (["revoke", ""], 3, "There is no token ''"),
-        (["revoke", HOSTILE], 3, "There is no token"),
+        (["revoke", "x"], 3, "No token has the id 'x'. Type: perdure token ls"),
+        (["revoke", ""], 3, "No token has the id ''"),
+        (["revoke", HOSTILE], 3, "No token has the id"),
         (["make"], 2, "'make' is not one of"),
     ],
     ids=str,
@@ -145,7 +145,7 @@ def test_what_is_typed_wrong_changes_nothing(said: Callable[..., Any], words: li
 def test_a_store_that_is_not_there_has_no_tokens(perdure: Callable[..., Any], home: Path) -> None:
     """`new` begins one; a mistyped name is refused by the other verbs, and by what is typed wrong."""
     for words in (["ls"], ["revoke", "x"]):
-        assert "There is no store" in perdure("token", *words, "--store", "sqlite:///new.db", code=9).err
+        assert "No store is at" in perdure("token", *words, "--store", "sqlite:///new.db", code=9).err
     perdure("token", "new", "ada", "--expires", "2020-01-31", "--store", "sqlite:///new.db", code=2)
     perdure("token", "new", "", "--store", "sqlite:///new.db", code=2)
     assert not (home / "new.db").exists()

@@ -401,7 +401,7 @@ def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
     assert "Leave --owner" in perdure("worker", "--owner", "ann", code=2).err
     assert "--owner" not in perdure("worker", "--help").out
     told = perdure("worker", "--store", "none.db", code=9).err
-    assert "There is no store" in told
+    assert "No store is at" in told
     assert "perdure send --new TEXT --no-wait --store none.db --model MODEL" in told
     assert "belongs to one process" in perdure("worker", "--store", "memory://", code=2).err
     assert perdure("worker", "--rate", "often", code=2).err.endswith("is neither\n")

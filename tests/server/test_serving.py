@@ -225,7 +225,7 @@ def test_an_address_of_another_machine_is_named() -> None:
     [
         (("--owner-header", "X-User"), "Give both"),
         (("--owner", "ada", "--workers", "1"), "--workers 0"),
-        ((), "There is no store"),
+        ((), "No store is at"),
     ],
 )
 def test_what_is_typed_wrong_is_refused(

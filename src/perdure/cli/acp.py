@@ -15,7 +15,7 @@ from perdure.cli.setup import run
 from perdure.errors import ConfigurationError
 
 _MOST_BYTES = 50 * 1024 * 1024
-"""The longest message that an editor can send: one with images in it."""
+"""The longest message that an editor can send. It is large, since messages may contain images."""
 
 
 @store_command(agent=True)
@@ -41,20 +41,20 @@ async def _serve(ctx: click.Context) -> None:
         raise ConfigurationError(problem, "pip install 'perdure[acp]'") from None
     reader, writer = await _protocol_streams()
     async with EditorsAgent(ctx) as agent:
-        # A method that it lacks, such as one that sets a mode, is answered with "method not found".
+        # A method that the agent does not have, such as one that sets a mode, is answered with "method not found".
         await run_agent(cast(Any, agent), writer, reader, use_unstable_protocol=True)
 
 
 async def _protocol_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the streams of the protocol. What anybody else prints goes to standard error: it would break the protocol.
+    """Return the streams of the protocol. All other output goes to standard error, or it would break the protocol.
 
-    That holds for tools, and for processes that they start.
+    That includes the output of tools, and of processes that they start.
     """
     from acp.stdio import stdio_streams
 
     sys.stdout.flush()
     kept = os.dup(1)
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # the descriptor, and not only sys.stdout: a process that a tool starts inherits it
     printed, sys.stdout = sys.stdout, open(kept, "w", closefd=False)  # noqa: SIM115, ASYNC230  # open until the end
     try:
         return await stdio_streams(limit=_MOST_BYTES)

@@ -1,4 +1,4 @@
-"""Sessions as an editor's agent: the requests of the Agent Client Protocol, each by a verb of sessions."""
+"""Sessions as an editor's agent. Each request of the Agent Client Protocol is answered by a verb of sessions."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ from perdure.sessions.sessions import Sessions
 T = TypeVar("T")
 Server = HttpMcpServer | SseMcpServer | AcpMcpServer | McpServerStdio
 CWD = "cwd"
-"""The key of a session's metadata for the directory that an editor works in."""
+"""The key in a session's metadata for the directory that an editor works in."""
 _PAGE = 50
 
 
 def _told(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Have the errors of a verb told in the protocol's way."""
+    """Return a verb whose errors are told in the protocol's form."""
 
     @wraps(verb)
     async def done(*args: Any, **kwargs: Any) -> T:
         try:
             return await verb(*args, **kwargs)
-        except (SessionNotFound, InvalidSessionId) as error:
+        except (SessionNotFound, InvalidSessionId) as error:  # -32002 is ACP's "not found"; the others are of JSON-RPC
             raise RequestError(-32002, str(error)) from error
         except InvalidData as error:
             raise RequestError(-32602, error.problem, {"path": error.path}) from error
@@ -73,7 +73,7 @@ def _told(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 class EditorsAgent:
-    """What an editor asks, answered with the sessions that a command's options name."""
+    """The agent that an editor talks to, with the sessions that a command's options name."""
 
     def __init__(self, ctx: click.Context) -> None:
         self._ctx = ctx
@@ -81,7 +81,7 @@ class EditorsAgent:
         self._editor: Client | None = None
         self._common: Sessions | None = None
         self._own: dict[str, tuple[Sessions, AsyncExitStack]] = {}
-        """The connections of sessions for which the editor has brought MCP servers along."""
+        """The connections of sessions for which the editor named MCP servers."""
         self._turns: dict[str, Turn] = {}
         self._directories: dict[str, str] = {}
 
@@ -98,7 +98,7 @@ class EditorsAgent:
         self._editor = conn
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
-        """Say what this agent can do."""
+        """Return the capabilities of this agent."""
         can = SessionCapabilities(
             list=SessionListCapabilities(),
             fork=SessionForkCapabilities(),
@@ -142,7 +142,7 @@ class EditorsAgent:
     async def resume_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Server] | None = None, **_: Any
     ) -> ResumeSessionResponse:
-        """Go on with a session that the editor shows already."""
+        """Continue a session that the editor shows already."""
         _require_absolute(cwd)
         await self._settle_in(session_id, cwd, _tools(mcp_servers or ()))
         return ResumeSessionResponse()
@@ -151,7 +151,7 @@ class EditorsAgent:
     async def fork_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Server] | None = None, **_: Any
     ) -> ForkSessionResponse:
-        """Begin a session where another stands."""
+        """Fork a session."""
         _require_absolute(cwd)
         tools = _tools(mcp_servers or ())
         chat = await self._sessions.fork(session_id)
@@ -178,7 +178,7 @@ class EditorsAgent:
 
     @_told
     async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
-        """Stop what a session does for the editor, and let go of it. The store keeps it."""
+        """Stop a session's work for the editor, and close the session. The store keeps it."""
         await self.cancel(session_id)
         await self._sessions.close(session_id)
         await self._leave(session_id)
@@ -186,7 +186,7 @@ class EditorsAgent:
 
     @_told
     async def prompt(self, session_id: str, prompt: list[Block], **more: Any) -> PromptResponse:
-        """Say something in a session, and tell the editor what the agent says and does until it has ended."""
+        """Send a message to a session, and tell the editor what the agent says and does until the run has ended."""
         message = message_of(prompt)
         if session_id in self._turns:
             raise InvalidData("$.sessionId", "a prompt in this session is being answered; cancel it, or wait")
@@ -203,7 +203,7 @@ class EditorsAgent:
 
     @_told
     async def cancel(self, session_id: str, **_: Any) -> None:
-        """Stop what a prompt has begun. What was said until then is kept."""
+        """Stop the run of a prompt. What was said until then is kept."""
         turn = self._turns.get(session_id)
         if turn is not None:
             await turn.cancel()
@@ -224,14 +224,15 @@ class EditorsAgent:
         return await exits.enter_async_context(made)
 
     async def _leave(self, session_id: str) -> None:
-        """Close the connection that a session has of its own."""
+        """Close a session's own connection, if it has one."""
         _, exits = self._own.pop(session_id, (None, AsyncExitStack()))
         await exits.aclose()
 
     async def _settle_in(self, session_id: str, cwd: str, tools: Sequence[Toolset]) -> None:
-        """Take note of the directory of a session, and of the tools that the editor brings along."""
+        """Store the directory of a session, and connect the tools that the editor brings along."""
         if await self._kept_directory(session_id) != cwd:
-            with suppress(SessionBusy, SessionNotActive):  # it is run elsewhere, or its run was killed
+            # The directory is a convenience for lists: a session that is being run, or was closed, opens without it.
+            with suppress(SessionBusy, SessionNotActive):
                 await self._sessions.execute(session_id, WriteMetadata(CWD, cwd))
         self._directories[session_id] = cwd
         await self._leave(session_id)
@@ -244,7 +245,7 @@ class EditorsAgent:
         return kept if isinstance(kept, str) else None
 
     async def _directory_of(self, session_id: str) -> str:
-        """Return the directory of a session. One that no editor has begun is where this process is."""
+        """Return the directory of a session. If no editor has set one, return that of this process."""
         return self._directories.get(session_id) or await self._kept_directory(session_id) or os.getcwd()
 
 

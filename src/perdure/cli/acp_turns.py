@@ -1,4 +1,4 @@
-"""One prompt of an editor: from what is said to the end of the run, with a person's permissions on the way."""
+"""One prompt of an editor: from the message to the end of the run, with a person's permissions in between."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STOPS: dict[StopReason | None, Any] = {
 
 
 class Turn:
-    """A prompt, and what comes of it."""
+    """A prompt, and the run that answers it."""
 
     def __init__(
         self, sessions: Sessions, feeds: Feeds, editor: Client, session_id: SessionId, data: Mapping[str, Any]
@@ -51,10 +51,10 @@ class Turn:
         self._data = data
         self._is_cancelled = False
         self._run: str | None = None
-        """The run that the editor is told of, once it has begun."""
+        """The id of the run that the editor is told about. None until it has begun."""
 
     async def take(self, message: Message) -> PromptResponse:
-        """Say something. What a run before it was killed in, or waits for, comes first."""
+        """Send a message. An earlier run that was killed, or waits for a decision, is finished first."""
         waiting = await self._brought_up()
         if waiting is not None:
             await self._decided(waiting)
@@ -71,13 +71,13 @@ class Turn:
         return PromptResponse(stop_reason=stopped, usage=_usage(reply.session.state.usage))
 
     async def cancel(self) -> None:
-        """Stop the run. One that has not begun is stopped when it does; that of somebody else continues."""
+        """Stop the run of this prompt. If it has not begun, it is stopped when it does. Other runs continue."""
         self._is_cancelled = True
         if self._run is not None:
             await self._sessions.cancel(self._id, run=self._run)
 
     async def _brought_up(self) -> Reply[Any] | None:
-        """Go on with a run that was killed. Return what waits for permission by then; None if nothing does."""
+        """Continue a run that was killed. Return the reply that waits for permission, or None if nothing waits."""
         view = await self._sessions.view(self._id)
         if view.activity in ("killed", "left"):
             after = await self._feeds.end_of(self._id)
@@ -88,12 +88,13 @@ class Turn:
         return Reply(view.session) if view.activity == "waiting" else None
 
     async def _sent(self, message: Message) -> Reply[Any]:
+        # A key of its own: the run's start names it, which tells this run from others in the session.
         key, after = new_id(), await self._feeds.end_of(self._id)
         run = await self._sessions.start(self._id, message, key=key, when_busy="queue", context_data=self._data)
         return await self._heard(Updates(key=key), after, run.result())
 
     async def _decided(self, reply: Reply[Any]) -> Reply[Any]:
-        """Ask about calls that need permission, until there are none. A question that is cancelled stays open."""
+        """Ask about calls that need permission, until there are none. A cancelled question stays open."""
         while calls := [call for call in reply.pending_calls if not call.external]:
             decisions = await self._asked(calls)
             if decisions is None:
@@ -106,7 +107,7 @@ class Turn:
         return reply
 
     async def _asked(self, calls: Sequence[PendingCall]) -> dict[str, Any] | None:
-        """Return what a person has decided about calls as they were shown; None if they cancelled."""
+        """Return a person's decisions about calls as they were shown. Return None if the person cancelled."""
         approve: list[PendingCall] = []
         deny: dict[str, str] = {}
         for call in calls:
@@ -122,7 +123,7 @@ class Turn:
         return {"approve": approve, "deny": deny}
 
     async def _heard(self, updates: Updates, after: int, work: Coroutine[Any, Any, T]) -> T:
-        """Tell the editor of a run until it has come to its end."""
+        """Tell the editor about a run until its end. Return the result of `work`."""
         self._run = updates.run
         answer = asyncio.ensure_future(work)
         try:
@@ -131,6 +132,7 @@ class Turn:
                     for update in updates.hear(each):
                         await self._editor.session_update(self._id, update)
                     self._run = updates.run
+                    # A cancellation that came before the run had begun could not name it.
                     if self._is_cancelled and isinstance(each, AgentStart) and each.loop_id == self._run:
                         await self._sessions.cancel(self._id, run=self._run)
             return answer.result()

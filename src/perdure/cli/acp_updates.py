@@ -1,4 +1,4 @@
-"""Messages and events of sessions as editors show them, and prompts as messages."""
+"""The updates that show an editor messages and events of a session, and the messages made from its prompts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from perdure.sessions.attaching import attach
 
 Block = ContentBlock
 _LONGEST = 200
-"""Characters of a call that a title shows."""
+"""The most characters of a call in a title."""
 
 
 def message_of(prompt: Sequence[Block]) -> Message:
@@ -72,18 +72,18 @@ def _bytes(data: str, path: str) -> bytes:
 
 
 class Updates:
-    """Tells an editor of one run: the one of an id, or the one that answers the message of a key."""
+    """The updates for an editor about one run: the run of an id, or the one that answers the message with a key."""
 
     def __init__(self, *, run: str | None = None, key: str | None = None) -> None:
         self.run = run
-        """The run that is told of; None until it has begun."""
+        """The id of the run. None until it has begun."""
         self._key = key
         self._open: str | None = None
         self._text = ""
-        """What was told of the message that is being written."""
+        """The text that the editor has of the message being written."""
 
     def hear(self, news: News) -> Iterator[SessionUpdate]:
-        """Yield what there is to tell of something that happened."""
+        """Yield the updates for an event or a piece of an answer."""
         if isinstance(news, Piece):
             if news.run == self.run:
                 yield from self._grow(news)
@@ -99,7 +99,7 @@ class Updates:
 
     def _grow(self, piece: Piece) -> Iterator[SessionUpdate]:
         if self._open != piece.message or (piece.start == 0 and self._text):
-            # An editor cannot take back what it shows: an answer that begins again comes behind what it was before.
+            # An editor cannot take text back. If an answer begins again, the new text comes after the old one.
             yield from () if self._open != piece.message else (said("\n\n"),)
             self._open, self._text = piece.message, ""
         if piece.start <= len(self._text):
@@ -129,7 +129,7 @@ def said(text: str) -> SessionUpdate:
 
 
 def replayed(messages: Iterable[Message], *, is_over: bool) -> Iterator[SessionUpdate]:
-    """Yield a conversation as an editor shows it that has just opened it.
+    """Yield the updates that show a whole conversation to an editor that has just opened it.
 
     A call without a result is shown as failed if none can come any more: another message follows, or the run is over.
     """
@@ -179,7 +179,7 @@ def _given_up(call_id: str) -> SessionUpdate:
 
 
 def waiting_call(call: PendingCall) -> ToolCallUpdate:
-    """Return a call as an editor asks about it. A sub-agent's shows what that wants to do."""
+    """Return the form of a call for an editor's question. A sub-agent's call shows what the sub-agent wants to do."""
     title = ", ".join(_title(leaf) for leaf in call.leaves)
     return ToolCallUpdate(
         tool_call_id=call.id, title=title, kind="other", status="pending", raw_input=thawed(call.arguments)

@@ -1,4 +1,4 @@
-"""Commands about whole stores: they are backed up, and put back from a backup."""
+"""Commands that back up whole stores, and restore them from a backup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 @store_command(json=True, owner=False)
 @click.argument("target", metavar="TARGET")
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Remove older backups of this store: N are left.")
-@click.option("--full", is_flag=True, help="Write everything anew, also what is in TARGET already.")
+@click.option("--full", is_flag=True, help="Write everything again, also what is in TARGET already.")
 @click.option("--list", "listing", is_flag=True, help="Show the backups in TARGET.")
 @click.option("--verify", is_flag=True, help="Check every byte in TARGET, and say which backups are whole.")
 def backup(
@@ -79,7 +79,7 @@ def _list(target: str, as_json: bool) -> None:
             of = f"{each.engine} {each.store[:8]}"
             say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {of}  {_told(each)}, {_size(each.added)} new")
     if not found:
-        note("There is no backup in it yet.")
+        note("No backup is in it yet.")
 
 
 def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
 
 
 def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool, as_json: bool) -> None:
-    """Put the store that --store and the settings name back from a directory of backups."""
+    """Restore the store that --store and the settings name from a directory of backups."""
     from perdure.archive.backups import restore
 
     if owner_of(ctx):
@@ -141,13 +141,14 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
 
 
 def _chosen(at: str | None) -> str | datetime | None:
-    """Return a time if a text is one, as `2h` ago or a date; else it is the id of a backup, or its beginning."""
+    """Return a time if a text is one, such as `2h` or a date. Any other text is a backup's id, or its beginning."""
     from perdure.cli.durations import moment
 
     if at is None:
         return None
     try:
         ctx = click.get_current_context()
+        # An id has eight digits and then a dash. A date has a dash earlier, and a span has none.
         return at if "-" in at and at[:8].isdigit() else moment(ctx, ctx.command.params[0], at)
     except click.BadParameter:
         return at
@@ -162,7 +163,7 @@ def _in_megabytes(tell: Callable[[int, int], None]) -> Callable[[int, int], None
 
 
 def _form(backup: Backup) -> dict[str, Any]:
-    """Return a backup as JSON: its form is stable."""
+    """Return a backup in the form that --json prints. Scripts rely on its names."""
     form: dict[str, Any] = msgspec.to_builtins(backup)
     names = ("id", "store", "engine", "schema", "release", "at", "counts", "bytes", "added")
     return {name: form[name] for name in names}

@@ -1,4 +1,4 @@
-"""Commands that change what a session shows, or what is known about it."""
+"""Commands that change what a session shows, or its status, name and tags."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _DONE = {
 
 
 def _counted(ctx: click.Context, session: str, verb: Callable[[Sessions, str], Awaitable[int]], as_json: bool) -> None:
-    """A verb that returns how many messages are shown then."""
+    """Carry out a verb that returns how many messages are shown, and print that."""
     print_length(*on_session(ctx, session, verb, of_words=True), as_json)
 
 
 @store_command(json=True)
 @session_argument()
 @click.argument("new", required=False)
-@click.option("--at", metavar="WHERE", help="After so many messages, or at a message by its id.")
+@click.option("--at", metavar="WHERE", help="After this many messages, or at a message by its id.")
 @version_option("As it stood at this version.")
 def fork(ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool) -> None:
     """Begin a new session, with the id NEW or one of its own, where SESSION stands. Prints its id."""
@@ -51,7 +51,8 @@ def fork(ctx: click.Context, session: str, new: str | None, at: str | None, vers
 
 
 def _tell_of_open_calls(parent: str, view: Transcript) -> None:
-    """Say that a fork ends in calls without their results, and how to fork before them."""
+    """Print a note if a fork ends in calls without results, with the command to fork before them."""
+    # From the end: results come after their calls, and only the last calls can be without some.
     answered: set[str] = set()
     for place in range(len(view) - 1, -1, -1):
         message = view[place]
@@ -83,18 +84,18 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 
 @store_command(json=True, agent=True)
 @session_argument()
-@click.option("--keep-last", type=click.IntRange(0), metavar="N", help="Leave so many messages as they are. [12]")
+@click.option("--keep-last", type=click.IntRange(0), metavar="N", help="Leave the last N messages as they are. [12]")
 @click.option(
     "--strategy",
     "compact_strategy",
     type=click.Choice(["llm", "truncate", "observation_mask"]),
     help="Summarise, cut off, or hide tool results. [a summary, if there is a model]",
 )
-@click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below so many tokens.")
+@click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below N tokens.")
 @click.option(
-    "--tool-output-max-chars", type=click.IntRange(0), metavar="N", help="Shorten tool results to so many characters."
+    "--tool-output-max-chars", type=click.IntRange(0), metavar="N", help="Shorten tool results to N characters."
 )
-@click.option("--hard-limit-tokens", type=click.IntRange(0), metavar="N", help="Show no more than so many tokens.")
+@click.option("--hard-limit-tokens", type=click.IntRange(0), metavar="N", help="Show at most N tokens.")
 def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) -> None:
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
     options["model"] = settings_of(ctx).model
@@ -238,23 +239,23 @@ async def _restored(sessions: Sessions, session_id: str) -> str:
 
 
 class Compacted(NamedTuple):
-    """What a compaction has come to: how many messages are shown, of how many, and what became of the rest."""
+    """The result of a compaction: the number of messages shown, the number before, and the block that was made."""
 
     shown: int
     before: int
     block: Block | None
-    """The block that shows less; None if nothing was compacted."""
+    """The block of the compaction. None if nothing was compacted."""
 
     @property
     def by(self) -> str | None:
-        """The strategies that were used, joined by +; None if nothing was compacted."""
+        """The strategies that were used, joined by +. None if nothing was compacted."""
         return None if self.block is None else self.block.by
 
     @property
     def how(self) -> str:
-        """What became of the rest, behind what is shown; nothing if nothing did.
+        """The words that tell what was done with the rest. Empty if nothing was compacted.
 
-        A note stands for what is covered, so that as many messages as before may be shown.
+        A block may show a note in place of what it covers, so the number of messages shown can be the same as before.
         """
         if self.block is None:
             return ""
@@ -264,7 +265,7 @@ class Compacted(NamedTuple):
 
 
 class Uncompacted(NamedTuple):
-    """What is shown after a compaction was taken off, and how many are left that may be taken off."""
+    """The number of messages shown after a compaction was taken off, and the number of compactions left."""
 
     shown: int
     before: int
@@ -277,7 +278,7 @@ class Uncompacted(NamedTuple):
 
 
 async def compacted(sessions: Sessions, session_id: str, **options: Any) -> Compacted:
-    """Compact what a session shows, and tell how."""
+    """Compact what a session shows. Return how."""
     before = await sessions.session(session_id)
     shown = await sessions.compact(session_id, **options)
     known = {block.id for block in _blocks(before.state.transcript.pieces)}
@@ -287,7 +288,7 @@ async def compacted(sessions: Sessions, session_id: str, **options: Any) -> Comp
 
 
 async def uncompacted(sessions: Sessions, session_id: str, block: str | None = None) -> Uncompacted:
-    """Take a compaction off, and tell what is left."""
+    """Take a compaction off. Return how many are left."""
     before = await sessions.length(session_id)
     shown = await sessions.uncompact(session_id, block)
     left = _blocks((await sessions.session(session_id)).state.transcript.pieces)

@@ -81,7 +81,7 @@ async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goe
 
 
 def _offer_offline(ctx: click.Context) -> None:
-    """Ask whether the built-in model is to answer where no model is named. It is stored with the session then."""
+    """Ask whether the built-in model should answer if no model is named. It is then stored with the session."""
     agent = agent_of(ctx)
     if model_name(ctx) is not None or (agent is not None and agent.model is not None):
         return
@@ -92,7 +92,7 @@ def _offer_offline(ctx: click.Context) -> None:
 
 
 class _Talk:
-    """What both ways to talk share: runs are watched, and a session that waits for a decision is not talked over."""
+    """The common part of both ways to talk. Runs are shown, and pending calls are decided before a message is sent."""
 
     view: View
 
@@ -115,7 +115,7 @@ class _Talk:
         return execution.pending_calls if execution is not None else ()
 
     def _watched(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What a run comes to, shown while it goes on. Ctrl-C stops it, and is passed on once it has ended."""
+        """Return the result of a run, which is shown while it lasts. Ctrl-C stops it, and is raised after its end."""
         subscription = self._desk.chat.subscribe(self.view.hear)
         try:
             return self._runner.run(work)
@@ -126,7 +126,7 @@ class _Talk:
             self.view.finish()
 
     def _recover(self) -> None:
-        """Go on with a run that was killed, if there is one, and say so."""
+        """Continue a run that was killed, if there is one, and say so."""
         sessions, session_id = self._desk.sessions, self._desk.chat.id
         if self._is_new or session_id not in self._runner.run(killed_in(sessions)):
             return
@@ -143,13 +143,13 @@ class _Talk:
 
     def _send(self, message: str) -> None:
         reply: Reply[Any] = self._watched(self._desk.chat.send(message, *self._desk.files))
-        self._desk.files.clear()  # unless it failed: then they go with the next one
+        self._desk.files.clear()  # only after a success: if it failed, the files go with the next message
         stopped = STOPPED if reply.stop_reason is StopReason.USER_REQUESTED else why_stopped(reply)
         if stopped is not None:
             self.tell(stopped)
 
     def leave(self) -> None:
-        """Say how to come back. A session in which nothing has happened is not kept."""
+        """Print how to come back. A new session in which nothing has happened is erased."""
         chat = self._desk.chat
         try:
             if self._is_new and self._runner.run(chat.session()).version == 1:
@@ -164,7 +164,7 @@ class _Talk:
 
 
 class _PipedTalk(_Talk):
-    """Lines in, answers out. Nobody can be asked, so a call that needs approval ends the conversation."""
+    """A conversation through a pipe: lines in, answers out. A call that needs approval ends it: nobody can be asked."""
 
     def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
         super().__init__(runner, desk, is_new=is_new)
@@ -197,7 +197,7 @@ class _PipedTalk(_Talk):
 
 
 class _TerminalTalk(_Talk):
-    """A prompt, answers that are drawn as they come, and questions in place."""
+    """A conversation in a terminal: a prompt, answers that are drawn as they come, and questions about calls."""
 
     def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
         super().__init__(runner, desk, is_new=is_new)
@@ -229,7 +229,7 @@ class _TerminalTalk(_Talk):
             self._decide()
 
     def _guarded(self, step: Any) -> None:
-        """Take a step. What goes wrong is said, and the conversation goes on; so it does after Ctrl-C."""
+        """Take a step. After an error, or Ctrl-C, print a message and continue the conversation."""
         try:
             step()
         except KeyboardInterrupt:
@@ -245,7 +245,7 @@ class _TerminalTalk(_Talk):
             self.tell(f"{counted(len(said), 'message')} so far. The last: {line(said[-1].text, 200)}")
 
     def _decide(self) -> bool:
-        """Ask about each call that waits; False if one was left open."""
+        """Ask about each call that waits. Return False if one was left open."""
         while pending := self._pending():
             call = pending[0]
             answer = self._prompt.ask(f"Allow {described_in_full(call)}? [y/n, or why not] ")
@@ -259,7 +259,7 @@ class _TerminalTalk(_Talk):
         return True
 
     def _carry(self, call: PendingCall, answer: str) -> None:
-        """Decide about a call as it was shown."""
+        """Decide about a call in the form that was shown."""
         if answer.lower() in ("y", "yes"):
             self._watched(self._desk.chat.approve([call]))
         else:

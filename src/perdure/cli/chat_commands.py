@@ -1,4 +1,4 @@
-"""What can be typed in a chat beside messages: `/fork`, `/undo` and the like."""
+"""The commands that can be typed in a chat: `/fork`, `/undo` and the like."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _RUNS, _MESSAGES = 50, 200
 
 @dataclass
 class Desk:
-    """What a chat works on. A command may put another session in its place."""
+    """The session that a chat works on. A command may replace it with another one."""
 
     sessions: Sessions
     chat: Chat
     console: Console
     files: list[Media] = field(default_factory=list)
-    """Images and files that go with the next message."""
+    """The images and files that go with the next message."""
 
     def say(self, text: str, style: str = "") -> None:
-        # Only the terminal may wrap it: a command that is broken by a newline cannot be copied.
+        # Only the terminal may wrap it, since a command with a line break in it could not be copied.
         self.console.print(Text(safe(text), style=style), soft_wrap=True)
 
 
@@ -53,11 +53,11 @@ class Command(NamedTuple):
 
 
 async def carry_out(desk: Desk, typed: str) -> None:
-    """Do what a line that begins with a slash says; one that is not known gets the list of those that are."""
+    """Carry out a line that begins with a slash. If the command is unknown, print the list of commands."""
     name, _, argument = typed.partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        desk.say(f"There is no {line(name, 40)}. There are:", "yellow")
+        desk.say(f"{line(name, 40)} is not a command. The commands are:", "yellow")
         await _help(desk, "")
         return
     await command.run(desk, argument.strip())
@@ -66,7 +66,7 @@ async def carry_out(desk: Desk, typed: str) -> None:
 async def _help(desk: Desk, _: str) -> None:
     for command in COMMANDS.values():
         desk.console.print(Text.assemble((f"  {command.usage:<16}", "cyan"), command.help))
-    desk.say("  A line that ends with \\ goes on. Ctrl-C stops a run; Ctrl-D leaves.", "dim")
+    desk.say("  A line that ends with \\ continues. Ctrl-C stops a run; Ctrl-D leaves.", "dim")
 
 
 async def _fork(desk: Desk, _: str) -> None:
@@ -77,6 +77,7 @@ async def _fork(desk: Desk, _: str) -> None:
 
 async def _attach(desk: Desk, source: str) -> None:
     if source:
+        # In a thread, since reading a large file would stop the screen.
         desk.files.append(await asyncio.to_thread(lambda: attach(os.path.expanduser(source))))
     for each in desk.files:
         desk.say(f"With your next message: {each.label}", "dim")
@@ -126,7 +127,7 @@ async def _system(desk: Desk, text: str) -> None:
     if text:
         await desk.sessions.execute(desk.chat.id, ChangeSystemPrompt(text))
     prompt = (await desk.chat.session()).state.context.system_prompt
-    desk.say(f"The system prompt is: {prompt}" if prompt else "There is no system prompt.", "dim")
+    desk.say(f"The system prompt is: {prompt}" if prompt else "The session has no system prompt.", "dim")
 
 
 async def _history(desk: Desk, _: str) -> None:
@@ -157,7 +158,7 @@ async def _search(desk: Desk, text: str) -> None:
 
 
 async def _quit(desk: Desk, _: str) -> None:
-    raise EOFError
+    raise EOFError  # the same way out as Ctrl-D
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""An answer in Markdown while it is streamed: whole blocks are printed once, the last one is drawn as it grows."""
+"""An answer in Markdown while it is streamed. Complete blocks are printed once. The last one is drawn as it grows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rich.text import Text
 
 from perdure.cli.terminal import safe
 
-# Markdown as models write it. HTML is text, and so are link definitions: a later one must change no block.
+# Markdown as models write it. HTML is shown as text. So are link definitions, since a later one could change a block
+# that was printed already.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
-_DEEPEST = 18
+_DEEPEST = 18  # the parser drops what is deeper than 20 levels, so blocks are shown as text before that
 
 
 def whole_blocks(text: str) -> list[str]:
     """Return the blocks at the beginning of a text that no later text can change.
 
-    Markdown is read line by line, and a block at the outermost level never opens again once the next has begun. So
-    all are whole but the last, as far as lines are complete.
+    Markdown is read line by line, and an outermost block never opens again once the next has begun. So in the complete
+    lines, all blocks except the last are final.
     """
     complete = text[: text.rfind("\n") + 1]
     lines = complete.split("\n")
@@ -36,7 +37,7 @@ def whole_blocks(text: str) -> list[str]:
 
 
 class Answer:
-    """The text of one message as it comes. What it gives out to be printed it gives out once."""
+    """The text of one message while it is streamed. Each part of it is given out for printing once."""
 
     def __init__(self) -> None:
         self.message_id = ""
@@ -52,34 +53,36 @@ class Answer:
         self._tail += safe(text)
 
     def hear_whole(self, message_id: str, text: str) -> None:
-        """Take in a message that is complete: of one that was streamed, only what has not been heard."""
+        """Take in a complete message. Of one that was streamed, take only the rest."""
         if message_id != self.message_id:
             self.hear(message_id, text)
         elif text.startswith(self._said):
             self.hear(message_id, text[len(self._said) :])
 
     def begin_again(self) -> None:
-        """Forget what was not printed yet: the model says it once more."""
+        """Drop the text that was not printed yet: the model begins its answer again."""
         self._said, self._tail, self._has_blocks = "", "", False
 
     def settled(self) -> Iterator[RenderableType]:
-        """Give out the blocks that have become whole."""
+        """Yield the blocks that have become complete."""
         for block in whole_blocks(self._tail):
             self._tail = self._tail[len(block) :]
             yield from self._parted(block)
 
     def rest(self) -> Iterator[RenderableType]:
-        """Give out all that is left: no more will come."""
+        """Yield all that is left: no more text will come."""
         yield from self.settled()
         block, self._tail = self._tail, ""
         yield from self._parted(block)
         self._has_blocks = False
 
     def unfinished(self, rows: int) -> RenderableType | None:
-        """The block that still grows; of one that is much higher than the screen, its end."""
+        """Return the block that still grows. If it is much higher than the screen, return its end."""
         if not self._tail.strip():
             return None
         first, *more = self._tail.split("\n")
+        # The block is laid out again at each drawing, which would take longer and longer. With its first line, the end
+        # of a block of code is still shown as code.
         if len(more) > 2 * rows:
             is_code = first.lstrip().startswith(("```", "~~~"))
             more = [*([first] if is_code else []), *more[-2 * rows :]]
@@ -95,10 +98,7 @@ class Answer:
 
 
 class _Block:
-    """Markdown, laid out. What would not be shown whole is shown as it was written.
-
-    The text is made safe after it was laid out: Markdown can spell characters as `&#x202e;`.
-    """
+    """A block of Markdown, laid out. If the layout would lose some text, the block is shown as it was written."""
 
     def __init__(self, source: str) -> None:
         self._source = source.strip("\n")
@@ -109,21 +109,22 @@ class _Block:
         if not _is_whole(tokens, (segment.text for line in lines for segment in line)):
             lines = console.render_lines(Text(self._source, overflow="fold"), options, pad=False)
         for line in _without_blank_ends(lines):
+            # Made safe only after the layout: Markdown can spell any character, as in `&#x202e;`.
             yield from (Segment(safe(each.text), each.style) for each in line if not each.control)
             yield Segment.line()
 
 
 def _without_blank_ends(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """The lines from the first to the last that show something: rich puts blank ones around some blocks only."""
+    """Return the lines without blank ones at both ends. rich puts those around some blocks, and not around others."""
     shown = [place for place, line in enumerate(lines) if "".join(each.text for each in line).strip()]
     return lines[shown[0] : shown[-1] + 1] if shown else []
 
 
 def _is_whole(tokens: Sequence[Token], shown: Iterable[str]) -> bool:
-    """Whether every character that a block says is there, however it is broken into lines and columns.
+    """Tell whether every character of a block is shown, however it is broken into lines and columns.
 
-    A narrow table is cut, deep lists have no room, and some kinds of block are left out by rich. The parser itself
-    leaves out what is nested more than 20 levels deep.
+    rich cuts narrow tables and deep lists, and leaves out some kinds of block. The parser leaves out what is nested
+    more than 20 levels deep.
     """
     if any(token.level >= _DEEPEST for token in tokens):
         return False
@@ -141,7 +142,7 @@ def _said_by(tokens: Iterable[Token]) -> Iterator[str]:
 
 
 class _FoldedCell(TableDataElement):
-    """The cell of a table that breaks long words; rich's own cuts them off."""
+    """A cell of a table that breaks long words. rich's own cuts them off."""
 
     def __init__(self, justify: Any) -> None:
         super().__init__(justify)
@@ -149,10 +150,11 @@ class _FoldedCell(TableDataElement):
 
 
 class _Markdown(Markdown):
-    """Markdown that has been read already."""
+    """Markdown that was parsed already, by our own parser."""
 
     elements = {**Markdown.elements, "th_open": _FoldedCell, "td_open": _FoldedCell}
 
     def __init__(self, tokens: list[Token]) -> None:
+        # Without hyperlinks: a terminal would hide the address that a link leads to.
         super().__init__("", hyperlinks=False, code_theme="ansi_dark")
         self.parsed = tokens

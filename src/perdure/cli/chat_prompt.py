@@ -1,4 +1,4 @@
-"""Where a person types: with history and completion where the standard library's readline is there, else without."""
+"""The prompt that a person types at. It has history and completion if Python has the module readline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _KEPT = 2_000
 
 
 class Prompt:
-    """Reads lines from a terminal."""
+    """A prompt that reads lines from a terminal."""
 
     def __init__(self, history: Path, words: Iterable[str], *, colour: bool) -> None:
         self._history = history
         self._words = tuple(words)
+        # \001 and \002 tell readline that what is between them has no width, or it would misplace the cursor.
         self._sign = "\001\x1b[1;32m\002> \001\x1b[0m\002" if colour else "> "
         self._interrupted = False
         self._readline = _readline()
@@ -24,7 +25,7 @@ class Prompt:
             self._set_up(self._readline)
 
     def read(self) -> str | None:
-        """What was typed; None to leave: Ctrl-D, or Ctrl-C twice. A line that ends with \\ goes on."""
+        """Return the typed text. Return None after Ctrl-D, or Ctrl-C twice. A line that ends with \\ continues."""
         lines: list[str] = []
         while True:
             try:
@@ -46,7 +47,7 @@ class Prompt:
                 return self._remembered("\n".join(lines))
 
     def ask(self, question: str) -> str | None:
-        """The answer to a question, which is not kept in the history; None if it was left open."""
+        """Return the answer to a question, or None if it was left open. It is not put into the history."""
         try:
             return input(question).strip()
         except (EOFError, KeyboardInterrupt):
@@ -56,19 +57,19 @@ class Prompt:
     def _remembered(self, typed: str) -> str:
         if self._readline is not None and typed.strip():
             self._readline.add_history(typed.replace("\n", " "))
-            with suppress(OSError, AttributeError):  # else the line is in this chat's history, and not in the next's
+            with suppress(OSError, AttributeError):  # then only this chat's history has the line, not the file
                 self._readline.append_history_file(1, str(self._history))
         return typed
 
     def _set_up(self, readline: ModuleType) -> None:
-        readline.set_auto_history(False)
+        readline.set_auto_history(False)  # or answers to questions would be remembered too
         readline.set_completer_delims(" \t\n")
         readline.set_completer(self._completed)
         readline.parse_and_bind("tab: complete")
         try:
             _make_private(self._history)
             readline.read_history_file(str(self._history))
-        except OSError:  # no home to write to, or a file of another kind: there is no history, and chat works
+        except OSError:  # without a home to write to, or with a file of another kind, chat works without history
             return
         readline.set_history_length(_KEPT)
 
@@ -86,10 +87,10 @@ def _readline() -> ModuleType | None:
 
 
 def _make_private(path: Path) -> None:
-    """A file that nobody else can read: what was typed may be a secret."""
+    """Make a file that only this user can read: the typed lines may contain secrets."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
-        os.fchmod(handle, 0o600)
+        os.fchmod(handle, 0o600)  # the mode above counts only for a new file
     finally:
         os.close(handle)

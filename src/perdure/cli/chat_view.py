@@ -1,6 +1,6 @@
-"""What a run looks like while it goes on: drawn in a terminal, or as plain lines where there is none.
+"""The views of a run while it lasts: drawn in a terminal, or as plain lines elsewhere.
 
-Whatever a model or a tool says is hostile: it passes `safe()`, and is never read as rich's markup.
+The texts of models and tools are not trusted: they pass `safe()`, and are never read as rich's markup.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from perdure.model.value import JSON
 
 _ARGUMENTS, _RESULT = 72, 120
 _PAUSE = 1 / 12
-"""How long what is drawn stays as it is, in seconds."""
+"""Seconds between two drawings."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-# Within the lines that change, a terminal that takes a character for wider than we do must not wrap: each of them
-# is one row, or the wrong rows are erased.
+# The terminal may take a character for wider than we do. It must not wrap the lines that change: each of them has to be
+# one row, or the wrong rows are erased.
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class View(Protocol):
-    """Hears a run's events, and shows them."""
+    """A view that receives a run's events, and shows them."""
 
     def hear(self, event: object) -> None: ...
 
     def finish(self) -> None:
-        """Leave the screen in order, however the run has ended. Called after every run."""
+        """Tidy the screen up, however the run has ended. It is called after every run."""
         ...
 
 
 def described(call: ToolCall) -> str:
-    """Return a call in one short line: `charge(customer="Ada", amount=12)`."""
+    """Return a call on one short line: `charge(customer="Ada", amount=12)`."""
     arguments = ", ".join(f"{name}={written(value)}" for name, value in call.arguments.items())
     return line(f"{call.name}({line(arguments, _ARGUMENTS)})")
 
@@ -64,7 +64,7 @@ def described_in_full(call: PendingCall) -> str:
 
 
 def outcome_of(execution: ToolExecution) -> str:
-    """What came of a call, in one short line, with the time it took."""
+    """Return the outcome of a call on one short line, with the time it took."""
     said = execution.error.message if execution.error else _plain(execution.result)
     took = "" if execution.duration is None else f"  {execution.duration:.1f} s"
     return f"{line(said, _RESULT)}{took}"
@@ -75,7 +75,7 @@ def _plain(value: JSON) -> str:
 
 
 class PlainView:
-    """The answer's text as it comes; calls and notes go where they do not mix with it."""
+    """A view that writes an answer's text as it comes. Calls and notes go to a stream of their own."""
 
     def __init__(self, answers: TextIO, notes: TextIO) -> None:
         self._answers = answers
@@ -90,9 +90,9 @@ class PlainView:
                 self._write(safe(event.text))
             case MessageUpdate(kind="restart"):
                 self._end_line()
-                self._note("the model begins its answer anew")
+                self._note("the model begins its answer again")
             case MessageEnd() if event.message.role == "assistant" and not event.message.is_superseded:
-                if event.message.id != self._heard:
+                if event.message.id != self._heard:  # a model that does not stream: the text has not been written yet
                     self._write(safe(event.message.text))
                 self._end_line()
             case ToolExecutionStart():
@@ -123,10 +123,10 @@ class PlainView:
 
 
 class TerminalView:
-    """Markdown that grows as it is streamed, and tools that spin while they run.
+    """A view that shows Markdown while it is streamed, and a turning sign for tools that run.
 
-    What is final is printed for good; only what still changes is drawn again and again, at the bottom. All of it is
-    drawn in the thread of the event loop: between the events of a run, and by the loop's own timer.
+    Final text is printed once. Only the part that still changes is drawn again and again, at the bottom. It draws in
+    the thread of the event loop: between the events of a run, and by the loop's own timer.
     """
 
     def __init__(self, console: Console) -> None:
@@ -173,29 +173,29 @@ class TerminalView:
         self._screen.show([*self._answer.rest(), *stopped])
 
     def refresh(self) -> None:
-        """Print the blocks that are whole by now, and draw the rest."""
+        """Print the blocks that are complete by now, and draw the rest."""
         self._print(*self._answer.settled())
 
     def _keep_drawing(self) -> None:
-        """Refresh by the loop's timer from now on, unless that is under way."""
+        """Start to refresh the screen by the loop's timer, unless it has started."""
         if self._timer is None:
             self._wait(_PAUSE)
 
     def _wait(self, seconds: float) -> None:
-        with suppress(RuntimeError):  # no loop is running: nothing can change until the next event
+        with suppress(RuntimeError):  # without a running loop, nothing changes until the next event
             self._timer = get_running_loop().call_later(seconds, self._draw_again)
 
     def _draw_again(self) -> None:
         began = time.monotonic()
         self.refresh()
-        # A slow terminal makes writing take long, and the loop has other work: it is not drawn on all the time.
+        # To write to a slow terminal takes long. At most a fifth of the loop's time goes into drawing.
         self._wait(max(_PAUSE, 4 * (time.monotonic() - began)))
 
     def _print(self, *final: RenderableType) -> None:
         self._screen.show(final, self._changing())
 
     def _changing(self) -> RenderableType | None:
-        """What is not final yet: the last block of the answer, and the tools that run."""
+        """Return the part that is not final yet: the last block of the answer, and the tools that run."""
         if self._timer is None:
             return None
         running = []
@@ -225,14 +225,14 @@ def _elapsed(since: float) -> str:
 
 
 def _frame() -> str:
-    """The sign that turns while something is under way."""
+    """Return the present frame of the sign that turns while something is under way."""
     return _FRAMES[int(time.monotonic() * 12) % len(_FRAMES)]
 
 
 class Screen:
-    """A terminal as a chat draws it: what stands for good, and below it a few lines that still change.
+    """A terminal as a chat draws it: the final text, and below it a few lines that still change.
 
-    It writes from one thread, that of the event loop, and each change in one piece.
+    It writes from one thread, that of the event loop. Each change is one write.
     """
 
     def __init__(self, console: Console) -> None:
@@ -240,21 +240,21 @@ class Screen:
         self._changing = 0
 
     def show(self, final: Iterable[RenderableType] = (), changing: RenderableType | None = None) -> None:
-        """Print what is final in place of the lines that changed so far, and below it those that change now."""
+        """Print the final parts in place of the lines that changed so far, and draw the new ones below."""
         text = self._erased() + "".join(map(self._rendered, final)) + self._drawn(changing)
         if text:
             self.console.file.write(text)
             self.console.file.flush()
 
     def _erased(self) -> str:
-        """What takes the cursor back to the first of the lines that change, and clears them."""
+        """Return the sequence that moves the cursor back to the first of the lines that change, and clears them."""
         rows, self._changing = self._changing, 0
         return f"\x1b[{rows}A\r\x1b[J" if rows else ""
 
     def _drawn(self, changing: RenderableType | None) -> str:
-        if changing is None or self.console.is_dumb_terminal:  # one that cannot go back is shown what is final only
+        if changing is None or self.console.is_dumb_terminal:  # without a movable cursor, only final text can be shown
             return ""
-        # A row that has left the screen cannot be erased. One is the cursor's.
+        # A row that has scrolled off the screen cannot be erased. One row is the cursor's.
         rows = self.console.render_lines(changing, pad=False)[-max(self.console.height - 2, 1) :]
         self._changing = len(rows)
         return _NO_WRAP + self._rendered(SegmentLines(rows, new_lines=True)) + _WRAP

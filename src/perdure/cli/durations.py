@@ -1,4 +1,4 @@
-"""Times as people type them: `30d` ago, `3d` from now, a date, or a span such as `20s`."""
+"""Times in the form that people type: `30d` ago, `3d` from now, a date, or a span such as `20s`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DATES = "2026-01-31 or 2026-01-31T18:00 in this machine's time zone, or 2026-01
 
 
 def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """Return the time that an option names: how long ago, or a date with or without a time.
+    """Return the time that an option names: a span before now, or a date with or without a time.
 
-    One without a time zone is in that of this machine, as a person means it.
+    A date without a time zone is in that of this machine.
     """
     return _found(ctx, param, value, -1)
 
 
 def moment_to_come(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """Return the time that an option names: how long from now, or a date as `moment` takes it."""
+    """Return the time that an option names: a span from now, or a date as `moment` takes it."""
     return _found(ctx, param, value, 1)
 
 

@@ -1,4 +1,4 @@
-"""Errors as a person reads them: one or two lines on stderr, and an exit code by their kind."""
+"""Errors in the form for people: one or two lines on stderr, and an exit code by their kind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.model.execution import PendingCall
 
 FAILED = 1
-USAGE = 2
+USAGE = 2  # click's own code for a wrong usage
 NOT_FOUND = 3
 CONFLICT = 4
 NOT_ALLOWED = 5
@@ -43,6 +43,7 @@ STORE_FAILED = 7
 RUN_FAILED = 8
 NOT_SET_UP = 9
 WAITS = 10
+# 128 and the number of the signal, as shells report it: SIGINT is 2, SIGPIPE 13.
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -70,7 +71,7 @@ EXIT_CODES: dict[str, int] = {
     "AgentStop": RUN_FAILED,
     "ConfigurationError": NOT_SET_UP,
 }
-"""The exit code of each error of `perdure.errors`; one that is not named here has that of the kind it belongs to."""
+"""The exit codes of the errors of `perdure.errors`. An error that is not named here has the code of its base class."""
 NAME_A_MODEL = (
     "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
     "--model offline"
@@ -78,14 +79,14 @@ NAME_A_MODEL = (
 _AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with a letter or digit."
 _NOT_SET_UP = "ConfigurationError"
 _PARAMETERS = ("block_id", "call_ids", "message_ids", "reason", "session_id")
-"""Where the library means a parameter of Python's, which is none of a command's."""
+"""The paths in errors that name a parameter of a Python function. Commands have no such option: they are left out."""
 _OPTIONS = ("at", "cron", "drain", "key", "lease", "name", "priority", "rate", "timezone", "tries", "until")
-"""Where it means one that a command has as an option, and its words say which."""
+"""The paths in errors that name an option of the command. The words of the error say so already."""
 _INSTALL = "pip install "
 
 
 class Failure(Exception):
-    """What ends a command: the lines to show, and the exit code."""
+    """An error that ends a command, with the lines to show and the exit code."""
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -96,7 +97,7 @@ class Failure(Exception):
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of an error. A run that nobody could ask a model for was set up wrong."""
+    """Return the exit code of an error. A run that failed because no model could be asked was set up wrong."""
     if isinstance(error, RunFailed) and error.kind == _NOT_SET_UP:
         return NOT_SET_UP
     for kind in type(error).__mro__:
@@ -107,10 +108,10 @@ def exit_code_of(error: BaseException) -> int:
 
 @contextmanager
 def reported(ctx: click.Context) -> Iterator[None]:
-    """Turn errors into lines and exit codes. With --debug those that are not the user's keep their traceback."""
+    """Turn errors into lines and exit codes. With --debug, also show the traceback."""
     try:
         yield
-        sys.stdout.flush()
+        sys.stdout.flush()  # here, so that a pipe which is broken at the last write is reported too
     except click.UsageError as error:
         refuse(error)
     except (click.ClickException, click.exceptions.Exit):
@@ -130,7 +131,7 @@ def reported(ctx: click.Context) -> Iterator[None]:
 
 
 def refuse(error: click.UsageError) -> NoReturn:
-    """End a command that was typed wrong. Where nothing was typed, click shows the help instead."""
+    """End a command with an error of usage. If nothing was typed, click shows the help instead."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error
     where = f"\nSee: {error.ctx.command_path} --help" if error.ctx is not None else ""
@@ -149,7 +150,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def advised(error: Exception) -> str:
-    """What an error says, with what to type where the library's own advice speaks of Python."""
+    """Return an error's message, with a command to type where the library's own advice names Python code."""
     match error:
         case SessionNotActive(pending=pending) if pending:
             waits = f"Session {error.session_id!r} waits for a person to approve or deny: {', '.join(pending)}."
@@ -183,7 +184,7 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
-        case StoreError() if error.advice:  # which names a file: it matters little which store is used
+        case StoreError() if error.advice:  # it names the file already: which store is used need not be added
             return str(error)
         case StoreError():
             return f"{' '.join(str(error).split())}\n{_of_store(error)}"
@@ -195,7 +196,7 @@ def advised(error: Exception) -> str:
 
 
 def _or_begin() -> str:
-    """Return what to add to a command that could begin the session that it did not find."""
+    """Return the words to add for a command that could begin the session that it did not find."""
     ctx = click.get_current_context(silent=True)
     is_send = ctx is not None and "send" in (ctx.info_name, ctx.invoked_subcommand)
     return ". To begin a session of that name, add --new." if is_send else ""
@@ -224,7 +225,7 @@ def _of_store(error: StoreError) -> str:
 
 
 def missed_tool(error: BaseException | None) -> str | None:
-    """Return the name of the tool that an error, or what it was raised from, misses."""
+    """Return the name of the tool that is missing by an error or by its cause."""
     while error is not None:
         if isinstance(error, ConfigurationError) and error.missing == "tool":
             return error.name
@@ -233,8 +234,9 @@ def missed_tool(error: BaseException | None) -> str | None:
 
 
 def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> str | None:
-    """Return what to type, behind a command, to name the tool that an error misses: a file of tools, or of the agent
-    that is one. None where no tool is missing."""
+    """Return the option to type after a command to name a missing tool: its file of tools, or the file of an agent.
+
+    Return None if no tool is missing."""
     name = missed_tool(error)
     if name is None:
         return None
@@ -245,10 +247,10 @@ def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> s
 
 
 def to_make_context(error: BaseException) -> str | None:
-    """Return what to write in a file of tools where they miss a context; None where none is missing."""
+    """Return what to write in a file of tools whose tools miss a context. Return None if none is missing."""
     if not isinstance(error, ConfigurationError) or error.missing != "context":
         return None
-    if error.name is None:  # no tool was refused: the function was called
+    if error.name is None:  # no tool was refused, so the user's own function was called and failed
         return "Mend the function context(session, data) in the file that --tools names."
     return (
         "Write the function that makes one into a file that --tools names: def context(session, data). What it returns "
@@ -257,7 +259,7 @@ def to_make_context(error: BaseException) -> str | None:
 
 
 def to_decide(session_id: str, calls: Iterable[PendingCall] = ()) -> str:
-    """Return what to type where calls wait for a person, or for an answer from outside."""
+    """Return the commands to type if calls wait for a person, or for an answer from outside."""
     leaves = [leaf for call in calls for leaf in call.leaves]
     outside = [leaf for leaf in leaves if leaf.external]
     lines = [command("answer", session_id, leaf.id, "JSON", tools=True) for leaf in outside]
@@ -268,7 +270,7 @@ def to_decide(session_id: str, calls: Iterable[PendingCall] = ()) -> str:
 
 
 def _of_run(error: RunFailed) -> str:
-    """What a run failed of. Where the model cannot be asked at all, that is no fault of the run."""
+    """Return why a run failed, and what to type. If the model could not be asked at all, the set-up is at fault."""
     undo = command("undo", error.session_id)
     if error.kind == _NOT_SET_UP:
         reason = error.problem.rstrip(". ")
@@ -285,8 +287,9 @@ def _show_traceback() -> None:
 
 
 def _stop_writing() -> None:
-    """Nobody reads any more: what is still buffered goes nowhere, and does not raise at exit."""
+    """Drop buffered output that nobody reads any more."""
     try:
+        # Python flushes stdout at exit, and would print a second BrokenPipeError.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # not a real file, as in tests
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open until the process ends

@@ -1,4 +1,4 @@
-"""What to type next: commands that work as they stand, with the options that this call needed."""
+"""Hints about the next command to type: it works as it is, with the options that this call needed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from perdure.model.secrets import without_secrets
 _ASKING = ("chat", "send", "approve", "deny", "answer", "recover", "compact")
 """The commands that run a model, and so need its name and its tools again."""
 TOOLS_FILE = "FILE.py"
-"""Stands for the file that only the user knows."""
+"""The placeholder for a file that only the user knows."""
 AGENT_FILE = "FILE"
 _SECRETS = ("password", "sslpassword")
 
 
 def command(*words: object, begins: bool = False, tools: bool = False) -> str:
-    """Return a command line on the same store, for the same owner, with the same tools, model and sub-agents as this
-    one. One that begins a session names its agent too; a session that is there has its own. One that cannot do without
-    `tools` says where to name them if this call named none."""
+    """Return a command line for the same store and owner, with the same tools, model and sub-agents as this call.
+
+    With `begins` it names the agent too: an existing session has its own. With `tools` it has a placeholder for the
+    file of tools, if this call named none."""
     from perdure.cli.short_ids import shown
     from perdure.model.ids import SessionId
 
@@ -45,7 +46,7 @@ def command(*words: object, begins: bool = False, tools: bool = False) -> str:
 
 
 def program() -> str:
-    """How to call perdure from here: by its name if the shell finds it so, else by its path."""
+    """Return the word that starts perdure from here: its name if the shell finds it, or else its path."""
     typed = Path(sys.argv[0])
     mine = typed if typed.name == "perdure" else Path(sys.executable).with_name("perdure")
     found = shutil.which("perdure")
@@ -59,7 +60,7 @@ def program() -> str:
 
 
 def repeatable(url: str | None) -> str | None:
-    """A store's URL that can be shown and typed again. A password is left out: drivers find it elsewhere."""
+    """Return a store's URL that can be shown and typed again. It has no password: drivers find that elsewhere."""
     if url is None:
         return None
     try:

@@ -46,6 +46,7 @@ def inspect(ctx: click.Context, sessions: tuple[str, ...], folder: str | None, f
 
 async def _written(opened: Sessions, given: tuple[str, ...], target: Path) -> SiteReport:
     try:
+        # Jinja2 comes with an extra: the command itself has to load without it.
         from perdure.server.pages.static_site import write_site
     except ImportError as error:
         raise ConfigurationError(f"Pages need more packages ({error}).", "pip install 'perdure[serve]'") from None

@@ -1,4 +1,4 @@
-"""Runs that were killed, and whether the next one needs tools: what hints have to say to work."""
+"""Runs that were killed, and the tools that they need: hints have to name both, or they would not work."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ async def interruption_of(sessions: Sessions, session_id: str) -> str:
 
 
 async def needs_tools(sessions: Sessions, session_id: str) -> bool:
-    """Whether a session can hardly go on without tools: it waits with calls, its agent names some, or its last run
-    has called one. A session that cannot be read is left to whoever reads it next."""
+    """Tell whether a session probably needs tools to continue.
+
+    It does if calls are pending, its agent names tools, or its last run has called one."""
     try:
         return await _calls_tools(sessions, session_id)
-    except PerdureError:
+    except PerdureError:  # only a hint depends on it: the next command that reads the session reports the error
         return False
 
 
@@ -57,12 +58,12 @@ async def subagents_of(sessions: Sessions, session_id: str) -> set[str]:
 
 
 def needs_tools_there(ctx: click.Context | None, session_id: str) -> bool:
-    """The same of a session in a store that is closed by now; False if that can no longer be told."""
+    """Tell the same about a session in a store that is closed by now. Return False if it cannot be read."""
     return _looked_up(ctx, session_id, needs_tools, False)
 
 
 def subagents_there(ctx: click.Context | None) -> set[str]:
-    """Return the sub-agents of the session that a command was given, from a store that is closed by now."""
+    """Return the sub-agents of the session that a command was given. The store is opened again for it."""
     given = ctx.params.get("session") or ctx.params.get("wanted") if ctx is not None else None
     return set() if given is None else _looked_up(ctx, given, subagents_of, set())
 
@@ -74,12 +75,12 @@ def _looked_up(
 
     try:
         return otherwise if ctx is None else on_session(ctx, session_id, look)[1]
-    except (PerdureError, OSError):
+    except (PerdureError, OSError):  # this is called to explain an error: a second one would hide the first
         return otherwise
 
 
 def told_of(why: str, session_id: str) -> str:
-    """Return the sentence that tells of a run which waits to be continued."""
+    """Return a sentence about a run that waits to be continued."""
     if why == LEFT:
         return f"The run of {session_id} was decided on, and waits for a worker."
     if why == HANDED_OVER:
@@ -88,6 +89,6 @@ def told_of(why: str, session_id: str) -> str:
 
 
 def to_go_on(session_id: str, *, tools: bool) -> str:
-    """What to type where a run was killed."""
+    """Return the commands to type after a run was killed."""
     recover = command("recover", session_id, tools=tools)
     return f"Go on with it: {recover}\nOr end it: {command('cancel', session_id)}"

@@ -1,4 +1,4 @@
-"""Commands that keep a store in order: sessions are moved, checked and erased."""
+"""Commands that keep a store in order: they move, check and erase sessions."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def _copied(ctx: click.Context, target: str, unsealed: bool) -> CopyReport
 
 @contextmanager
 def _told_of_interruption(text: str) -> Iterator[None]:
-    """Say what became of the work if it is stopped with Ctrl-C."""
+    """Print what became of the work if it is stopped with Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -207,7 +207,7 @@ def _told_of_interruption(text: str) -> Iterator[None]:
 
 @contextmanager
 def _told_of_others(target: str | None = None) -> Iterator[None]:
-    """Say what to do where another session has the id of one that arrives, in the store that it arrives in."""
+    """Explain what to do if another session in the target store has the id of one that arrives."""
     from perdure.errors import SessionConflict
 
     try:
@@ -216,6 +216,7 @@ def _told_of_others(target: str | None = None) -> Iterator[None]:
         if not error.found or not error.expected:
             raise
         ctx = click.get_current_context()
+        # The command in the advice has to name the store that the session is in, not the one it comes from.
         settings_of(ctx).store = target or settings_of(ctx).store
         there = f"Session {error.session_id!r} is in this store already (version {error.found})"
         arrives = f"it is not the one to be brought in (version {error.expected})"
@@ -304,7 +305,7 @@ def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
 
 
 def problem_form(problem: Problem) -> dict[str, str | None]:
-    """Return a problem as JSON: its form is stable."""
+    """Return a problem in the form that --json prints. Scripts rely on its names."""
     return {"session": problem.session_id, "where": problem.where, "what": problem.what, "repair": problem.repair}
 
 
@@ -317,7 +318,7 @@ def _where(problem: Problem) -> str:
 
 
 def _accept_lost_commits(ctx: click.Context, session: str | None) -> None:
-    """Have a SQLite file go on without what its log has lost."""
+    """Let a SQLite file be used again without the commits that its log has lost."""
     url = store_url(ctx).value
     if session is not None or not url.startswith("sqlite:"):
         raise click.UsageError("--accept-lost-commits is for a whole store in a SQLite file; name no session.")
@@ -330,7 +331,7 @@ def _accept_lost_commits(ctx: click.Context, session: str | None) -> None:
 
 
 def _confirm(yes: bool, what: str) -> None:
-    """Ask first: nothing else in perdure loses what was said."""
+    """Ask before content is lost for good. Only the commands that call this lose anything."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -376,6 +377,7 @@ def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> Non
     async def work(store: Sessions) -> int:
         return sum([len(await store.erase(session_id)) for session_id in found])
 
+    # The ids are looked up first: a person has to see in full which sessions a short form means.
     found = on_sessions(ctx, find)
     _confirm(yes, f"erase {', '.join(found)}")
     say(f"sessions erased: {on_sessions(ctx, work)}")
@@ -389,7 +391,7 @@ def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> Non
 @click.option("--age", metavar="SPAN", help="The same by a rule: sessions that were created so long ago, such as 1y.")
 @click.option("--idle", metavar="SPAN", help="Sessions that were not updated for so long, such as 90d.")
 @click.option(
-    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, but for the last so many."
+    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, except for the last N."
 )
 @click.option("--dry-run", is_flag=True, help="Say what the rules would erase, and how many bytes. Erase nothing.")
 @_yes
@@ -407,8 +409,8 @@ def purge(
 
     What their forks show stays. So do sessions under hold: those with a tag hold, or hold: and the name of a case.
 
-    --policy, --age, --idle and --versions erase by rules. Sessions stay then in which something goes on: they run, wait
-    for a person, or have messages or timers. Rules that sessions have of their own come before these.
+    --policy, --age, --idle and --versions erase by rules. Sessions in use stay then: they run, wait for a person, or
+    have messages or timers. Rules that sessions have of their own come before these.
     """
     by_rules = any(value is not None for value in rules.values())
     if bool(sessions) + bool(older_than or status) + by_rules != 1:
@@ -442,7 +444,7 @@ def purge(
 
 
 async def _held(sessions: Sessions, older_than: datetime | None, status: str | None) -> dict[str, str]:
-    """Return the sessions that a purge has left because of a legal hold, each with its tag."""
+    """Return the sessions that a purge has skipped because of a legal hold, each with its tag."""
     from perdure.model.session import SessionStatus
     from perdure.paging import all_infos
     from perdure.protocols import Filters
@@ -511,7 +513,7 @@ def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacem
 
 
 async def _require_said(sessions: Sessions, session_id: str, message_ids: Sequence[str]) -> None:
-    """Raise InvalidData if a message is not there, before anybody is asked whether it is to be replaced."""
+    """Raise InvalidData if a message does not exist, before a person is asked to confirm."""
     said = [*await sessions.history(session_id), *(await sessions.session(session_id)).state.messages]
     known = {message.id for message in said}
     for missing in (each for each in message_ids if each not in known):
@@ -520,9 +522,9 @@ async def _require_said(sessions: Sessions, session_id: str, message_ids: Sequen
 
 
 async def _with_copies(sessions: Sessions, session_id: str) -> list[str]:
-    """Return the sessions that a session exchanges texts with: its caller's, and those of its sub-agents.
+    """Return the sessions that a session exchanges texts with: that of its caller, and those of its sub-agents.
 
-    One in which nothing was ever said has no copies, such as that which a framework keeps its agents below.
+    A caller's session in which nothing was ever said has no copies. Some frameworks keep their agents below such one.
     """
     from perdure.actions.children import spawned_by
 

@@ -1,4 +1,4 @@
-"""Commands about the keys that a store is sealed with. No secret is ever an argument of a command."""
+"""Commands for the keys that a store is sealed with. No secret is ever an argument of a command."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _make(ctx: click.Context, name: str | None) -> None:
     ring_at(path, create=True)
     settings_of(ctx).keys = path
     say(path)
-    note("Back this file up apart from the store. Whoever has both, and the master key, can open what is sealed.")
+    note("Back this file up apart from the store. Anyone who has both, and the master key, can open what is sealed.")
 
 
 def _show(ring: FileKeyRing, as_json: bool) -> None:
@@ -104,13 +104,13 @@ def _show(ring: FileKeyRing, as_json: bool) -> None:
 
 
 def _require_no_hold(ctx: click.Context, owner: str | None) -> None:
-    """Refuse to destroy keys of what a legal hold is on, as far as the store that is named tells.
+    """Refuse to destroy the keys of sessions under a legal hold in the store that the options name.
 
-    A store that is not there holds nothing: the keys may be all that is left of it.
+    If that store does not exist, the keys may be destroyed: they may be all that is left of it.
     """
     path = path_of(store_url(ctx).value)
     if path is not None and not path.exists():
-        note(f"There is no store at {path}, so nobody was asked for legal holds.")
+        note(f"No store is at {path}, so nobody was asked for legal holds.")
         return
     on_sessions(ctx, lambda sessions: _refuse_held(sessions, owner))
 
@@ -119,6 +119,7 @@ async def _refuse_held(sessions: Sessions, owner: str | None) -> None:
     store = sessions.store
     if not isinstance(store, Retains):
         return
+    # Two lists, since deleted sessions are listed only when asked for.
     for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
         async for page in pages(store.list, **filters):
             ids = [info.id for info in page if info.owner == owner]

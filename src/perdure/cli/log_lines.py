@@ -1,4 +1,4 @@
-"""What a command that runs on tells of itself: a line each on stderr, plain or as JSON."""
+"""The log of a command that runs for long: lines on stderr, plain or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.cli.terminal import json_line, note
 
 
 class _Lines(logging.Handler):
-    """Writes log records of perdure's. What `extra={"facts": …}` carries has names in JSON."""
+    """A handler that writes log records as lines. In JSON, the facts of `extra={"facts": …}` become fields."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.INFO)
@@ -42,7 +42,7 @@ def _fields(record: logging.LogRecord, plain: logging.Formatter) -> dict[str, An
 
 @contextmanager
 def log_lines(as_json: bool, *others: str) -> Iterator[None]:
-    """Show what perdure logs while the block lasts, and of other loggers what is a warning or worse."""
+    """Show the log of perdure while the block lasts, and warnings and errors of other loggers."""
     handler = _Lines(as_json)
     with ExitStack() as stack:
         stack.enter_context(_shown("perdure", logging.INFO, handler))
@@ -57,7 +57,7 @@ def _shown(name: str, level: int, handler: logging.Handler) -> Iterator[None]:
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(level)
-    logger.propagate = False
+    logger.propagate = False  # handlers of the root, such as a tool file's, would write each line a second time
     try:
         yield
     finally:

@@ -56,16 +56,16 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 _TOLD = 5
-"""How many killed runs a page of sessions tells of one by one."""
+"""The most killed runs that are told one by one for a page of sessions."""
 _BOOKKEEPING = re.compile(r"(?:o[a-z2-7]{16}\.)?google-adk-state-(?:app|user)-.*\.h[a-z2-7]{26}")
 """The ids that the adapter for Google ADK gives to the states of apps and of users."""
 _WIDE = 140
-"""How wide a terminal has to be to show what was said last: beside it a title is shown whole."""
+"""The least width of a terminal that shows the last words: in a narrower one the title needs their room."""
 _SPARE = (
     *("LAST WORDS", "VERSION", "AGENT", "COST", "CHANGED", "TAGS"),
     *("MESSAGES", "OWNER", "STATUS", "TITLE", "CREATED"),
 )
-"""The columns that a narrow terminal can do without, the first ones first."""
+"""The columns that a narrow terminal leaves out, in this order."""
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 _WIDTH = 2000
 
@@ -134,7 +134,7 @@ def ls(
 
 
 def _of_people(page: SessionInfoList[ListedSession]) -> SessionInfoList[ListedSession]:
-    """Return a page without the sessions in which an adapter keeps the state that other sessions share."""
+    """Return a page without the sessions in which an adapter keeps state that other sessions share."""
     from perdure.model.session import SessionInfoList
 
     kept = [info for info in page if info.message_count or not _BOOKKEEPING.fullmatch(info.id)]
@@ -142,7 +142,7 @@ def _of_people(page: SessionInfoList[ListedSession]) -> SessionInfoList[ListedSe
 
 
 def _not_indexed(asked: Mapping[str, Any]) -> str:
-    """Explain that a list may be empty because nothing was indexed: what is declared is known to programs alone."""
+    """Explain that a list may be empty because nothing was indexed. Only the programs know what they declare."""
     pairs = " and ".join(f"{key}={written(value)}" for key, value in asked.items())
     keys = ", ".join(map(repr, asked))
     declared = f"connect(filters=[{keys}])"
@@ -150,7 +150,7 @@ def _not_indexed(asked: Mapping[str, Any]) -> str:
 
 
 def _key_and_value(given: str) -> tuple[str, Any]:
-    """Return what `KEY=VALUE` asks for. A value that is a number, a truth value or a text in JSON is that."""
+    """Return the key and the value of `KEY=VALUE`. A value that is a JSON number, boolean or string is read as one."""
     key, sign, text = given.partition("=")
     if not key or not sign:
         raise click.UsageError(f"--metadata takes KEY=VALUE, such as --metadata customer=acme; got {given!r}.")
@@ -181,7 +181,7 @@ def _print_page(page: SessionInfoList[ListedSession], why: Mapping[str, str], as
 
 
 def _interrupted(why: str | None) -> dict[str, object]:
-    """Return the fields that tell of a run which waits to be continued."""
+    """Return the fields of JSON about a run that waits to be continued."""
     return {"killed": why is not None, "interrupted": why}
 
 
@@ -204,7 +204,7 @@ def _row(info: ListedSession, why: str | None) -> dict[str, object]:
 
 
 def _cost(usage: Usage | None) -> str:
-    """Return what a session has cost; nothing where that is not known, or nothing was spent."""
+    """Return the cost of a session. It is empty if the cost is unknown, or nothing was spent."""
     return "" if usage is None or not usage.total_tokens else price(of_usage(usage))
 
 
@@ -253,13 +253,13 @@ def show(
 
 
 def _last_of(messages: list[Message], count: int) -> list[Message]:
-    """Return the last messages of which as many are shown; those that are hidden between them come along."""
+    """Return the last messages, of which `count` are shown. Hidden messages between them are included."""
     shown = [place for place, message in enumerate(messages) if not message.is_sealed]
     return messages[shown[-count] :] if len(shown) >= count else messages
 
 
 def _blocks(session: AgentSession) -> list[str]:
-    """What compactions cover in what is shown."""
+    """Return a line for each compaction of a session's view: its strategy, and the number of messages it covers."""
     from perdure.model.transcript import Block
 
     blocks = [piece for piece in session.state.transcript.pieces if isinstance(piece, Block)]
@@ -323,7 +323,7 @@ def _version_row(info: AgentSessionInfo) -> list[object]:
 @session_argument("left")
 @session_argument("right")
 def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
-    """Show where the sessions LEFT and RIGHT part, and how each goes on."""
+    """Show where the sessions LEFT and RIGHT part, and how each continues."""
 
     async def work(sessions: Sessions) -> tuple[str, str, Diff]:
         first, second = await named_with_words(sessions, left), await named_with_words(sessions, right)
@@ -343,7 +343,7 @@ def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
 @store_command(json=True)
 @click.argument("text", required=False, metavar="TEXT")
 @click.option("--in", "session", metavar="SESSION", help="In this session only.")
-@click.option("--reindex", is_flag=True, help="Make the store's search index anew first; TEXT may be left out then.")
+@click.option("--reindex", is_flag=True, help="Make the store's search index again first; TEXT may be left out then.")
 @limit_option(20, 1000)
 def search(ctx: click.Context, text: str | None, session: str | None, reindex: bool, limit: int, as_json: bool) -> None:
     """Find the messages that have every word of TEXT: "two words" stand together, and word* is a beginning."""
@@ -373,7 +373,7 @@ def search(ctx: click.Context, text: str | None, session: str | None, reindex: b
 
 
 async def nothing_found(sessions: Sessions, session_id: str | None, text: str) -> str:
-    """What to say where a search has found nothing: what a fork shows of its parent is found in the parent."""
+    """Return the words for a search without hits. The messages that a fork shares are found only in its parent."""
     info = None if session_id is None else await sessions.info(session_id)
     if info is None:
         return "Nothing was found."
@@ -385,7 +385,7 @@ async def nothing_found(sessions: Sessions, session_id: str | None, text: str) -
 
 
 def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: int) -> None:
-    """Refuse what cannot be asked for before anything is indexed."""
+    """Refuse a wrong query before anything is indexed, which may take long."""
     from perdure.stores.search import Query
 
     if text is None and not reindex:
@@ -397,7 +397,7 @@ def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: in
 
 
 async def _indexed(sessions: Sessions, *, anew: bool) -> int:
-    """Bring the store's index up to date, with a bar if that takes long; how many messages were indexed."""
+    """Bring the store's index up to date, with a bar if that takes long. Return the number of messages indexed."""
     from perdure.protocols import Indexed
 
     if isinstance(sessions.store, Indexed):
@@ -424,7 +424,7 @@ def _print_hit(hit: SearchHit) -> None:
 
 
 def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
-    """Each message under the name of who said it; a mark may stand before every line."""
+    """Print each message under the role that said it, with a mark before every line."""
     for message in messages:
         if message.is_sealed:
             continue
@@ -458,6 +458,6 @@ def _lines_of(part: Part) -> list[str]:
             return [f"(thinks) {text}" for text in part.text.split("\n")]
         case Media():
             return [f"[{part.label}{f' {part.url}' if part.url else ''}]"]
-        case Envelope():
+        case Envelope():  # the leftovers of another framework's item: nothing in it was said
             return []
     return [f"[{type(part).__name__}]"]

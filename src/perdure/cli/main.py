@@ -14,7 +14,7 @@ from perdure.cli.options import AGENT_OPTIONS, STORE_OPTIONS
 
 
 class Place(NamedTuple):
-    """Where a command lives, and the line that the help shows of it."""
+    """The place of a command in the code, and its line in the help."""
 
     target: str
     help: str
@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "versions": Place("looking:versions", "List a session's versions, the newest first."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
         "events": Place("runs:events", "Show what happened in a session's runs, and what happens now."),
-        "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
+        "diff": Place("looking:diff", "Show where two sessions part, and how each continues."),
         "search": Place("looking:search", "Find messages by their words, covered and trimmed ones too."),
         "replay": Place("replaying:replay", "Run stored sessions again, and show what is different."),
         "stats": Place("runs:stats", "Count tokens and cost by agent, model and day."),
@@ -223,7 +223,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class LazyGroup(click.Group):
-    """Commands by name, each imported when it is called; errors in a line or two, with an exit code by their kind."""
+    """A group of commands, each imported when it is called. Errors are shown in a line or two, with an exit code."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -231,7 +231,7 @@ class LazyGroup(click.Group):
         extra.setdefault("terminal_width", _help_width())
         try:
             return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
+        except click.UsageError as error:  # click would print its own form of it: `reported` is not entered yet
             from perdure.cli.errors import refuse
 
             refuse(error)
@@ -245,7 +245,7 @@ class LazyGroup(click.Group):
             return None
         module, _, name = place.target.partition(":")
         command: click.Command = getattr(import_module(f"perdure.cli.{module}"), name)
-        # Each example on a line of its own, whatever the width.
+        # click keeps the lines of a paragraph that begins with \b as they are.
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[cmd_name])
         return command
 
@@ -278,7 +278,7 @@ class LazyGroup(click.Group):
 
 
 def _help_width() -> int:
-    """How wide the help may be. Left to itself, click would import shutil to find out."""
+    """Return the width of the help. By itself, click would import shutil to find out."""
     given = os.environ.get("COLUMNS", "")
     try:
         columns = int(given) if given.isdecimal() else os.get_terminal_size(1).columns
@@ -288,7 +288,7 @@ def _help_width() -> int:
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+    if wanted and not ctx.resilient_parsing:  # a shell that completes a word parses the options too
         import perdure
 
         click.echo(f"perdure {perdure.__version__}")
@@ -315,14 +315,14 @@ def main() -> None:
     sys.stdout, sys.stderr = _fit(sys.stdout), _fit(sys.stderr)
     try:
         cli(prog_name="perdure")
-    except KeyboardInterrupt:  # while a shell has an id completed, which click does before it looks after errors
+    except KeyboardInterrupt:  # during the completion of an id, which click does before it handles errors
         sys.exit(130)
 
 
 def _fit(stream: Any) -> Any:
-    """A stream that shows a character in writing where its terminal cannot, and that writes all or raises."""
+    """Return a stream that writes all or raises, and escapes characters that its encoding does not have."""
     if isinstance(getattr(stream, "buffer", None), RawIOBase):
-        # PYTHONUNBUFFERED: a write of which a pipe takes a part would drop the rest, and the broken pipe go unseen.
+        # With PYTHONUNBUFFERED, if a pipe took only a part of a write, the rest and the error would be lost.
         return open(stream.fileno(), "w", 1, stream.encoding, "backslashreplace", closefd=False)
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _MOST = 100
 """The most messages, or hits, that one call returns."""
 _AROUND = 10
-"""How many messages are shown before and behind the one that was asked for."""
+"""The number of messages shown before and after the one that was asked for."""
 
 
 @store_command(agent=True)
@@ -38,7 +38,7 @@ def mcp(ctx: click.Context, /, allow_send: bool) -> None:
     The assistant's program starts this command, and talks to it over standard input and output (MCP). With --owner it
     reaches this owner's sessions only.
     """
-    with log_lines(as_json=False):
+    with log_lines(as_json=False):  # on stderr: standard output belongs to the protocol
         run(_serve(ctx, allow_send))
 
 
@@ -109,18 +109,18 @@ def _add_sending(ctx: click.Context, server: MCPServer[Any], sessions: Sessions)
         a person waits for one, and is in `pending_calls`.
         """
         chat_id = session if session is not None else (await begun(ctx, sessions, _named_by(key))).id
-        # A program that gives up waiting does not stop the run.
+        # Started, and not sent: if the assistant's program gives up waiting, the run is not stopped.
         started = await sessions.start(chat_id, text, key=key, when_busy="queue")
         return {**of_reply(await started.result())}
 
 
 def _named_by(key: str | None) -> str | None:
-    """Return the id of the new session in which a message of a key is said, so that the same message finds it again."""
+    """Return the id of the new session for a message with a key. The same message then finds the session again."""
     return None if key is None else "mcp-" + blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def _told(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Have the errors of a tool told to the assistant."""
+    """Return a tool whose errors are told to the assistant."""
 
     @wraps(verb)
     async def done(*args: Any, **kwargs: Any) -> T:

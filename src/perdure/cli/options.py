@@ -1,4 +1,4 @@
-"""Options that many commands share. They may stand before the command or behind it."""
+"""Options that many commands share. They may be typed before the command or after it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Settings:
-    """What the options say; None where they say nothing. A plain class: `dataclasses` would slow down the help."""
+    """The values of the shared options. One that was not typed is None."""
 
+    # A plain class, since to import `dataclasses` would slow down the help.
     def __init__(self) -> None:
         self.store: str | None = None
         self.owner: str | None = None
@@ -29,12 +30,14 @@ class Settings:
 
 
 def settings_of(ctx: click.Context) -> Settings:
-    """The settings of this call, wherever in the line they were given."""
+    """Return the settings of this call, from anywhere in its line."""
     return ctx.find_root().ensure_object(Settings)
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if (value or value == "") and param.name is not None:  # an empty text is kept, to be refused where it is used
+    # Called before the command and after it: an option that is absent in one place must not undo the other. An empty
+    # text is kept, and refused by the code that uses it.
+    if (value or value == "") and param.name is not None:
         setattr(settings_of(ctx), param.name, value)
 
 
@@ -55,7 +58,7 @@ STORE_OPTIONS = (
     ),
     _shared("--debug", is_flag=True, help="Show the traceback of an error."),
 )
-"""Which sessions a command works on, and how much it says when something goes wrong."""
+"""The options that choose the store and the sessions of a command, and how much it tells about an error."""
 _HIDDEN_OWNER = _shared("--owner", metavar="NAME", help="Refused: all owners' sessions are meant.", hidden=True)
 AGENT_OPTIONS = (
     _shared(
@@ -80,16 +83,17 @@ AGENT_OPTIONS = (
     ),
     _shared("--telemetry-content", is_flag=True, help="Trace what is said, called and returned, too."),
 )
-"""Who answers, with which tools and model."""
+"""The options that choose the agent, its tools and its model."""
 _JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 
 
 def store_command(
     name: str | None = None, *, json: bool = False, agent: bool = False, owner: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function, which is given click's context first. The options that it shares with others
-    stand behind its own, in the same order everywhere: --json, those of an agent, those of a store. Without `owner` the
-    help has no --owner, which the command refuses."""
+    """Make a command of a function, whose first argument is click's context.
+
+    The shared options come after its own, in the same order everywhere: --json, those of an agent, those of a store.
+    Without `owner`, the help does not show --owner, and the command has to refuse it."""
 
     def made(function: Callable[..., None]) -> click.Command:
         command = click.command(name)(click.pass_context(function))
@@ -122,12 +126,12 @@ agent_name_option = click.option("--agent-name", "agent", metavar="NAME", help="
 
 
 def last_option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """How many of the newest are wanted, of whatever there is."""
+    """Return an option for the number of newest things wanted."""
     return click.option("--last", *names, type=click.IntRange(1), metavar="N", **attributes)
 
 
 def version_option(help: str) -> Callable[[F], F]:
-    """A number that a session's version has."""
+    """Return an option for the number of a version."""
     return click.option("--version", type=click.IntRange(1), metavar="N", help=help)
 
 
@@ -138,7 +142,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> An
 
 
 def since_option(name: str, what: str) -> Callable[[F], F]:
-    """What happened since a time, as a person says it."""
+    """Return an option for things that happened since a time, in the form that people type."""
     help_ = f"Only {what} since: 2h, 3d, or a date, local unless it says otherwise."
     return click.option("--since", name, callback=_moment, metavar="TIME", help=help_)
 
@@ -150,7 +154,7 @@ def _moment_to_come(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 def later_option(*names: str, help: str) -> Callable[[F], F]:
-    """Return an option for a time to come, as a person says it."""
+    """Return an option for a time in the future, in the form that people type."""
     return click.option(*names, callback=_moment_to_come, metavar="TIME", help=help)
 
 
@@ -161,18 +165,18 @@ def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
 
 
 def span_option(name: str, *, default: str, help: str) -> Callable[[F], F]:
-    """Return an option for how long something may take, as a person says it."""
+    """Return an option for a span of time, in the form that people type."""
     help_ = f"{help} Units: s, min, h, d, w."
     return click.option(name, callback=_span, default=default, show_default=True, metavar="SPAN", help=help_)
 
 
 def older_option(name: str) -> Callable[[F], F]:
-    """Sessions that have rested for long, as a person says it."""
+    """Return an option for sessions that were not changed since a time, in the form that people type."""
     help_ = "Only sessions that were not changed for so long, or since: 12h, 30d, or a date (local)."
     return click.option("--older-than", "--until", name, callback=_moment, metavar="TIME", help=help_)
 
 
 def limit_option(default: int, most: int | None = None) -> Callable[[F], F]:
-    """How long a list may get."""
+    """Return an option for the most entries of a list."""
     kind = click.IntRange(1, most)
-    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most so many.")
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most N.")

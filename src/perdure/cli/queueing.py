@@ -1,4 +1,4 @@
-"""Commands about work that is left to workers: what waits, what is parked, what is sent again and again."""
+"""Commands about work for workers: the queue of waiting messages, parked sessions, and schedules."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _rows(found: Backlog) -> Iterator[Row]:
 
 
 def _described(timer: Timer) -> str:
-    """Return the name of a timer, when it repeats, and what it says."""
+    """Return the name of a timer, its schedule, and its message."""
     again = "" if timer.cron is None else f" ({' '.join(filter(None, (timer.cron, timer.timezone)))})"
     said = "resumes the session" if timer.name == UNTIL else of_timer(timer)["text"]
     return f"{timer.name}{again}: {said}" if said else f"{timer.name}{again}"
@@ -147,7 +147,7 @@ def _drop_timer(ctx: click.Context, session: str, name: str, as_json: bool) -> N
 
 
 async def _why_not_dropped(sessions: Sessions, session_id: str, name: str) -> Failure:
-    """Explain why nothing is to be sent later under a name."""
+    """Explain why no message under a name could be taken back."""
     try:
         found = await sessions.result(session_id, name)
     except RunFailed:
@@ -209,7 +209,7 @@ def schedule(
 
 def _schedule(ctx: click.Context, name: str, session: str | None, *, text: str, **when: Any) -> Timer:
     async def work(sessions: Sessions) -> Timer:
-        next_time(when["cron"], when["timezone"], now())  # what is wrong with it begins no session
+        next_time(when["cron"], when["timezone"], now())  # checked first, so that a mistake creates no session
         check_priority(when["priority"])
         if session is None and not await sessions.exists(name):
             target = (await begun(ctx, sessions, name)).id
@@ -217,7 +217,7 @@ def _schedule(ctx: click.Context, name: str, session: str | None, *, text: str, 
             target = await named(sessions, session) if session is not None else (await sessions.info(name)).id
             await continued(ctx, sessions, target)
             if settings_of(ctx).model is not None:
-                await use_model(ctx, sessions, target)  # the worker that sends it knows nothing of --model
+                await use_model(ctx, sessions, target)  # stored now: the worker that sends it does not see --model
         return await sessions.schedule(name, text, session_id=target, **when)
 
     return on_sessions(ctx, work, must_exist=session is not None, begins=session is None)
@@ -230,7 +230,7 @@ def _unschedule(ctx: click.Context, name: str, session: str | None, as_json: boo
             return (await sessions.info(target)).id, None
         others = [each.session_id for each in await sessions.schedules() if each.name == SCHEDULE + name]
         if not others:
-            return target, Failure(f"There is no schedule {name!r}. Type: {command('schedule')}", NOT_FOUND)
+            return target, Failure(f"No schedule has the name {name!r}. Type: {command('schedule')}", NOT_FOUND)
         there = f"The schedule {name!r} is in session {others[0]!r}."
         remove = command("schedule", "remove", name, "-s", others[0])
         return target, Failure(f"{there} Type: {remove}", NOT_FOUND)

@@ -1,4 +1,4 @@
-"""The command that runs stored sessions again and compares them: real sessions as regression tests."""
+"""The command that runs stored sessions again and compares the results: real sessions as regression tests."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ def replay(ctx: click.Context, sources: tuple[str, ...], as_json: bool, **given:
 
 
 class _Source(NamedTuple):
-    """A session, or a file of them, and how a person calls it."""
+    """A session, or a file of sessions, as a person has named it."""
 
     name: str
     is_file: bool
     error: str | None = None
-    """Why there is no such session."""
+    """The error, if no session has that name."""
 
 
 class _Options:
-    """What the options ask for, the same for every session."""
+    """The options of the command, which are the same for every session."""
 
     def __init__(self, ctx: click.Context, mode: str, given: dict[str, Any]) -> None:
         from datetime import timedelta
@@ -141,7 +141,7 @@ class _Options:
 
 
 class _Row(NamedTuple):
-    """What came of one session."""
+    """The result of one session."""
 
     name: str
     result: ReplayResult | None = None
@@ -158,7 +158,7 @@ class _Row(NamedTuple):
 
 
 def _mode_of(ctx: click.Context) -> str:
-    """Return how calls are answered, and leave the files that --tools names in the settings."""
+    """Return how calls are answered. Remove that word from --tools in the settings, so that only files are left."""
     settings = settings_of(ctx)
     modes = [each for each in settings.tools if each in _TOOLS]
     if len(set(modes)) > 1:
@@ -177,7 +177,7 @@ async def _found(
         try:
             yield _Source(await named(sessions, source), False)
         except (Failure, PerdureError) as error:
-            if len(sources) == 1:
+            if len(sources) == 1:  # nothing else to replay: the command fails as usual, with its own exit code
                 raise
             yield _Source(source, False, str(error))
     after, left = None, last
@@ -194,7 +194,7 @@ async def _found(
 
 
 async def _all(sessions: Sessions, found: Sequence[_Source], options: _Options, as_json: bool) -> list[_Row]:
-    """Replay sessions, several at once. What is done is shown, also if the rest is interrupted."""
+    """Replay sessions, several at once. If that is interrupted, print the results that are there."""
     rows: dict[int, list[_Row]] = {}
     places = asyncio.Semaphore(options.jobs)
     with progress("replaying") as tell:
@@ -226,7 +226,7 @@ def _in_order(rows: Mapping[int, Sequence[_Row]]) -> list[_Row]:
 async def _rows_of(
     sessions: Sessions, source: _Source, options: _Options, tell: Callable[[int, int], None] | None
 ) -> list[_Row]:
-    """Return what came of a session, or of each in a file. One that cannot be replayed stops no other."""
+    """Return the results of a session, or of each in a file. One that cannot be replayed does not stop the others."""
     from perdure.replay import Recording
 
     if source.error is not None:

@@ -1,4 +1,4 @@
-"""What `perdure purge` does by a policy: the rules that its options or a file name, and what is told of a round."""
+"""The part of `perdure purge` that works by a policy: the rules of its options or a file, and the report of a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perdure.sessions.rounds import RetentionReport
 
 _SHOWN = 20
-"""The most sessions that stay and are named."""
+"""The most sessions that are named, of those that stay."""
 _WORDS = {
     "running": "it is being run",
     "interrupted": "its run was killed, and waits to be continued",
@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def policy_of(file: str | None, age: str | None, idle: str | None, versions: int | None) -> RetentionPolicy:
-    """Return the policy that a file or options name."""
+    """Return the policy of a file, or of options."""
     from perdure.errors import InvalidData
     from perdure.model.retention import RetentionPolicy
     from perdure.sessions.rounds import load_policy
@@ -47,7 +47,7 @@ def policy_of(file: str | None, age: str | None, idle: str | None, versions: int
 
 
 def apply_policy(ctx: click.Context, policy: RetentionPolicy, *, dry_run: bool, as_json: bool) -> None:
-    """Erase what is over by a policy, or rehearse it, and tell what went and what stays."""
+    """Erase sessions by a policy, or rehearse that, and print what was erased and what stays."""
     report = on_sessions(ctx, lambda sessions: sessions.apply_retention(policy, dry_run=dry_run))
     if as_json:
         print_json(_as_json(report))

@@ -1,4 +1,4 @@
-"""Commands about runs: what happened in them, and what they have used."""
+"""Commands about runs: their events, and their usage and cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _BAR, _TABLE = 40, 50
 _BEFORE = 52
-"""How wide the columns before an event's words are."""
+"""The width of the columns before an event's words."""
 
 
 @store_command(json=True)
@@ -66,7 +66,7 @@ def _print_event(event: AnyLoopEvent) -> None:
 
 
 def _told(event: AnyLoopEvent) -> str:
-    """What an event says, in a few words."""
+    """Return an event in a few words."""
     told = _WORDS.get(type(event).__name__)
     return told(event) if told else ""
 
@@ -126,7 +126,7 @@ def stats(ctx: click.Context, by: Part | None, agent: str | None, since: datetim
 
 
 def _redacted(counts: Mapping[str, int]) -> str:
-    """Return how often which redactor has replaced something, in words."""
+    """Return the redactors in words, each with the number of its replacements."""
     return ", redacted: " + ", ".join(f"{name} {count}" for name, count in counts.items()) if counts else ""
 
 
@@ -140,7 +140,8 @@ def _row(found: Sum) -> dict[str, Any]:
 
 
 def print_costs(name: str, rows: list[dict[str, Any]]) -> None:
-    """A table of sums, with a bar for each in a terminal."""
+    """Print a table of sums, with a bar for each in a terminal."""
+    # Bars of costs would all be empty with free models, so they show tokens then.
     counted = "cost" if any(row["cost"] for row in rows) else "output_tokens"
     most = max((row[counted] for row in rows), default=0) or 1
     columns = [name.upper(), "RUNS", "INPUT", "OUTPUT", "COST"]

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("perdure.cli")
 _PORT = 7433
 _CONCURRENCY = 16
-"""How many sessions are run at once where agents or tools are given, and no number."""
+"""The most sessions that run at once if agents or tools are given, and --workers is not."""
 _WORK: dict[str, Any] = {"lease": 20.0, "tries": 3, "per_owner": None, "rate": None}
-"""The other settings of the worker inside the service: what `perdure worker` has without options."""
+"""The other settings of the worker inside the service. They are the defaults of `perdure worker`."""
 
 
 @store_command(json=True, agent=True)
@@ -131,7 +131,7 @@ def _require_packages() -> None:
 
 
 async def _require_guarded(sessions: Sessions, settings: Settings) -> None:
-    """Raise ConfigurationError if other machines could reach a service that nobody has a token for."""
+    """Raise ConfigurationError if other machines can reach the service, and nobody has a token for it."""
     from perdure.model.ids import now
     from perdure.server.gate import BROWSER
     from perdure.server.tokens import token_book
@@ -154,7 +154,7 @@ def _worker(ctx: click.Context, sessions: Sessions, concurrency: int, drain: flo
 
 
 def _agents(ctx: click.Context) -> Sequence[AgentDefinition]:
-    """Return the agents of new sessions: those that are typed, or that of a config file."""
+    """Return the agents of new sessions: those of --agent, or that of a config file."""
     from msgspec.structs import replace
 
     first, model = agent_of(ctx), settings_of(ctx).model
@@ -163,7 +163,7 @@ def _agents(ctx: click.Context) -> Sequence[AgentDefinition]:
 
 
 class _Served:
-    """A service that answers, and how it ends."""
+    """A service from its first request to its end."""
 
     def __init__(self, service: Service, server: HttpServer, worker: Worker | None, drain: float) -> None:
         self._service = service
@@ -178,7 +178,10 @@ class _Served:
         return [] if self._worker is None else sorted(self._worker.handed_over)
 
     async def run(self, listener: socket.socket) -> None:
-        """Answer until a signal comes. Requests are still answered while runs end: /readyz says that it stops."""
+        """Answer requests until a signal comes.
+
+        Requests are still answered while runs end: /readyz then says that the service is stopping.
+        """
         answering = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         working = asyncio.ensure_future(self._service.closing.wait() if self._worker is None else self._worker.run())
         try:
@@ -195,7 +198,7 @@ class _Served:
             self._worker.stop(at_once=at_once)
 
     def stop(self) -> None:
-        """Begin to end, or end at once if that was asked for before."""
+        """Begin to stop. If that was asked for before, stop at once."""
         self._told += 1
         at_once = self._told > 1 or not self._drain
         self._begin_to_end(at_once=at_once)
@@ -220,12 +223,12 @@ class _Served:
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
-                if self._told:  # it is ending: a further signal would only break that off
+                if self._told:  # it is stopping: a further signal would only interrupt that
                     signal.signal(number, signal.SIG_IGN)
 
 
 def _tell_of_start(ctx: click.Context, service: Service, concurrency: int, *, as_json: bool) -> None:
-    """Print where people sign in. That goes to stdout alone, and is not logged: the code makes its user an operator."""
+    """Print the address for signing in. It goes to stdout only and into no log: the code makes its user an operator."""
     store, url = shown_url(store_url(ctx).value), service.settings.url
     facts = {"event": "started", "store": store, "url": url, "pid": os.getpid(), "concurrency": concurrency}
     work = f"at most {counted(concurrency, 'session')} at once" if concurrency else "messages wait for `perdure worker`"
@@ -238,7 +241,7 @@ def _tell_of_start(ctx: click.Context, service: Service, concurrency: int, *, as
 
 
 def warn_of_missing_models(service: Service) -> None:
-    """Log which agents of new sessions have no model: messages to them would wait, and clients would not know why."""
+    """Log which agents have no model. Messages to their sessions would wait, and clients would not know why."""
     for agent in service.agents.values():
         if service.sessions.loops.named_model(agent) is None:
             facts = {"event": "no model", "agent": agent.name}
@@ -248,9 +251,10 @@ def warn_of_missing_models(service: Service) -> None:
 
 @contextmanager
 def _shown_in_browser(service: Service, wanted: bool | None) -> Iterator[None]:
-    """Open a browser, if that is wanted and can be.
+    """Open a browser, if that is wanted and possible.
 
-    It is given a file that leads on: everybody on this machine sees command lines, and could use the code first.
+    The browser gets a file that redirects to the address: everybody on this machine sees command lines, and could use
+    the code first.
     """
     has_display = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not has_display or not (sys.stderr.isatty() if wanted is None else wanted):

@@ -1,4 +1,4 @@
-"""Sessions by their id, by a beginning or an end of it, or by their name, and what is done to the one that is meant."""
+"""The search for the session that an argument names: by its id, by a beginning or an end of it, or by its name."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _PAGE = 1000
 def on_session(
     ctx: click.Context, text: str, verb: Callable[[Sessions, SessionId], Awaitable[T]], *, of_words: bool = False
 ) -> tuple[SessionId, T]:
-    """Carry out a verb on the session that an argument names. Return its id, and what the verb returns.
+    """Carry out a verb on the session that an argument names. Return its id, and the result of the verb.
 
-    If the verb is about what was said (`of_words`), a person is told where that is if it is not in this session.
+    `of_words` is for verbs about messages. If the session has none, a note names the sub-agent's session that has.
     """
 
     async def work(sessions: Sessions) -> tuple[SessionId, T]:
@@ -44,15 +44,17 @@ def on_session(
 
 
 async def named(sessions: Sessions, text: str) -> SessionId:
-    """Return the session that an argument names: by its id, by a beginning or an end that no other has, by the name
-    that no other has, or by `@`."""
+    """Return the session that an argument names.
+
+    It may be its id, or a beginning or an end of it that no other id has. It may also be a name that no other session
+    has, or `@`."""
     found = await (last_used(sessions) if text == LAST_USED else _meant(sessions, text))
     await learn(sessions, [found])
     return found
 
 
 async def named_with_words(sessions: Sessions, text: str) -> SessionId:
-    """Return the same. If nothing was ever said in it, but in the session of one of its sub-agents, say so."""
+    """Return the session that an argument names. If only its sub-agent's session has messages, print a note."""
     session_id = await named(sessions, text)
     children = await _spoken_children(sessions, session_id)
     if len(children) == 1:
@@ -64,7 +66,7 @@ async def named_with_words(sessions: Sessions, text: str) -> SessionId:
 
 
 async def _spoken_children(sessions: Sessions, session_id: SessionId) -> list[ListedSession]:
-    """Return the sub-agents' sessions that have messages, if a session has never had one itself."""
+    """Return the sub-agents' sessions that have messages, if the session itself has never had one."""
     if any(info.message_count != 0 for info in await sessions.list(id=session_id, limit=1)):
         return []
     children = [info for info in await sessions.list(parent=session_id) if info.spawn_ref and info.message_count]
@@ -72,14 +74,14 @@ async def _spoken_children(sessions: Sessions, session_id: SessionId) -> list[Li
 
 
 async def last_used(sessions: Sessions) -> SessionId:
-    """Return the session that was changed last, and is not a sub-agent's."""
+    """Return the session that was changed last, apart from those of sub-agents."""
     page = await sessions.headers(order="updated", top_level=True, limit=1)
     for info in page:
         return info.id
-    for damage in page.damaged:
+    for damage in page.damaged:  # the last one used is damaged: to take another in its place would be a surprise
         raise damage
     whose = "" if sessions.owner is None else f" of {sessions.owner!r}"
-    raise Failure(f"There is no session{whose} yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
+    raise Failure(f"No session{whose} exists yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
 
 
 async def _meant(sessions: Sessions, text: str) -> SessionId:
@@ -88,7 +90,7 @@ async def _meant(sessions: Sessions, text: str) -> SessionId:
         return found
     try:
         raise SessionNotFound(SessionId(text))
-    except InvalidSessionId as error:
+    except InvalidSessionId as error:  # the text is not an id, but a name may have any characters
         what = error.what.rstrip(".")
         raise Failure(f"{what}, and no session has that name. Type: {command('ls')}", USAGE) from None
 
@@ -107,7 +109,7 @@ async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
 
 
 async def _of_name(sessions: Sessions, text: str) -> SessionId | None:
-    """Return the session with this name. A framework's id may be any text: then the session's id is made of it."""
+    """Return the session with this name. A framework's id may be any text, from which the session's id is made."""
     with suppress(SessionNotFound, InvalidSessionId):
         return (await sessions.info(SessionId.of(text))).id
     found: list[SessionId] = []
@@ -132,7 +134,7 @@ def _ambiguous(text: str, found: Sequence[str]) -> Failure:
 
 
 async def _like(sessions: Sessions, text: str, *, deleted: bool = False) -> Sequence[SessionId]:
-    """Return this owner's sessions whose id begins or ends so: one more than are shown, if there are more."""
+    """Return this owner's sessions whose id begins or ends with a text, at most one more than are shown."""
     found = [
         *await _beginning_with(sessions, text, deleted=deleted, limit=_SHOWN + 1),
         *await _ending_with(sessions, text, deleted=deleted, limit=_SHOWN + 1),
@@ -141,9 +143,9 @@ async def _like(sessions: Sessions, text: str, *, deleted: bool = False) -> Sequ
 
 
 async def _beginning_with(sessions: Sessions, text: str, *, deleted: bool, limit: int) -> Sequence[SessionId]:
-    """A store that cannot find them so knows whole ids only. An owner need not type the mark that ids begin with."""
+    """Return the ids that begin with a text. An owner need not type the mark that ids begin with."""
     store, owner = sessions.store, sessions.owner
-    if not isinstance(store, Names):
+    if not isinstance(store, Names):  # such a store finds whole ids only
         return ()
     found = list(await store.ids_with_prefix(text, owner=owner, deleted=deleted, limit=limit))
     if owner is not None:
@@ -160,7 +162,7 @@ async def _ending_with(sessions: Sessions, text: str, *, deleted: bool, limit: i
 
 
 def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
-    """Return what a shell may complete an id to: ids that begin so, else those that end so. Nothing without a store."""
+    """Return the ids that a shell offers: those that begin with a text, or else those that end with it."""
 
     async def work(sessions: Sessions) -> list[str]:
         mark = "" if sessions.owner is None else mark_of(sessions.owner)
@@ -171,5 +173,5 @@ def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
 
     try:
         return on_sessions(ctx, work)
-    except (PerdureError, OSError, click.UsageError):
+    except (PerdureError, OSError, click.UsageError):  # an error would be printed into the line that is being typed
         return []

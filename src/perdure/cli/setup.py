@@ -1,4 +1,4 @@
-"""From options, environment and config files to open sessions."""
+"""The way from options, environment and config files to open sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OF_OPERATORS = ("worker", "queue", "schedule", "serve")
-"""The commands of those who run workers, and may never have talked to an agent."""
+"""The commands of operators, who may never have talked to an agent."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -71,10 +71,9 @@ def opened(
 ) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
-    `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is. `serves`
-    is for a command that runs many sessions at once. `rate` is how often models are asked, and `grace` how long runs
-    may still take at the end. `tools` are there besides those that the options name. `keep` says how long sessions are
-    kept.
+    `must_exist` refuses to make a new store. `begins` is for a new session: the first --agent is its agent. `serves` is
+    for a command that runs many sessions at once. `rate` limits how often models are asked. `grace` is how long runs
+    may take at the end. `tools` are added to those that the options name. `keep` says how long sessions are kept.
     """
     from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
@@ -87,7 +86,7 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    # Most have nothing else to do while the disk is waited for.
+    # Most commands have nothing else to do while they wait for the disk, so they commit in the event loop's own thread.
     store = store_of(url, commit_in_loop=not serves, keys=keys_in(ctx))
     redaction = _redaction(ctx)
     if redaction is not None:
@@ -105,8 +104,9 @@ def opened(
         redact=redaction,
         telemetry=_telemetry(ctx),
     )
-    # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
-    # What others have queued behind a command's run is sent before most end, however long that takes; Ctrl-C ends it.
+    # Not by connect(), which changes the model of sessions. A default in a file must not do that: use_model() does.
+    # By default, a command first sends the messages that others have queued behind its run, however long that takes.
+    # Ctrl-C ends it.
     return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=grace, filters=filters, keep=keep)
 
 
@@ -117,7 +117,7 @@ def _pace(rate: str, store: SessionStore) -> Pace:
 
 
 def _redaction(ctx: click.Context) -> Redaction | None:
-    """Return what is done to texts before they are stored: by options, or by the environment or a config file."""
+    """Return the redaction of texts before they are stored, as options, the environment or a config file name it."""
     settings = settings_of(ctx)
     names = [*(["default"] if settings.redact else []), *settings.redactor]
     if not names:
@@ -156,13 +156,14 @@ def _mcp_servers(ctx: click.Context) -> list[McpServer]:
 
 
 def store_url(ctx: click.Context) -> Chosen:
-    """Where sessions are kept: by --store, PERDURE_STORE, a config file, or in the user's data directory."""
+    """Return the store's URL: of --store, PERDURE_STORE, a config file, or a file in the user's data directory."""
     given = _typed(ctx, "store")
     return default_store() if given is None else Chosen(as_url(given), "--store")
 
 
 def ring_path(ctx: click.Context) -> str | None:
-    """Where the key ring is, if one is named: by --keys, PERDURE_KEYS, or a config file."""
+    """Return the path of the key ring, if one is named: by --keys, PERDURE_KEYS, or a config file."""
+    # An empty variable is most often a mistake in a script, and would quietly leave everything unsealed.
     if _typed(ctx, "keys") is None and os.environ.get("PERDURE_KEYS") == "":
         raise click.UsageError("PERDURE_KEYS is empty. Name a key ring, or unset it to write what nobody has sealed.")
     chosen = _chosen(ctx, "keys", "PERDURE_KEYS")
@@ -170,7 +171,7 @@ def ring_path(ctx: click.Context) -> str | None:
 
 
 def keys_in(ctx: click.Context) -> FileKeyRing | None:
-    """Return the key ring that the options name; None if they name none."""
+    """Return the key ring that the options name, or None."""
     path = ring_path(ctx)
     if path is None:
         return None
@@ -180,7 +181,8 @@ def keys_in(ctx: click.Context) -> FileKeyRing | None:
 
 
 def owner_of(ctx: click.Context) -> str | None:
-    """Return whose sessions a command sees; None for everybody's. An empty name would quietly mean everybody."""
+    """Return the owner whose sessions a command sees. None means those of everybody."""
+    # An empty name would quietly mean everybody.
     if _typed(ctx, "owner") is None and os.environ.get("PERDURE_OWNER") == "":
         raise click.UsageError("PERDURE_OWNER is empty. Name an owner, or unset it to see everybody's sessions.")
     chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
@@ -204,9 +206,9 @@ def typed_agents(ctx: click.Context) -> list[AgentDefinition]:
 
 
 def agent_of(ctx: click.Context) -> AgentDefinition | None:
-    """Return the agent of a new session: the first that --agent names, or a config file's; None for the plain one.
+    """Return the agent of a new session: the first of --agent, or a config file's. None means the plain assistant.
 
-    Its model is the one that --model names, if it names one.
+    If --model is given, it is the agent's model.
     """
     from msgspec.structs import replace
 
@@ -220,30 +222,31 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
-    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it, or no such one."""
+    """Return a new session. Raise ConfigurationError, and create none, if its model is missing or unknown."""
     from perdure.sessions.talking import ASSISTANT
 
     agent = agent_of(ctx)
+    # Before the session exists, or a first try with a wrong name would leave an empty session behind.
     await sessions.loops.require_known(sessions.loops.model_of(agent or ASSISTANT))
     return await sessions.open(session_id, agent)
 
 
 async def continued(ctx: click.Context, sessions: Sessions, session_id: str) -> Chat:
-    """Return a session that is there already. Of the files that --agent names, one has to be its agent's."""
+    """Return an existing session. If --agent names files, one of them has to define its agent."""
     agents = typed_agents(ctx)
     own = (await sessions.info(session_id)).agent_name
     return await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
 
 
 async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> None:
-    """Have a session that is there already ask the model that is named for it, from now on."""
+    """Make an existing session use the model that is named for it, from now on."""
     change = _model_change(ctx, sessions, await sessions.session(session_id))
     if change is not None:
         await sessions.execute(session_id, change)
 
 
 def use_model_in_run(ctx: click.Context, sessions: Sessions) -> None:
-    """Have the next run of a session ask the model that is named for it; a run that is refused changes nothing."""
+    """Make the next run of a session use the model that is named for it. A run that is refused changes nothing."""
     sessions._connection.model_for = partial(_model_change, ctx, sessions)
 
 
@@ -265,7 +268,7 @@ def _model_change(ctx: click.Context, sessions: Sessions, session: AgentSession)
 
 
 def shown_url(url: str) -> str:
-    """A store's URL without the password that may stand in it."""
+    """Return a store's URL without the password that it may contain."""
     try:
         parts = urlsplit(url)
         if parts.password is None and not parts.query:
@@ -293,7 +296,7 @@ def _typed(ctx: click.Context, name: str) -> str | None:
 
 
 def require_store(ctx: click.Context) -> None:
-    """Refuse to begin a new store where somebody has mistyped the name of one that is there."""
+    """Refuse to make a new store when the name of an existing one was probably mistyped."""
     from perdure.cli.hints import command
 
     chosen = store_url(ctx)
@@ -303,13 +306,13 @@ def require_store(ctx: click.Context) -> None:
             leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
             leave += "" if settings_of(ctx).model or settings_of(ctx).agent else " --model MODEL"
             begin = f"Check --store and PERDURE_STORE. The first process that connects to it makes it: {leave}"
-            raise ConfigurationError(f"There is no store at {path}. {begin}")
+            raise ConfigurationError(f"No store is at {path}. {begin}")
         begin = f"Check its name, or begin one there: {command('chat', begins=True)}"
-        raise ConfigurationError(f"There is no store at {path}. {begin}")
+        raise ConfigurationError(f"No store is at {path}. {begin}")
 
 
 def require_kind(url: str) -> None:
-    """Say what is wrong where a file is named as a directory, or the other way round: SQLite's own words do not."""
+    """Explain that a file was named as a directory, or the other way round. SQLite's own message does not tell that."""
     path = path_of(url)
     if path is not None and url.startswith("sqlite:") and path.is_dir():
         raise ConfigurationError(
@@ -320,7 +323,7 @@ def require_kind(url: str) -> None:
 
 
 def may_write(ctx: click.Context) -> bool:
-    """Tell whether the store's place lets itself be written to, as far as that can be seen from outside."""
+    """Tell whether the store can be written to, as far as the permissions of its files show."""
     url = store_url(ctx).value
     path = path_of(url)
     if path is None:

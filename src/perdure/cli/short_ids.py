@@ -1,6 +1,6 @@
-"""Ids as a person sees them: the shortest end that no other session has, since ids that perdure makes up begin alike.
+"""Short forms of ids for people: the shortest end that no other session has, since ids that perdure makes begin alike.
 
-Of a long id that was chosen, or that an adapter made of a framework's names, it is the beginning that no other has.
+A long id that was chosen, or that an adapter made from a framework's names, is shown by a beginning that no other has.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 _LEARNED = "perdure.short_ids"
 _MADE_UP = re.compile(r"(?:o[a-z2-7]{16}\.)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""A UUID, behind an owner's mark or not. Any other id was chosen by somebody, who knows it by its beginning."""
+"""A UUID, with or without an owner's mark. Any other id was chosen by somebody, who knows it by its beginning."""
 _LONG = 32
 _HASH = re.compile(r"\.h[a-z2-7]{26}$")
-"""What an adapter's ids end with, and nobody reads."""
+"""The end of an adapter's ids, which nobody reads."""
 _UNREADABLE = re.compile(r"o[a-z2-7]{16}\..*\.h[a-z2-7]{26}")
-"""An adapter's id that begins with the mark of an owner: neither its beginning nor its end tells anybody anything."""
+"""An adapter's id that begins with the mark of an owner. Neither its beginning nor its end means anything to people."""
 _BEGINNING = 20
-"""The fewest characters that are left of a long id, unless only its hash is longer."""
+"""The fewest characters shown of a long id, unless it has fewer before its hash."""
 _ALIKE = 50
-"""How many sessions with the same end are compared; if there are more, a longer end is tried."""
+"""The most sessions with the same end that are compared. If there are more, a longer end is tried."""
 
 
 def shown(session_id: str) -> str:
-    """Return an id as this terminal shows it: short if `learn` has found how, and whole in a pipe."""
+    """Return an id as this terminal shows it: short if `learn` has looked it up, and whole in a pipe."""
     ctx = click.get_current_context(silent=True)
     if ctx is None or not is_terminal():
         return session_id
@@ -46,19 +46,19 @@ def shown(session_id: str) -> str:
 
 
 async def learn(sessions: Sessions, session_ids: Iterable[str]) -> None:
-    """Find out how short the ids can be shown that are about to be. Nothing is looked up if nobody looks."""
+    """Look up the short forms of ids that will be printed. In a pipe, look up nothing."""
     ctx, store = click.get_current_context(silent=True), sessions.store
     if ctx is None or not is_terminal() or not isinstance(store, Names):
         return
     learned: dict[str, str] = ctx.meta.setdefault(_LEARNED, {})
     reach = _Reach(store, sessions.owner)
     wanted = list(dict.fromkeys(session_ids))
-    with suppress(PerdureError):  # what is damaged is told by those who read it; ids are shown whole then
+    with suppress(PerdureError):  # then ids are shown whole: the command that reads a damaged store reports it
         learned.update(zip(wanted, await asyncio.gather(*map(reach.short, wanted)), strict=True))
 
 
 class _Reach:
-    """The sessions that one owner may name. Those of others count for nothing, or lengths would tell of them."""
+    """The sessions that one owner may name. Others do not count, or the length of an id would tell about them."""
 
     def __init__(self, names: Names, owner: str | None) -> None:
         self._names = names
@@ -66,12 +66,12 @@ class _Reach:
         self._mark = "" if owner is None else mark_of(owner)
 
     async def short(self, session_id: str) -> str:
-        """Return what names a session and no other, as `named` looks for it."""
+        """Return a text that names one session and no other, as `named` looks for it."""
         bare = session_id.removeprefix(self._mark)
         if not _MADE_UP.fullmatch(session_id) and not _UNREADABLE.fullmatch(bare):
             return await self._beginning(session_id, bare)
         length, is_there = await self._length(session_id, deleted=False)
-        if not is_there:  # then it is one of the deleted, which are looked for last
+        if not is_there:  # then it is deleted: `named` looks for such sessions last
             length = max(length, (await self._length(session_id, deleted=True))[0])
         for end in _ends(session_id, length):
             if not await self._is_beginning(end):
@@ -79,7 +79,7 @@ class _Reach:
         return session_id
 
     async def _beginning(self, session_id: str, bare: str) -> str:
-        """Return an id that was chosen, without the mark; if it is long, the beginning that no other session has."""
+        """Return a chosen id without the mark. If it is long, return the beginning that no other session has."""
         if len(bare) <= _LONG:
             return bare
         length = min(_BEGINNING, len(_HASH.sub("", bare)))
@@ -92,7 +92,7 @@ class _Reach:
         return bare
 
     async def _alike(self, text: str) -> list[str]:
-        """Return the sessions that begin or end so, deleted or not: as far as they are looked at."""
+        """Return ids that begin or end with a text, deleted or not, up to a limit."""
         found: list[str] = []
         for deleted in (False, True):
             for prefix in {text, self._mark + text}:
@@ -102,7 +102,7 @@ class _Reach:
         return found
 
     async def _length(self, session_id: str, *, deleted: bool) -> tuple[int, bool]:
-        """Return how long an end has to be that no other id has, and whether the session itself was met."""
+        """Return the length of an end that no other id has, and whether the session itself was found."""
         length = SHORTEST_SUFFIX
         while True:
             end = session_id[-length:]
@@ -114,7 +114,7 @@ class _Reach:
         return max([length, *(1 + _common_end(session_id, each) for each in others)]), len(others) < len(found)
 
     async def _is_beginning(self, end: str) -> bool:
-        """Tell whether the id of a session begins so, which would be meant as well, or is it, deleted or not."""
+        """Tell whether some id, deleted or not, begins with a text. Then the text would also name that session."""
         for prefix in {end, self._mark + end}:
             for deleted in (False, True):
                 if await self._names.ids_with_prefix(prefix, owner=self._owner, deleted=deleted, limit=1):
@@ -123,7 +123,7 @@ class _Reach:
 
 
 def _ends(session_id: str, least: int) -> Iterable[str]:
-    """Return the ends of an id, the shortest first, without those that a shell or an id could not begin with."""
+    """Return the ends of an id, the shortest first. They begin with a letter or digit, as an id has to."""
     return (session_id[-length:] for length in range(least, len(session_id)) if session_id[-length].isalnum())
 
 

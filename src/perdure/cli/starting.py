@@ -1,4 +1,4 @@
-"""Commands for the first five minutes: files to start from, completion in the shell, and whether all is set up."""
+"""Commands for the first five minutes: files to start from, completion in the shell, and a check of the set-up."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.UsageError(f"There is no completion for {shell}.")
+        raise click.UsageError(f"Completion is not available for {shell}.")
     click.echo(kind(cli, {}, "perdure", "_PERDURE_COMPLETE").source())
 
 
@@ -140,7 +140,7 @@ def _examined(ctx: click.Context) -> dict[str, Any]:
 
 
 async def _model_examined(ctx: click.Context) -> dict[str, Any]:
-    """Return the model that a new session would ask, who chose it, and why it cannot be asked, if it cannot."""
+    """Return the model of a new session, the setting that chose it, and the problem if it cannot be asked."""
     from perdure.cli.errors import NAME_A_MODEL
     from perdure.errors import PerdureError
     from perdure.loop.factory import LoopFactory
@@ -185,7 +185,7 @@ def _threads(options: set[str]) -> str | None:
 
 
 def _looked_at(ctx: click.Context) -> dict[str, Any]:
-    """Return how many sessions the store has, or why it does not open."""
+    """Return the number of sessions in the store, or the error if it does not open."""
     from perdure.errors import PerdureError
 
     async def work(sessions: Sessions) -> str:

@@ -69,12 +69,12 @@ def send(
     as_json: bool,
 ) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
-    if key == "":  # a variable that a script forgot to set
+    if key == "":  # most often a variable that a script forgot to set
         raise click.UsageError("--key is empty. Name one, or leave it out.")
     target, text = _addressed(words, new)
     text = _said(text)
     parts = [_attached(each) for each in files]
-    check_priority(priority)  # what is wrong with it begins no session
+    check_priority(priority)  # checked first, so that a mistake creates no session
     if key is not None:
         check_key(key)
     if no_wait or later is not None:
@@ -103,12 +103,12 @@ def send(
 def _leave(
     ctx: click.Context, target: str | None, new: bool, message: Sequence[Any], *, as_json: bool, **options: Any
 ) -> None:
-    """Leave a message for a worker to send, and print the key that its answer is found by."""
+    """Leave a message for a worker to send, and print the key by which its answer can be found."""
 
     async def work(sessions: Sessions) -> Queued:
         chat = await _opened_chat(ctx, sessions, target, new)
         if not new and settings_of(ctx).model is not None:
-            await use_model(ctx, sessions, chat.id)  # whoever sends the message knows nothing of --model
+            await use_model(ctx, sessions, chat.id)  # stored now: the worker that sends it does not see --model
         return await chat.enqueue(*message, **options)
 
     left = on_sessions(ctx, work, must_exist=not new, begins=new)
@@ -132,12 +132,12 @@ def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:
 
 
 def _said(text: str) -> str:
-    """The text of an argument, or of stdin; there has to be one."""
+    """Return the text of an argument, or that of stdin. Refuse an empty one."""
     if text == "-":
         try:
             text = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError:
-            raise click.UsageError("What comes from stdin is no text in UTF-8.") from None
+            raise click.UsageError("What comes from stdin is not text in UTF-8.") from None
     if not text.strip():
         raise click.UsageError("The text is empty, so there is nothing to say.")
     return text
@@ -164,7 +164,7 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
 
 
 def _attached(file: str) -> Media:
-    """Return an image or a file, before anything is opened or begun."""
+    """Return an image or a file. This is called first, so that a wrong path creates no session."""
     from perdure.sessions.attaching import attach
 
     try:
@@ -194,7 +194,7 @@ async def _streamed(chat: Chat, text: str, parts: Sequence[Media]) -> Reply[Any]
 
 
 def _answer(ctx: click.Context, reply: Reply[Any], as_json: bool, *, has_shown: bool = False) -> None:
-    """Print what a run came to. One that waits for a person says so, and has an exit code of its own."""
+    """Print the result of a run. If the run waits for a person, say so, and exit with a code of its own."""
     if as_json:
         print_json(of_reply(reply))
     elif not has_shown and reply.text:
@@ -212,7 +212,7 @@ def _answer(ctx: click.Context, reply: Reply[Any], as_json: bool, *, has_shown: 
 
 
 def why_stopped(reply: Reply[Any]) -> str | None:
-    """Explain why a run has no whole answer, so that silence or half a sentence is not taken for one."""
+    """Explain why a run has no whole answer. Otherwise silence, or half a sentence, could be taken for one."""
     reason = reply.stop_reason
     if reason is None or not reason.was_force_stopped:
         return None
@@ -220,7 +220,7 @@ def why_stopped(reply: Reply[Any]) -> str | None:
 
 
 def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
-    """Print calls, and below each of a sub-agent those that it waits for."""
+    """Print calls, and below a sub-agent's call those that it waits for."""
     for call in calls:
         note(f"{indent}{line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
         _show_calls(call.waits_for, f"{indent}  ")
@@ -250,7 +250,7 @@ def _decide(
     title: str,
     verb: Callable[[Sessions, str, Shown], Awaitable[Reply[Any]]],
 ) -> None:
-    """Decide about calls as they were printed, and print what the run then comes to."""
+    """Decide about calls as they were printed, and print the result of the run."""
 
     async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
         use_model_in_run(ctx, sessions)
@@ -266,7 +266,7 @@ def _decide(
 
 
 def _tell_decided(ctx: click.Context, session_id: str, reply: Reply[Any], as_json: bool) -> None:
-    """Print what a run comes to after a decision, or who continues it."""
+    """Print the result of a run after a decision, or who continues it."""
     if reply.queued and not as_json:
         note(f"Decided. A worker continues the run, or: {command('recover', session_id, tools=True)}")
     else:
@@ -274,10 +274,11 @@ def _tell_decided(ctx: click.Context, session_id: str, reply: Reply[Any], as_jso
 
 
 async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, ...], title: str) -> Shown:
-    """Print the calls that are decided about, and return them as they were printed.
+    """Print the calls to decide about. Return them as they were printed.
 
-    What is not there to be printed is left to the verb to refuse.
+    If some do not exist, return the names as they were typed: the verb refuses them.
     """
+    # The decision has to be about the very calls that a person saw: they may have changed since.
     execution = (await sessions.session(session_id)).state.execution
     waiting = execution.pending_calls if execution is not None else ()
     known = [call for call in waiting if not names or call.id in names or call.digest in names]
@@ -319,7 +320,7 @@ def deny(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and goes on."""
+    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and continues."""
     if reason is not None and why is not None:
         raise click.UsageError("Give the reason once: behind the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
@@ -403,13 +404,13 @@ def inject(ctx: click.Context, session: str, text: str, role: str, as_json: bool
 
 
 async def _recovered(sessions: Sessions) -> RecoveryReport:
-    """Go on with every run that was killed, one after the other, so that a person sees how far it is."""
+    """Continue every killed run, one after the other, so that a person sees the progress."""
     from perdure.actions.resume import RecoveryReport
 
     journal = sessions.runtime.journal
     if journal is None:
         return await sessions.recover()
-    # Newest first: a child is younger than its parent, which then finds it at its end.
+    # Newest first: a child is younger than its parent, which then finds the child's run ended.
     wanted = [each for each in reversed(await journal.lapsed()) if await sessions.exists(each)]
     reports: list[RecoveryReport] = []
     with progress("recovering") as tell:
@@ -425,7 +426,7 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     """Go on with runs that were killed: with that of SESSION, or with all of them.
 
     Completed tools are not run again. Give the --tools that the agents use, and an --agent for each sub-agent. A run
-    goes on with the model that it was begun with.
+    continues with the model that it was begun with.
     """
 
     async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]]]:

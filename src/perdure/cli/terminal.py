@@ -1,6 +1,6 @@
-"""What reaches the terminal. Stored content is never trusted: all of it goes through `safe`, `line` or `print_json`.
+"""Output to the terminal. Stored content is never trusted: all of it goes through `safe`, `line` or `print_json`.
 
-What takes more than a second shows a progress bar: on stderr, and only where a person looks."""
+Work that takes more than a second shows a progress bar, on stderr, and only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE = 1.0
-"""How many seconds pass before a person is shown that something is under way."""
-# Control characters but newline and tab, C1, DEL, what turns the direction of text, line separators, surrogates.
+"""Seconds that pass before a person is shown that something is under way."""
+# Control characters except newline and tab, C1, DEL, marks that change the direction of text, line separators, and
+# surrogates.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _FLEXED = 12
-"""How far a column of free text may be shortened before others are left out."""
+"""The width to which a column of free text is shortened before other columns are left out."""
 _STATUS_STYLES = {
     "active": "green",
     "completed": "green",
@@ -51,24 +52,24 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def safe(text: str) -> str:
-    """A text that a terminal shows and does not obey: whatever could steer it stands there in writing."""
+    """Return a text that cannot steer a terminal: each dangerous character is written as an escape such as `\\x1b`."""
     return _UNSAFE.sub(_escaped, text.replace("\r", ""))
 
 
 def line(text: object, width: int | None = None) -> str:
-    """A text on one line, shortened to a width."""
+    """Return a text on one line, shortened to a width."""
     flat = safe(" ".join(str(text).split()))
     return flat if width is None or len(flat) <= width else flat[: width - 1] + "…"
 
 
 def counted(count: int, noun: str) -> str:
-    """How many there are, in words: `1 message`, `2,000 messages`, `3 branches`."""
+    """Return a count with its noun: `1 message`, `2,000 messages`, `3 branches`."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
 def price(usage: Mapping[str, Any]) -> str:
-    """Return what was spent; with a + where the price of some tokens is not known, and ? where no price is."""
+    """Return the cost. It ends with + if the price of some tokens is unknown, and is ? if no price is known."""
     if not usage["unpriced_tokens"]:
         return f"${usage['cost']:.4f}"
     return f"${usage['cost']:.4f}+" if usage["cost"] else "?"
@@ -79,22 +80,23 @@ def is_terminal() -> bool:
 
 
 def width() -> int | None:
-    """How wide the terminal is; None in a pipe, where nothing is shortened."""
-    import shutil
+    """Return the width of the terminal. Return None in a pipe, where nothing is shortened."""
+    import shutil  # imported late, as is rich below: `perdure --help` must be quick
 
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
 def console(*, err: bool = False) -> Console:
-    """A console that takes texts as they are. It knows NO_COLOR, and whether there is a terminal at all."""
+    """Return a console of rich that prints texts as they are. It respects NO_COLOR."""
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout
+    # Without markup and emoji codes: stored text such as "[red]" or ":bomb:" has to be shown as it is.
     return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not stream.isatty())
 
 
 def styled(text: object, style: str) -> Any:
-    """A text for a console, in a style; in one line."""
+    """Return a text for a console, on one line and in a style."""
     from rich.text import Text
 
     return Text(line(text), style=style)
@@ -110,7 +112,7 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is no output: on stderr."""
+    """Print a remark for a person on stderr, apart from the output."""
     click.echo(safe(text), err=True)
 
 
@@ -120,14 +122,15 @@ def print_json(value: Any) -> None:
 
 
 def json_line(value: Any) -> str:
-    """Return a JSON document on one line. What could steer a terminal is escaped, as JSON allows."""
+    """Return a JSON document on one line. Characters that could steer a terminal are escaped, as JSON allows."""
+    # A stream that lacks a character would write an escape of Python's, which is not JSON: see `_fit` in main.
     ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
     text = written(value, ensure_ascii=ascii_only)
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text)
 
 
 def written(value: Any, *, ensure_ascii: bool = False) -> str:
-    """Return a value as JSON, whatever it is made of."""
+    """Return a value as JSON. Types that JSON does not have are converted."""
     return json.dumps(value, ensure_ascii=ensure_ascii, default=_plain)
 
 
@@ -159,10 +162,10 @@ def print_table(
     spare: Sequence[str] = (),
     flexible: Sequence[str] = (),
 ) -> None:
-    """Rows as a table in a terminal; in a pipe one line each, fields parted by tabs, without a head.
+    """Print rows as a table in a terminal. In a pipe, print a line for each, with tabs between fields and no header.
 
-    Where a terminal is too narrow, `flexible` columns are shortened, and `spare` ones left out, the first ones first:
-    the first column is always whole.
+    If the terminal is too narrow, `flexible` columns are shortened, and then `spare` ones left out, each in the given
+    order. The first column is always whole.
     """
     if not is_terminal():
         for row in rows:
@@ -185,7 +188,7 @@ def print_table(
 def _fitting(
     cells: dict[str, list[str]], room: int, spare: Sequence[str], flexible: Sequence[str]
 ) -> dict[str, int | None]:
-    """The columns that there is room for, each with its width; None for the first, which is never shortened."""
+    """Return the columns that fit, each with its width. The first is never shortened, so its width is None."""
     from rich.cells import cell_len
 
     wide = {name: max(len(name), *map(cell_len, column), 0) for name, column in cells.items()}
@@ -205,11 +208,12 @@ def _fitting(
 
 
 def age(moment: datetime) -> str:
-    """How long ago, in a terminal; the time itself in a pipe."""
+    """Return how long ago a time was. In a pipe, return the time itself."""
     if not is_terminal():
         return moment.isoformat(timespec="seconds")
     from perdure.model.ids import now
 
+    # Never negative: the clock of the machine that wrote the time may be ahead of this one.
     seconds = max(0, int((now() - moment).total_seconds()))
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -218,7 +222,7 @@ def age(moment: datetime) -> str:
 
 
 def to_come(moment: datetime) -> str:
-    """Return how soon, in a terminal; the time itself in a pipe."""
+    """Return how soon a time comes. In a pipe, return the time itself."""
     if not is_terminal():
         return moment.isoformat(timespec="seconds")
     from perdure.model.ids import now
@@ -227,13 +231,13 @@ def to_come(moment: datetime) -> str:
     if seconds <= 0:
         return "due"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:  # less of it would be rounded by too much
+        if seconds >= 2 * length:  # with fewer than two of a unit, rounding would be off by too much
             return f"in {round(seconds / length)} {unit}"
     return f"in {seconds} s"
 
 
 def at_time(moment: datetime) -> str:
-    """Return a time with its offset. One that has passed is taken to mean at once, and says so."""
+    """Return a time with its offset. If it has passed, add that the work is done at once."""
     from perdure.model.ids import now
 
     passed = ", which has passed: it is done at once" if moment <= now() else ""
@@ -242,7 +246,10 @@ def at_time(moment: datetime) -> str:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to be told how much is done, and of how much; 0 where that is not known."""
+    """Show the progress of work while the block lasts.
+
+    The block gets a function, which takes the amount done and the whole amount, or 0 if that is unknown.
+    """
     bar = _Bar(label)
     try:
         yield bar.tell if sys.stderr.isatty() else _ignore
@@ -251,7 +258,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 async def patiently(label: str, work: Awaitable[T]) -> T:
-    """What something comes to; a person is shown that it is under way, if it takes long."""
+    """Return the result of work. If it takes long, show a person that it is under way."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=PATIENCE)
     if not task.done() and sys.stderr.isatty():
@@ -261,7 +268,7 @@ async def patiently(label: str, work: Awaitable[T]) -> T:
 
 
 def _ignore(done: int, total: int) -> None:
-    """Nobody looks."""
+    """Show nothing: stderr is not a terminal."""
 
 
 class _Bar:

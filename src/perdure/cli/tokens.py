@@ -1,4 +1,4 @@
-"""Commands about access tokens of a service: make one, list them, revoke one."""
+"""Commands for the access tokens of a service: make one, list them, revoke one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _make(
     from perdure.server.tokens import new_token, token_book
 
     wanted: dict[str, Any] = {"may_write": not read_only, "expires_at": expires_at, "name": name}
-    # What is typed wrong is refused here, before a store is begun for it.
+    # Wrong values are refused here, before a new store is made for them.
     Token(digest="0" * 64, owner=owner, created_at=now(), **wanted)
     if owner_of(ctx) not in (None, owner):
         raise click.UsageError(f"With the owner {owner_of(ctx)!r}, tokens are made for this owner only.")
@@ -109,7 +109,7 @@ def _show(ctx: click.Context, as_json: bool) -> None:
 
 
 def _described(token: Token) -> str:
-    """Return what a token may do. An operator's is told from the others here: an owner may have any name."""
+    """Return the rights of a token. An operator's token is marked here, since an owner may have any name."""
     return ("write" if token.may_write else "read") + (" all" if token.owner is None else "")
 
 
@@ -124,12 +124,13 @@ def _revoke(ctx: click.Context, token_id: str, as_json: bool) -> None:
 
     async def work(sessions: Sessions) -> bool:
         book, owner = token_book(sessions.store), owner_of(ctx)
+        # Another owner's token counts as missing.
         if owner is not None and token_id not in {each.id for each in await book.tokens(owner)}:
             return False
         return await book.drop_token(token_id)
 
     if not on_sessions(ctx, work):
-        raise Failure(f"There is no token {token_id!r}. Type: {command('token', 'ls')}", NOT_FOUND)
+        raise Failure(f"No token has the id {token_id!r}. Type: {command('token', 'ls')}", NOT_FOUND)
     if as_json:
         print_json({"id": token_id, "revoked": True})
     else:

@@ -1,4 +1,4 @@
-"""Tools, and what makes their context, from a Python file that the user has named: it is imported, as was asked."""
+"""Tools, and the function that makes their context, from a Python file of the user's. The file is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAKES_CONTEXT = "context"
 
 
 class ToolFile(NamedTuple):
-    """What a file has for agents: tools, and perhaps the function that makes what tools find in their context."""
+    """The contents of a file for agents: tools, and perhaps a function that makes the context of tools."""
 
     file: str
     tools: list[Any]
@@ -38,13 +38,13 @@ def context_of(files: Iterable[ToolFile]) -> MakeContext | None:
 
 
 def read_tool_file(file: str) -> ToolFile:
-    """Return what a file marks with `@tool`, and its toolsets; with neither, its functions that have a docstring.
+    """Return what a file marks with `@tool`, and its toolsets. If there are none, return its functions with docstrings.
 
-    A function `context(session, data)` that is not marked is no tool: it makes the context of a run.
+    A function `context(session, data)` without the mark is not a tool: it makes the context of a run.
     """
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
-        raise ConfigurationError(f"There is no Python file {file}. Give --tools the path of one.")
+        raise ConfigurationError(f"{file} is not a Python file. Give --tools the path of one.")
     module = _imported(path)
     make_context = _maker_in(module)
     public = [value for name, value in vars(module).items() if not name.startswith("_") and value is not make_context]
@@ -63,6 +63,7 @@ def _maker_in(module: ModuleType) -> MakeContext | None:
 
 
 def _is_described(value: object, module: ModuleType) -> bool:
+    # Only functions of this very file: those that it imports from other modules are not meant as tools.
     return inspect.isfunction(value) and value.__module__ == module.__name__ and bool(inspect.getdoc(value))
 
 
@@ -72,7 +73,7 @@ def _imported(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{path} cannot be imported as Python.")
     module = module_from_spec(spec)
-    sys.modules[name] = module  # type hints of its functions are looked up there
+    sys.modules[name] = module  # before it runs: the type hints of its functions are looked up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's own code raises
@@ -86,5 +87,6 @@ def _said(error: Exception) -> str:
 
 
 def _line_in(path: Path, error: Exception) -> str:
+    # The last frame in the user's own file: an error inside a library is still caused by a line there.
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path.resolve())]
     return f" (line {lines[-1]})" if lines else ""

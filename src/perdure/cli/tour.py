@@ -1,4 +1,4 @@
-"""`perdure tour`: what a session can do, shown on a real one, without a key and in well under a minute."""
+"""`perdure tour`: a real session shows what sessions can do, without a key and in well under a minute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BY_HEAD = AgentDefinition(CASHIER.name, system_prompt="Work it out in your head.
 WITH_TOOLS = AgentDefinition(CASHIER.name, system_prompt="Use your tools.")
 
 PATIENCE = 30.0
-"""How long the process that is to be killed may take to come that far, in seconds."""
+"""The most seconds until the process that will be killed has come that far."""
 
 
 @click.command()
@@ -48,7 +48,7 @@ def tour(directory: Path | None) -> None:
 
 
 class Tour:
-    """One walk through. Every line it prints comes out of a call that was really made."""
+    """One tour. Every line that it prints is the result of a real call."""
 
     def __init__(self, place: Path) -> None:
         self._url = f"sqlite:///{quote(str(place / 'sessions.db'))}"
@@ -76,7 +76,7 @@ class Tour:
                 await chat.send(message)
 
     async def kill(self, chat: Chat) -> None:
-        """A second process charges three cards, and is killed while it charges the second."""
+        """Let a second process charge three cards, and kill it while it charges the second."""
         self._stage.scene("It is killed", "SIGKILL, in the middle of a tool that must not run twice")
         version = (await chat.session()).version
         self._stage.user(TAKE_THE_MONEY)
@@ -91,7 +91,7 @@ class Tour:
         self._stage.ledger(self._ledger)
 
     async def _second_charge(self, chat: Chat) -> None:
-        """Follow the other process's run, as it comes on record, until it is inside its second charge."""
+        """Wait until the other process's run is inside its second charge. The run is followed by its record."""
         customers: list[str] = []
         async with aclosing(chat.events(follow=True)) as events:  # type: ignore[type-var]  # it is a generator, told as an iterator
             async for event in events:
@@ -100,7 +100,9 @@ class Tour:
                     customers.append(event.call.arguments["customer"])
                 if len(customers) == 2:
                     break
-        while f"{customers[1]} {ORDERS[1][1]} begun" not in self._ledger.read_text():  # noqa: ASYNC110  # a file
+        # The start of a call is on record before the tool runs, so only the ledger tells that it has begun. A file
+        # cannot be awaited: hence the noqa.
+        while f"{customers[1]} {ORDERS[1][1]} begun" not in self._ledger.read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def recover(self, chat: Chat) -> None:

@@ -1,4 +1,4 @@
-"""The agent of the tour: a cashier whose tools leave their marks in a ledger, a file that nobody takes back.
+"""The agent of the tour: a cashier whose tools write into a ledger, a file that no recovery changes.
 
 Run as `python -m perdure.cli.tour_agent STORE LEDGER SESSION MESSAGE`, it is the process that the tour kills.
 """
@@ -20,11 +20,11 @@ ORDERS = (("Ada", 12), ("Ben", 30), ("Cleo", 7))
 TAKE_THE_MONEY = " then ".join(
     f'call charge {{"customer": "{customer}", "amount": {amount}}}' for customer, amount in ORDERS
 )
-"""The offline model makes calls that are written out; `then` makes it wait for one before the next."""
+"""The message to the offline model, which makes calls that are written out. `then` has it wait for each call."""
 
 
 def tools_of(ledger: Path, *, pause: float) -> list[FunctionTool]:
-    """A tool that may be repeated, and one that may not. Taking money lasts a moment, as it does in life."""
+    """Return a tool that may be repeated, and one that may not. To take money lasts `pause` seconds."""
 
     @tool(idempotent=True)
     def multiply(a: float, b: float) -> float:
@@ -43,7 +43,7 @@ def tools_of(ledger: Path, *, pause: float) -> list[FunctionTool]:
 
 
 def write(ledger: Path, line: str) -> None:
-    """One line, in one write: a process that is killed leaves no half of it."""
+    """Write one line with one call, so that a killed process leaves all of it or nothing."""
     handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""Where the tour is shown: headings, the agent's runs as they go on, and at the end the tree, the diff, the costs."""
+"""The output of the tour: headings, the agent's runs while they last, and at the end the tree, the diff, the costs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 READING = 0.03
-"""How long each word stands alone, in seconds: the offline model is quicker than the eye."""
+"""Seconds after each word of an answer: without the pause, the offline model is quicker than the eye."""
 
 
 class Stage:
-    """The terminal, or a pipe: then all is plain text."""
+    """The terminal that the tour is shown in, or a pipe, which gets plain text."""
 
     def __init__(self) -> None:
         self._console = console()
@@ -58,7 +58,7 @@ class Stage:
 
     @contextmanager
     def watching(self, chat: Chat) -> Iterator[None]:
-        """Show a session's runs as they go on."""
+        """Show a session's runs while the block lasts."""
         view: View = TerminalView(self._console) if self._is_terminal else PlainView(sys.stdout, sys.stdout)
 
         async def hear(event: object) -> None:
@@ -74,15 +74,15 @@ class Stage:
             view.finish()
 
     def heard(self, event: ToolExecutionStart) -> None:
-        """An event of a run in another process."""
+        """Show an event of a run in another process."""
         self._print(Text(f"  → {described(event.call)}  (on record, seen from here)"))
 
     def ledger(self, path: Path) -> None:
-        """What tools have really done."""
+        """Show what the tools have really done."""
         self.fact(f"the ledger, {path.name}: " + " | ".join(path.read_text().splitlines()))
 
     def branches(self, names: Sequence[str], loops: Sequence[LoopRecord]) -> None:
-        """What the branches of a group came to, and which was selected."""
+        """Show the answers of the branches of a group, and which one was selected."""
         for name, loop in zip(names, loops, strict=True):
             answer = loop.messages[-1].text if loop.messages else ""
             mark = "selected" if loop.parallel_group and loop.parallel_group.is_selected else "kept on record"

@@ -1,4 +1,4 @@
-"""Where a command sends its traces: the SDK is set up here, since nobody else does for a command."""
+"""The set-up of OpenTelemetry's SDK for a command, and the place where its traces are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.telemetry.telemetry import Telemetry
 
 
 def telemetry_to(where: str, *, content: bool = False) -> Telemetry:
-    """Return telemetry that goes to stderr, to a collector, or where the process has set it up to go."""
+    """Return telemetry that goes to stderr, to a collector, or to the providers that the process has set up."""
     if where == "global":  # `opentelemetry-instrument perdure …` has set the providers, and sends what is left
         return Telemetry(content=content)
     try:
@@ -25,7 +25,7 @@ def telemetry_to(where: str, *, content: bool = False) -> Telemetry:
 
 
 class CommandTelemetry(Telemetry):
-    """Telemetry of a command: what is left when its connection closes is sent before the command ends."""
+    """Telemetry of a command. Spans that are left when its connection closes are sent before the command ends."""
 
     def __init__(self, *, tracer_provider: Any, meter_provider: Any, content: bool = False) -> None:
         super().__init__(content=content, tracer_provider=tracer_provider, meter_provider=meter_provider)
@@ -60,7 +60,7 @@ def _exporters(where: str) -> tuple[Any, Any]:
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter(out=sys.stderr), ConsoleMetricExporter(out=sys.stderr)
-    # It reads OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and the like by itself.
+    # The exporters read OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and the like by themselves.
     spans = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     metrics = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     return spans.OTLPSpanExporter(), metrics.OTLPMetricExporter()

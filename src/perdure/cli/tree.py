@@ -80,7 +80,7 @@ def _label(node: Node, title: int | None) -> str:
 
 
 def _pieces(node: Node, title: int | None, *, is_picture: bool = False) -> list[tuple[str, str]]:
-    """Return what is said of a node, each with its style. A picture is kept, so its ids are whole."""
+    """Return the texts about a node, each with its style. Ids are whole in a picture, since it is kept."""
     is_run = node.kind in ("loop", "branch", "group")
     sign = ("■" if node.stop_reason and node.status == "completed" else _SIGNS.get(node.status, "")) if is_run else ""
     name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id if is_picture else shown(node.id))
@@ -127,6 +127,7 @@ def write_svg(root: Node, path: str) -> None:
 
     from rich.console import Console
 
+    # A recording console also prints: into a buffer, so that nothing reaches the terminal.
     out = Console(record=True, file=io.StringIO(), width=120, markup=False, highlight=False, emoji=False)
     out.print(_drawn(root, _TITLE, is_picture=True), overflow="ellipsis", no_wrap=True)
     picture = out.export_svg(title=f"perdure tree {line(root.id)}")
@@ -134,5 +135,5 @@ def write_svg(root: Node, path: str) -> None:
 
 
 def _without_fonts(picture: str) -> str:
-    """A picture that fetches nothing from anywhere when it is looked at: rich names a font on a server."""
+    """Return a picture that loads nothing when it is looked at. rich's own names a font on a server."""
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL).replace("Fira Code, ", "")

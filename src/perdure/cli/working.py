@@ -1,4 +1,4 @@
-"""The command that runs sessions which others have left messages with."""
+"""The command that runs sessions in which others have left messages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.cli")
 _MCP = "PERDURE_WORKER_MCP"
-"""Names the MCP servers of a process apart, as a JSON list: a URL may have a secret in it."""
+"""The variable with the MCP servers of a process apart, as a JSON list. Not an option, as a URL may have a secret."""
 _QUEUES = {"high": 1, "default": 0}
 _NAMED = 10
-"""How many sessions that were handed over are told one by one."""
+"""The most handed-over sessions that are named in the log."""
 _TO_END = 0.25
 """Seconds that threads have to end once all is closed. Idle ones need a few milliseconds, busy ones do not end."""
 
 
 class _Queue(click.ParamType[int]):
-    """A priority: a number, or the name of one."""
+    """The type of an option for a priority: a number, or its name."""
 
     name = "queue"
 
@@ -137,7 +137,7 @@ def _policy(file: str | None) -> RetentionPolicy | None:
 
 
 async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_apart: bool) -> int:
-    """Look at one session. Return the exit code that says what has come of it."""
+    """Look at one session. Return the exit code for the outcome."""
     from perdure.workers.apart import EXIT_CODES, hold_leash
     from perdure.workers.worker import Worker
 
@@ -152,17 +152,17 @@ async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_a
 
 
 def end_despite_threads(code: int) -> None:
-    """Have this process end now that all is closed, even if a tool still runs in a thread.
+    """End this process soon after all is closed, even if a tool still runs in a thread.
 
     Python would wait for that thread. Meanwhile another worker repeats the tool, which must not run twice at once.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # it is ending already: Ctrl-C would only print a traceback
+        signal.signal(number, signal.SIG_IGN)  # the process is ending already: Ctrl-C would only print a traceback
 
     def watch() -> None:
         threading.Event().wait(_TO_END)
         if any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate()):
-            sys.stdout.flush()
+            sys.stdout.flush()  # by hand, since os._exit drops what is buffered
             sys.stderr.flush()
             os._exit(code)
 
@@ -170,7 +170,7 @@ def end_despite_threads(code: int) -> None:
 
 
 def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool) -> tuple[list[str], dict[str, str]]:
-    """Return the command that looks at one session with the settings of this one, and what its environment needs."""
+    """Return a command that looks at one session with the settings of this process, and the environment it needs."""
     from perdure.workers.apart import python_with
 
     given = settings_of(ctx)
@@ -186,16 +186,17 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
         ("--rate", settings["rate"]),
     ]
     typed = [str(word) for option, value in options if value is not None for word in (option, value)]
+    # No drain: the process that started it has waited already when it tells this one to stop.
     flags = ["--apart", "--drain", "0s", *(["--json"] if as_json else []), *(["--debug"] if given.debug else [])]
     flags += ["--telemetry-content"] if given.telemetry_content else []
-    # A URL may have a password in it, and everybody on the machine sees command lines.
+    # In the environment: a URL may have a password in it, and everybody on the machine sees command lines.
     environment = {"PERDURE_STORE": store_url(ctx).value, _MCP: json.dumps(given.mcp)}
     return python_with("worker", *flags, *typed, "--only"), environment
 
 
 @contextmanager
 def _stopped_by_signals(made: Worker, *, then: float | None = None) -> Iterator[None]:
-    """Have a worker stopped by a first signal, and at once by a second, or so many seconds after the first."""
+    """Stop a worker at a first signal. Stop it at once at a second, or `then` seconds after the first."""
     loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
     told = 0
 
@@ -215,7 +216,7 @@ def _stopped_by_signals(made: Worker, *, then: float | None = None) -> Iterator[
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-            if told:  # it is ending: a further signal would only break that off
+            if told:  # it is stopping: a further signal would only interrupt that
                 signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,6 +1,6 @@
-"""Agent definitions kept in files: Markdown with front matter, YAML, TOML or JSON.
+"""Agent definitions in files: Markdown with front matter, YAML, TOML or JSON.
 
-Each reader gives the same plain data, so that one set of checks serves all formats.
+All readers return the same plain data, so one set of checks serves all formats.
 """
 
 from perdure.definition_files.files import load_definition as load_definition

@@ -1,4 +1,4 @@
-"""The files and directories that agents are defined in, and what the fields of a file may hold."""
+"""The files and directories that define agents, and the checks of a file's fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READERS: dict[str, Callable[[Source], Any]] = {
 
 
 def load_definition(path: str | PathLike[str]) -> AgentDefinition:
-    """Return the agent that a file defines. An agent without a name is called as its file, less the suffix."""
+    """Return the agent that a file defines. An agent without a name gets that of its file, without the suffix."""
     return _load(Source(Path(path)))
 
 
@@ -81,7 +81,7 @@ def _text(source: Source) -> str:
     if len(raw) > MAX_BYTES:
         raise source.invalid((), f"an agent definition holds at most {MAX_BYTES:,} bytes")
     try:
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")  # editors on Windows write such a mark and line ends
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise source.invalid((), "this is not UTF-8; save it as UTF-8", line) from None
@@ -94,9 +94,9 @@ def _text(source: Source) -> str:
 def _bytes(source: Source) -> bytes:
     try:
         if not source.path.is_file():  # a pipe would wait for ever
-            raise ConfigurationError(f"There is no file {source.file}. Check the path of the agent definition.")
+            raise ConfigurationError(f"No file is at {source.file}. Check the path of the agent definition.")
         with source.path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)  # one more than allowed: enough to see that it is too long
     except OSError as error:
         raise ConfigurationError(f"The agent definition {source.file} cannot be read: {error.strerror}.") from None
 
@@ -111,11 +111,11 @@ def _definition(source: Source, fields: dict[str, Any]) -> AgentDefinition:
     try:
         definition = msgspec.convert(fields, AgentDefinition)
     except msgspec.ValidationError as error:
-        cause = error.__cause__  # the model's own checks know the field; msgspec knows the value that it stands in
+        cause = error.__cause__  # the model's own checks name the field, and msgspec only the value that has it
         problem = cause if isinstance(cause, InvalidData) else invalid(error)
         where = tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", problem.path))
         raise source.invalid(where, _in_words(problem.problem)) from None
-    except ConfigurationError as error:  # secret keys were refused before, which leaves what the model refuses
+    except ConfigurationError as error:  # readers have refused secret keys, so only the model's own checks are left
         url = model.get("base_url") if isinstance(model, dict) else None
         field = "base_url" if url and without_secrets(url) != url else "api_key_env"
         raise ConfigurationError(f"{source.at(('model', field))}: {error}") from None
@@ -133,11 +133,11 @@ def _check_output(source: Source, definition: AgentDefinition) -> None:
 
 
 def _check_fields(source: Source, where: Where, value: Any, kind: type[msgspec.Struct]) -> None:
-    """Refuse fields that there are not, and those with nothing in them, which would count as left out."""
+    """Refuse unknown fields, and empty ones, which would count as left out."""
     for key, item in value.items() if isinstance(value, dict) else ():
         if key not in _fields_of(kind):
             known = ", ".join(_fields_of(kind))
-            raise source.invalid((*where, key), f"there is no such field; the fields are {known}")
+            raise source.invalid((*where, key), f"no such field; the fields are {known}")
         if item is None:
             raise source.invalid((*where, key), f"got {_NOTHING}")
 
@@ -162,7 +162,7 @@ _EXPECTED = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
 
 
 def _in_words(problem: str) -> str:
-    """Put what msgspec says of a type into the words of a person who writes such files. Values are not shown."""
+    """Reword msgspec's message about a type for people who write such files. Values are not shown."""
     if problem == "Invalid RFC3339 encoded datetime":
         return f"expected {_MOMENT}"
     if problem == "Expected `datetime` with a timezone component":

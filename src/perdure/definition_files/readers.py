@@ -1,6 +1,6 @@
-"""Readers of the four formats: each gives a file's plain data, and refuses what perdure does not read.
+"""Readers of the four formats. Each returns a file's plain data, and refuses what perdure does not read.
 
-A line is told where the parser tells it: for bad syntax in every format, and for every value in YAML.
+Errors name the line if the parser tells it: for bad syntax in every format, and for every value in YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.model.secrets import refuse_secrets
 from perdure.model.value import clean_text
 
 MAX_VALUES = 10_000
-MAX_DIGITS = 1_000  # int() refuses to read some thousands, and cannot say where they stand
+MAX_DIGITS = 1_000  # int() refuses more than a few thousand digits, and cannot say in which field they are
 TOO_MANY = f"a definition holds at most {MAX_VALUES:,} values"
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -30,7 +30,7 @@ Where = tuple[str | int, ...]
 
 
 class Source:
-    """One file being read: its text, its values, and the lines on which they stand where these are known."""
+    """One file being read: its text, its values, and their lines, if these are known."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,10 +50,10 @@ class Source:
         self.lines[where] = line
 
     def refuse_secret(self, where: Where, key: str, value: object) -> None:
-        if where == ("model", "api_key_env") or where[0] == "output":  # there a key is the name of a field to fill in
+        if where == ("model", "api_key_env") or where[0] == "output":  # these name a variable, or fields to fill in
             return
         try:
-            refuse_secrets({key: bool(value)}, "$")
+            refuse_secrets({key: bool(value)}, "$")  # not the value itself: the keys in it were checked before this one
         except ConfigurationError:
             raise ConfigurationError(
                 f"{self.at(where)}: this looks like a secret, and would be stored with every session. Leave it out and "
@@ -61,7 +61,7 @@ class Source:
             ) from None
 
     def checked(self, where: Where, value: Any) -> Any:
-        """Return a value that JSON carries, and refuse any other."""
+        """Return a value if JSON can represent it. Refuse any other."""
         try:
             check_json(value)
         except InvalidData as error:
@@ -69,7 +69,7 @@ class Source:
         return value
 
     def at(self, where: Where, line: int | None = None) -> str:
-        """Return `file:line: field`, or `file: field` where no line is known."""
+        """Return `file:line: field`, or `file: field` if no line is known."""
         if not where:
             return f"{self.file}:{line or 1}"
         known = (self.lines[where[:end]] for end in range(len(where), 0, -1) if where[:end] in self.lines)
@@ -117,14 +117,14 @@ def read_toml(source: Source) -> Any:
 
 
 def read_markdown(source: Source) -> Any:
-    """Return the fields that stand in YAML front matter, with the text below as the system prompt."""
+    """Return the fields of YAML front matter, with the text below it as the system prompt."""
     first, _, rest = source.text.partition("\n")
     end = re.search(r"^---[ \t]*$", rest, re.MULTILINE)
     if first.rstrip() != "---":
         raise source.invalid((), "expected front matter: a line ---, the fields, a line ---, then the system prompt")
     if end is None:
         raise source.invalid((), "the front matter is not closed; end it with a line ---")
-    fields = read_yaml(source, "\n" + rest[: end.start()])
+    fields = read_yaml(source, "\n" + rest[: end.start()])  # a blank line for the first ---, so that line numbers fit
     body = rest[end.end() :]
     if not body.strip() or not isinstance(fields, dict):
         return fields
@@ -138,7 +138,7 @@ def read_markdown(source: Source) -> Any:
 
 
 def read_yaml(source: Source, text: str | None = None) -> Any:
-    """Return what is harmless in YAML: no tags, anchors or aliases, and `no`, `off` and dates are text."""
+    """Return the plain data of a YAML text. Tags, anchors and aliases are refused. `no`, `off` and dates are text."""
     text = source.text if text is None else text
     try:
         loader = _Loader(text)
@@ -163,7 +163,7 @@ def read_yaml(source: Source, text: str | None = None) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML into nodes, and no further: the constructors would guess at types."""
+    """A loader that reads YAML into nodes, and no further: its constructors would guess types."""
 
     nodes = 0
 
@@ -171,7 +171,7 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
         problem = None
         self.nodes += 1
-        if self.nodes > 2 * MAX_VALUES + 1:  # each with its key, and the mapping of all: no time is lost on the rest
+        if self.nodes > 2 * MAX_VALUES + 1:  # each value with its key, and the mapping of all: the rest is not read
             problem = TOO_MANY
         elif isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             problem = "anchors (&) and aliases (*) are not read; write it out"
@@ -183,7 +183,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object of JSON, with keys that are given twice still in it."""
+    """An object of JSON that still has keys which were given twice."""
 
 
 def _whole(digits: str) -> int:
@@ -204,7 +204,7 @@ _YAML_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
 def _plain(source: Source, where: Where, value: Any) -> Any:
-    """Return what a parser has read as plain data. Refuse what may stand nowhere in a definition."""
+    """Return the result of a parser as plain data. Refuse values that no definition may contain."""
     if isinstance(value, dict | _Pairs | yaml.MappingNode):
         fields: dict[str, Any] = {}
         for key, item, line in _pairs(source, where, value):
@@ -237,7 +237,7 @@ def _pairs(source: Source, where: Where, value: Any) -> Iterator[tuple[str, Any,
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
-    """Return what a scalar is in YAML 1.2: what looks like JSON is what JSON says, and all the rest is text."""
+    """Return the value of a scalar in YAML 1.2. One that looks like JSON is read as JSON, and any other is text."""
     text: str = node.value
     if node.style is not None:
         return text
@@ -250,7 +250,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 def _line(value: Any) -> int | None:
-    """Return the line on which something of YAML begins; the other parsers tell none."""
+    """Return the line on which a YAML node begins. The other parsers tell no line."""
     mark = getattr(value, "start_mark", None)
     return mark.line + 1 if isinstance(mark, yaml.Mark) else None
 

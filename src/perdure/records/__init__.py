@@ -1,4 +1,4 @@
-"""The records of runs: what they are, the recorder that makes them of events, and the files they are kept in."""
+"""The records of runs: their types, the recorder that makes them from events, and the files that keep them."""
 
 from perdure.model.record import LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, Turn
 from perdure.recorder import SessionRecorder, SessionRecorderConfig

@@ -1,6 +1,6 @@
-"""Session records as files, one JSON document each: for those who record runs without a session store.
+"""Session records as files of JSON, for programs that record runs without a session store.
 
-A document begins with a checksum of all that follows. Files of older releases begin with their format, and have none.
+A document begins with a checksum of all that follows. A file of an older release begins with its format, and has none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Where = str | os.PathLike[str]
 
 
 class SessionRecordList(list[SessionRecord]):
-    """Records that were loaded together. `damaged` has an error for each file that could not be read."""
+    """A list of records that were loaded together. `damaged` has an error for each file that could not be read."""
 
     def __init__(
         self, records: Iterable[SessionRecord] = (), *, damaged: Iterable[InvalidSessionFile | UnreadableFile] = ()
@@ -51,17 +51,17 @@ class SessionRecordList(list[SessionRecord]):
 
 
 def save_session(record: SessionRecord, directory: _Where) -> None:
-    """Write `{directory}/{session_id}.json`: whole or not at all, and durable. StoreError if the disk refuses it."""
+    """Write `{directory}/{session_id}.json`, as a whole and durably. Raise StoreError if the disk refuses it."""
     body = msgspec.json.format(codec.encode(_with_checksum(codec.to_dict(record))), indent=2)
     name = _file(record.session_id)
     with _opened(directory) as folder, _writing(folder, name):
-        staged = f"{name}.{new_id()}.tmp"  # its own, so that of two who write at once neither publishes half a file
+        staged = f"{name}.{new_id()}.tmp"  # a name of its own: another writer must not publish half of this file
         try:
             folder.write_new(staged, body + b"\n")
             os.rename(folder.path / staged, folder.path / name)
         finally:
             folder.discard(staged)
-        folder.sync()
+        folder.sync()  # the directory: without it, a power cut could undo the rename
 
 
 def load_session(session_id: str, directory: _Where) -> SessionRecord:
@@ -74,7 +74,7 @@ def load_session(session_id: str, directory: _Where) -> SessionRecord:
 
 
 def list_session_ids(directory: _Where) -> list[SessionId]:
-    """Return the sessions that have a record, the one written last first."""
+    """Return the ids of sessions that have a record, the one written last first."""
     if not os.path.lexists(directory):
         return []
     with _opened(directory) as folder:
@@ -85,8 +85,8 @@ def list_session_ids(directory: _Where) -> list[SessionId]:
 def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordList:
     """Return the records of an agent's sessions, the one written last first.
 
-    A file that cannot be read stops none of the others. It is logged, and its error is in `damaged` of what is
-    returned, whichever agent's it was.
+    A file that cannot be read does not stop the others. It is logged, and its error is in the list's `damaged`,
+    whichever agent the session belongs to.
     """
     records: list[SessionRecord] = []
     damaged: list[InvalidSessionFile | UnreadableFile] = []
@@ -97,16 +97,16 @@ def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordLi
             _log.warning("a session record is left out: %s", error)
             damaged.append(error)
         except SessionNotFound:
-            continue  # somebody has deleted it since it was listed
+            continue  # it was deleted since it was listed
     return SessionRecordList((record for record in records if record.agent_id == agent_id), damaged=damaged)
 
 
 def redact_session(session_id: str, directory: _Where, message_ids: Sequence[str]) -> bool:
-    """Replace what messages say in a session's record, and return whether it has said it.
+    """Replace the content of messages in a session's record. Return True if the record had any of it.
 
-    Everything in the record that may tell of them is replaced too. Every summary is, also if the record holds none of
-    the messages: a summary may cover a message that no loop has told. The file is written as by `save_session`. Raise
-    SessionNotFound if there is none.
+    Everything else in the record that may quote the messages is replaced too. Every summary is replaced, even if the
+    record has none of the messages: it may cover a message that no loop has told. The file is written as by
+    `save_session`. Raise SessionNotFound if the session has no record.
     """
     ids = Request.of(session_id, message_ids, REPLACEMENT).ids
     record = load_session(session_id, directory)
@@ -129,7 +129,11 @@ def delete_session(session_id: str, directory: _Where) -> None:
 
 
 class FileRecordStore:
-    """The same, one writer at a time: who comes while another writes a session's record gets SessionLocked."""
+    """A directory of session records with one writer at a time.
+
+    Its methods do the same as the functions of this module. If another writer has a session's record, they raise
+    SessionLocked.
+    """
 
     def __init__(self, directory: _Where) -> None:
         self._directory = Path(directory)
@@ -187,7 +191,7 @@ def _opened(directory: _Where) -> Iterator[Folder]:
 
 @contextmanager
 def _writing(folder: Folder, name: str) -> Iterator[None]:
-    """Raise StoreError where the disk refuses a change: it is full, read-only or broken."""
+    """Raise StoreError if the disk refuses a change: it is full, read-only or broken."""
     try:
         yield
     except OSError as error:
@@ -202,7 +206,7 @@ def _file(session_id: str) -> str:
 
 
 def _is_record(name: str) -> bool:
-    """Whether a file is one that `save_session` may have written; others may stand beside them."""
+    """Tell whether `save_session` may have written a file of this name. Other files may be in the directory too."""
     try:
         return name == _file(name.removesuffix(".json"))
     except InvalidSessionId:
@@ -210,7 +214,7 @@ def _is_record(name: str) -> bool:
 
 
 def _written_at(folder: Folder, name: str) -> int:
-    """When a file was written last; 0 if it has been removed meanwhile."""
+    """Return the time at which a file was last written. Return 0 if it was removed meanwhile."""
     try:
         return os.stat(folder.path / name, follow_symlinks=False).st_mtime_ns
     except FileNotFoundError:
@@ -241,13 +245,11 @@ def _with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_checksum(document: Any) -> Any:
-    """Return a document without its checksum, which is compared.
-
-    Its first key tells whether there is one. An older release that rewrites a file keeps the checksum, as it keeps
-    each field that it does not know, but behind the format; it may have changed the rest, so that says nothing.
-    """
+    """Return a document without its checksum. Raise InvalidData if the checksum does not match."""
     if not isinstance(document, dict) or not document:
         return document
+    # The first key tells whether the checksum counts. An older release that rewrites a file keeps the checksum, as it
+    # keeps every unknown field, but after the format. It may have changed the rest, so such a checksum is ignored.
     first, (given, rest) = next(iter(document)), (document.pop(_CHECKSUM, None), document)
     if first == "format":
         return rest
@@ -257,5 +259,5 @@ def _without_checksum(document: Any) -> Any:
 
 
 def _checksum_of(document: Mapping[str, Any]) -> str:
-    """Return a checksum of what a document says, however it is laid out."""
+    """Return a checksum of a document's content, which does not depend on its layout."""
     return f"crc32:{zlib.crc32(codec.encode(document)):08x}"

@@ -1,1 +1,1 @@
-"""Traces and metrics of runs, by OpenTelemetry. Nothing here is imported unless telemetry is asked for."""
+"""Traces and metrics of runs, by OpenTelemetry. Nothing here is imported unless you ask for telemetry."""

@@ -1,4 +1,4 @@
-"""The names of attributes, and what is the same in all spans of an agent and a model."""
+"""The names of attributes, and the values that are the same in all spans of a model."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ _PROVIDERS = {
     "openai-responses": "openai",
     "xai": "x_ai",
 }
-"""What the conventions call providers that have another name here."""
+"""The conventions' names of providers that have another name here."""
 _MOST = 256
-"""How many models and pairs of models are remembered. A process that asks more begins again."""
+"""The most models that are remembered. If a process asks more, all are forgotten."""
 
 
 class Asked(NamedTuple):
-    """What is said of every call of a model."""
+    """The values that every call of a model has in its span and metrics."""
 
     name: str
     """The name of the model, without its provider."""
     span_name: str
     provider: str
     chat: dict[str, Any]
-    """The attributes of a `chat` span, but for those of its session."""
+    """The attributes of a `chat` span, except those of its session."""
     measured: dict[str, Any]
     """The attributes of its metrics."""
 
@@ -78,14 +78,15 @@ _asked: dict[int, tuple[ModelConfig, Asked]] = {}
 
 
 def asked(model: ModelConfig) -> Asked:
-    """Return what is said of every call of a model. A model that is known is looked up by its identity."""
+    """Return the values that every call of a model has."""
+    # By identity, which needs no comparison of whole configurations: a run asks with the same object each time.
     known = _asked.get(id(model))
     if known is not None and known[0] is model:
         return known[1]
     made = _made(model)
     if len(_asked) >= _MOST:
         _asked.clear()
-    _asked[id(model)] = model, made  # with the model itself, so that no other comes to have its id
+    _asked[id(model)] = model, made  # with the model itself: as long as it lives, no other object gets its id
     return made
 
 
@@ -105,7 +106,7 @@ def _made(model: ModelConfig) -> Asked:
 
 
 def _server_of(url: str | None) -> dict[str, Any]:
-    """Return the host and the port of an address: the rest of it may hold a secret."""
+    """Return the host and the port of an address, and nothing else: the rest may contain a secret."""
     try:
         parts = urlsplit(url or "")
         host, port = parts.hostname, parts.port

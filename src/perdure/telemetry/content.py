@@ -1,4 +1,4 @@
-"""Messages as the conventions write them into attributes. It is used only where content is asked for."""
+"""Messages in the form that the conventions give them in attributes. Used only if content is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.telemetry import attributes as names
 
 
 def asked_of(request: ModelRequest) -> dict[str, str]:
-    """Return what a model is shown: messages, instructions and tools."""
+    """Return the content of a request: messages, instructions and tools."""
     told = {names.INPUT_MESSAGES: said(request.messages)}
     if request.system_prompt:
         told[names.INSTRUCTIONS] = as_text([{"type": "text", "content": request.system_prompt}])
@@ -28,13 +28,13 @@ def asked_of(request: ModelRequest) -> dict[str, str]:
 
 
 def said(messages: Sequence[Message], finish_reason: str | None = None) -> str:
-    """Return messages as the JSON that the conventions ask for. What a model has said tells why it ended."""
+    """Return messages as the JSON of the conventions. A model's message also has the reason why it ended."""
     end = {} if finish_reason is None else {"finish_reason": finish_reason}
     return as_text([{"role": each.role, "parts": list(_parts(each)), **end} for each in messages])
 
 
 def as_text(value: Any) -> str:
-    """Return a value as JSON; a text as it is."""
+    """Return a value as JSON. A text is returned as it is."""
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
 
 
@@ -56,6 +56,6 @@ def _part(part: Part) -> dict[str, Any] | None:
         case ToolResult():
             return {"type": "tool_call_response", "id": part.call_id, "response": part.content}
         case Media():
-            # Bytes would make a span of megabytes, and most exporters drop such.
+            # Without the bytes: most exporters drop a span of megabytes.
             return {"type": "media", "mime_type": part.media_type, "name": part.name, "size": part.length}
     return None

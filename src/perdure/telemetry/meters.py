@@ -1,4 +1,4 @@
-"""The metrics: what models have used, how long things took, and what waits in stores."""
+"""The metrics: the usage of models, the durations of calls and runs, and the work that waits in stores."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 2
 """The bounds that the conventions ask for."""
 _RUN_SECONDS = (*_SECONDS, 163.84, 327.68, 655.36, 1310.72)
 _PATIENCE = 2.0
-"""How many seconds a store has to tell what waits in it: metrics are collected on time, or without it."""
+"""Seconds that a store has to tell what waits in it. Metrics are collected on time, with the store or without it."""
 _AT_ONCE = 128
-"""How many measurements wait for a collection, at most: many at once take a third of what each takes in its turn."""
+"""The most measurements that wait for a collection. Recorded together, each takes a third of its time alone."""
 _NO_SPAN = Context()
-"""Measurements are recorded later, when the span that they belong to is not the current one."""
+"""The context of measurements. They are recorded late, when the current span is not the one they belong to."""
 
 
 class Depths:
-    """What a store tells when metrics are collected."""
+    """The numbers that a store gives when metrics are collected."""
 
     def __init__(self, kind: str, waiting: int, held: int, lapsed: int) -> None:
         self.kind = kind
         self.waiting = waiting
-        """How many messages wait."""
+        """The number of messages that wait."""
         self.held = held
-        """How many sessions are claimed by somebody who is alive."""
+        """The number of valid claims."""
         self.lapsed = lapsed
-        """How many claims have lapsed: their runs wait to be recovered."""
+        """The number of lapsed claims: their runs wait to be recovered."""
 
 
 class Watched(Protocol):
-    """A store that can be asked, in an event loop of its own."""
+    """A store that can be asked for its numbers, in its own event loop."""
 
     async def depths(self) -> Depths | None: ...
 
@@ -84,7 +84,7 @@ class Meters:
             "perdure.run.recoveries", "{run}", "Runs that were continued after their claim had lapsed."
         ).add
         self._measured: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        """What was measured and is not recorded yet."""
+        """The measurements that are not recorded yet."""
         self._stores = _Stores(report, self.flush)
         meter.create_observable_gauge(
             "perdure.queue.depth", [self._stores.waiting], "{message}", "Messages that wait for a worker."
@@ -105,17 +105,17 @@ class Meters:
         *,
         failed: str | None = None,
     ) -> None:
-        """Take note of a model call."""
+        """Note a model call, to be recorded later."""
         self._measured.append((self._record_chat, (model, seconds, answered_by, usage, failed)))
 
     def run(self, agent: str, status: str, failed: str | None, seconds: float, model: Asked, cost: float) -> None:
-        """Take note of a run that has ended, or was left."""
+        """Note a run that has ended, or was left, to be recorded later."""
         self._measured.append((self._record_run, (agent, status, failed, seconds, model, cost)))
         if len(self._measured) >= _AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Record what was noted since the last time. It happens whenever metrics are collected."""
+        """Record all measurements noted since the last time. This happens whenever metrics are collected."""
         while self._measured:
             try:
                 record, facts = self._measured.popleft()
@@ -169,16 +169,17 @@ def _told(told: dict[str, Any], failed: str | None) -> dict[str, Any]:
 
 
 class _Stores:
-    """The stores of open connections, asked when metrics are collected and at no other time.
+    """The stores of open connections. They are asked only when metrics are collected.
 
-    Each is asked in its connection's event loop, from the thread that collects. In the loop's own thread nobody can
-    wait for it: there the answer to the last question is told, and the next one is asked.
+    Each is asked in its connection's event loop, from the thread that collects. The loop's own thread cannot wait for
+    the answer. There, the answer to the last question is used, and the next question is asked.
     """
 
     def __init__(self, report: Report, first: Callable[[], None]) -> None:
         self._report = report
         self._first = first
-        """Called before anything is collected."""
+        """A function that is called before anything is collected."""
+        # The thread that collects metrics and the event loops of connections both use what follows.
         self._changing = threading.Lock()
         self._loops: dict[Watched, asyncio.AbstractEventLoop] = {}
         self._last: dict[Watched, Depths] = {}
@@ -201,7 +202,7 @@ class _Stores:
         return (Observation(count, {"perdure.store": kind}) for kind, count in counts.items())
 
     def claims(self, options: CallbackOptions) -> Iterator[Observation]:
-        """Tell what `waiting` has found: the SDK calls it right before, so that the store is asked once."""
+        """Return the claims that `waiting` has found. The SDK calls that one right before, so a store is asked once."""
         counts: Counter[tuple[str, str]] = Counter()
         with self._changing:
             last = [*self._last.values()]
@@ -215,7 +216,7 @@ class _Stores:
 
     def _found(self) -> Sequence[Depths]:
         with self._changing:
-            loops = dict(self._loops)
+            loops = dict(self._loops)  # a copy: to hold the lock while stores are asked would block their loops
         found = (self._asked(watched, loop) for watched, loop in loops.items())
         return [each for each in found if each is not None]
 
@@ -225,14 +226,14 @@ class _Stores:
             return None
         if _is_running_here(loop):
             task = loop.create_task(self._ask(watched))
-            self._asking.add(task)
+            self._asking.add(task)  # the loop itself has only a weak reference to a task
             task.add_done_callback(self._asking.discard)
             return self._last.get(watched)
         try:
             asyncio.run_coroutine_threadsafe(self._ask(watched), loop).result(_PATIENCE)
         except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or is being closed
             with self._changing:
-                self._last.pop(watched, None)  # what it told some time ago says nothing of now
+                self._last.pop(watched, None)  # an old answer must not be reported as the present one
             return None
         return self._last.get(watched)
 

@@ -1,7 +1,7 @@
 """The spans: one for a run, one for each model call, one for each tool call.
 
-What has ended is told to the SDK some at a time: the same work takes half as long where it is done again and again.
-A hook of the SDK may raise: that is reported, and never reaches the run.
+Ended spans are passed to the SDK several at a time: in a row, the same work takes half the time. A hook of the SDK may
+raise. Its error is reported, and never reaches the run.
 """
 
 from __future__ import annotations
@@ -50,54 +50,55 @@ if TYPE_CHECKING:
 Report = Callable[[Exception], None]
 _AGENT = contexts.create_key("perdure-agent")
 _SOON = 0.05
-"""Seconds until what has ended is told to the SDK, at the latest."""
+"""The most seconds until an ended span is passed to the SDK."""
 _MOST = 32
-"""How many spans that have ended wait for that, at most."""
+"""The most ended spans that wait for that."""
 _OTHER = "_OTHER"
-"""What the conventions call an error of which nothing is known."""
+"""The conventions' name for an error about which nothing is known."""
 CONTINUES, SENT_BY, CALLED_BY = "continues", "sent_by", "called_by"
-"""What a link stands for: the run's own earlier part, the message's sender, and whoever has the run continued."""
+"""The meanings of a link: to the run's earlier part, to the message's sender, or to the caller that continues it."""
 
 
 class Claimed(Protocol):
-    """A record that tells whether its session was ever claimed."""
+    """A record that tells whether its session was claimed."""
 
     @property
     def was_claimed(self) -> bool: ...
 
 
 class Stated(Protocol):
-    """A run, as far as its span tells of it."""
+    """The part of a run that its span needs."""
 
     state: AgentState
 
 
 class Tracing:
-    """Makes the spans of one `Telemetry`."""
+    """The maker of the spans of one `Telemetry`."""
 
     def __init__(
         self, provider: TracerProvider | None, meters: Meters, report: Report, *, content: bool = False
     ) -> None:
         self.start = get_tracer("perdure", tracer_provider=provider).start_span
         self.making = threading.RLock()
-        """Held while the span of a call is made: tools in threads may ask for it at once."""
+        """The lock that is held while the span of a call is made: tools in several threads may ask for it."""
+        # Reentrant: a processor of the SDK may ask for a span while one is being made.
         self.meters = meters
         self.report = report
         self.content = content
         self.cleaners: list[Callable[[str], str]] = []
-        """What is done to content before it is told: the redaction of the connections that this is of."""
+        """The functions that clean content before it is traced: the redactions of the connections that use this."""
         self._ended: deque[_Call | _AgentTrace] = deque()
         self._timer_in: asyncio.AbstractEventLoop | None = None
-        """The loop in which a flush is due. If it was closed before, another loop has to see to it."""
+        """The loop with a timer for the next flush. If that loop was closed, another one sets a timer."""
 
     def clean(self, text: str) -> str:
-        """Return content as it may be told."""
+        """Return content as it may be traced."""
         for each in self.cleaners:
             text = each(text)
         return text
 
     def later(self, ended: _Call | _AgentTrace) -> None:
-        """Take a span that has ended, to be told of soon."""
+        """Take an ended span, to be passed to the SDK soon."""
         self._ended.append(ended)
         if len(self._ended) >= _MOST:
             self.flush()
@@ -110,7 +111,7 @@ class Tracing:
         self.flush()
 
     def flush(self) -> None:
-        """Tell the SDK of all spans that have ended."""
+        """Pass all ended spans to the SDK."""
         while self._ended:
             try:
                 ended = self._ended.popleft()
@@ -122,7 +123,7 @@ class Tracing:
                 self.report(error)
 
     def here(self) -> str | None:
-        """Return the current span, as it is stored."""
+        """Return the current span in its stored form."""
         return _as_text(get_current_span().get_span_context())
 
     def run(
@@ -150,13 +151,14 @@ class Tracing:
             from perdure.telemetry.content import said
 
             told[names.INPUT_MESSAGES] = self.clean(said(inputs))
+        # A parent of None is the current span.
         parent, links = (None, ()) if before is None and not is_posted else _place(before, sender)
         began = time_ns()
         span = self.start(f"invoke_agent {session.definition.name}", parent, SpanKind.INTERNAL, told, links, began)
         return RunTrace(self, session, span, parent, began, known)
 
     def group(self, session: AgentSession, count: int, before: str | None) -> GroupTrace:
-        """Begin the span that the branches of an evaluation are beneath."""
+        """Begin the span above the branches of an evaluation."""
         agent = session.definition.name
         told: dict[str, Any] = {names.OPERATION: "invoke_agent", names.AGENT: agent, names.CONVERSATION: session.id}
         told[names.BRANCHES] = count
@@ -167,7 +169,7 @@ class Tracing:
 
 
 class _AgentTrace:
-    """A span that others are beneath. Inside `with` it is the current one; then it ends."""
+    """A span above others. It is the current one while the `with` block lasts, and ends with it."""
 
     def __init__(
         self, tracing: Tracing, session: AgentSession, span: Span, beneath: Context | None, began: int
@@ -177,7 +179,7 @@ class _AgentTrace:
         self.began = began
         self.context = contexts.set_value(_AGENT, self, set_span_in_context(span, beneath))
         self.parent = _as_text(span.get_span_context())
-        """The span as it is stored, for whoever continues this run."""
+        """The span in its stored form, for the process that continues this run."""
         self._span = span
         self._record: Claimed | None = None
         self._error: BaseException | None = None
@@ -196,17 +198,17 @@ class _AgentTrace:
     ) -> None:
         contexts.detach(self._token)
         if self._record is not None and not self._record.was_claimed:
-            return  # It never had its session. Its span is not ended, so nobody hears of it.
+            return  # the run never got its session: a span that is not ended is not exported
         self._error, self._at = error, time_ns()
         self.tracing.later(self)
 
     def finish(self) -> None:
-        """Tell of what has ended."""
+        """Pass the span to the SDK."""
         raise NotImplementedError
 
 
 class RunTrace(_AgentTrace):
-    """The span of a run, from its claim on to its end or to where it is left, and the spans of its calls."""
+    """The span of a run, from its claim to its end or to the point where it is left, with the spans of its calls."""
 
     def __init__(
         self, tracing: Tracing, session: AgentSession, span: Span, beneath: Context | None, began: int, model: Asked
@@ -216,17 +218,17 @@ class RunTrace(_AgentTrace):
         self._run: Stated | None = None
 
     def about(self, run: Stated, record: Claimed | None = None) -> Self:
-        """Take note of the run that the span is of, and of the record whose claim it begins with, if it has one."""
+        """Set the run of the span, and the record whose claim the run begins with, if it has one."""
         self._run = run
         self._record = record
         return self
 
     def driver(self, driver: Driver) -> TracedDriver:
-        """Return a driver whose calls are spans beneath this one."""
+        """Return a driver whose calls are spans below this one."""
         return TracedDriver(self.tracing, driver, self)
 
     def tool(self, call: ToolCall) -> ToolSpan:
-        """Return the span of a tool call. It is the current one until it is told how the call has ended."""
+        """Return the span of a tool call. It is the current one until the end of the call is reported to it."""
         return ToolSpan(self, call)
 
     def finish(self) -> None:
@@ -260,10 +262,10 @@ class RunTrace(_AgentTrace):
 
 
 class GroupTrace(_AgentTrace):
-    """The span that the branches of one evaluation are beneath."""
+    """The span above the branches of one evaluation."""
 
     def about(self, record: Claimed | None) -> Self:
-        """Take note of the record whose claim the evaluation begins with, if it has one."""
+        """Set the record whose claim the evaluation begins with, if it has one."""
         self._record = record
         return self
 
@@ -277,17 +279,17 @@ class GroupTrace(_AgentTrace):
 
 
 class _Call(Span):
-    """The span of a call, which is the current one until the call ends.
+    """The span of a call. It is the current one until the call ends.
 
-    The SDK begins it when somebody asks for it, as one who begins a span beneath it does. If nobody has, it is begun
-    once the call has ended, at the time at which the call began.
+    The SDK's span is begun only when somebody asks for it, for example to begin a span below it. If nobody does, it is
+    begun after the call has ended, with the time at which the call began.
     """
 
     _kind = SpanKind.INTERNAL
     _made: Span | None = None
     _failed: str | None = None
     _mark: str | None = None
-    """An attribute that tells that the call has no outcome, and why."""
+    """An attribute which says that the call has no outcome, and why."""
 
     def __init__(self, tracing: Tracing, agent: _AgentTrace | None, beneath: Context) -> None:
         self._tracing = tracing
@@ -300,18 +302,18 @@ class _Call(Span):
         raise NotImplementedError
 
     def _told_first(self) -> dict[str, Any]:
-        """Return what is known of the call before it has ended."""
+        """Return the attributes that are known before the call has ended."""
         raise NotImplementedError
 
     def _told_last(self) -> dict[str, Any]:
-        """Return what is known of the call once it has ended."""
+        """Return the attributes that are known once the call has ended."""
         raise NotImplementedError
 
     def _measure(self) -> None:
-        """Measure the call, if that is measured."""
+        """Measure the call. Calls of tools are not measured."""
 
     def left(self, error: BaseException) -> None:
-        """Take what the call was broken off by."""
+        """Take the error that broke the call off."""
         if isinstance(error, asyncio.CancelledError):
             self._mark = names.CANCELLED
         else:
@@ -319,20 +321,20 @@ class _Call(Span):
         self._close()
 
     def _close(self) -> None:
-        """Take the end of the call: its span is not the current one any more."""
+        """End the call: its span is not the current one any more."""
         contexts.detach(self._token)
         self._at = time_ns()
         self._tracing.later(self)
 
     def finish(self) -> None:
-        """Tell of a call that has ended. Its span is made all at once, if there is none yet."""
+        """Pass the ended call to the SDK. If its span was not begun yet, make it in one step."""
         self._measure()
         told = self._told_last()
         if self._mark is not None:
             told[self._mark] = True
         with self._tracing.making:
             made = self._made
-            if made is None:  # it is kept: work that a tool has left behind may still ask for it
+            if made is None:  # then it is kept: work that a tool has left behind may still ask for it
                 told = self._told_first() | told
                 made = self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
                 self._made = made
@@ -341,11 +343,12 @@ class _Call(Span):
         _finish(made, self._failed, self._at)
 
     def _span(self) -> Span:
-        """Return the SDK's span, begun now if it was not, with the time at which the call began."""
+        """Return the SDK's span. Begin it if needed, with the time at which the call began."""
         if self._made is None:
             with self._tracing.making:
-                if self._made is None:
-                    self._made = INVALID_SPAN  # for a processor that asks for the current span while this is made
+                if self._made is None:  # looked at again: another thread may have made it while this one waited
+                    # Until it is there, a processor that asks for the current span gets this, and not an endless loop.
+                    self._made = INVALID_SPAN
                     self._made = self._begun()
         return self._made
 
@@ -353,7 +356,7 @@ class _Call(Span):
         try:
             told = self._told_first()
             return self._tracing.start(self._name(), self._beneath, self._kind, told, (), self._began)
-        except Exception as error:  # around a subscriber: whoever asks is a tool
+        except Exception as error:  # around a subscriber: the caller is a tool, which must not fail by this
             self._tracing.report(error)
             return INVALID_SPAN
 
@@ -512,7 +515,7 @@ class ToolSpan(_Call):
 
 
 class TracedDriver:
-    """A driver each of whose calls is a span: of its run, or else of the current one, or beneath what is current."""
+    """A driver whose calls are spans: of its run, or else of the current run, or else below the current span."""
 
     def __init__(self, tracing: Tracing, driver: Driver, run: RunTrace | None = None) -> None:
         self._tracing = tracing
@@ -527,7 +530,7 @@ class TracedDriver:
             span = Chat(self._tracing, agent, agent.context, request)
         try:
             reply = await self._driver.respond(request, on_delta)
-        except BaseException as error:
+        except BaseException as error:  # a cancellation too: the span would stay the current one
             span.left(error)
             raise
         span.answered(reply)
@@ -535,7 +538,7 @@ class TracedDriver:
 
 
 def _finish(span: Span, failed: str | None, at: int) -> None:
-    """End a span. Its status names the type of an error, and not its message, which may quote content or a key."""
+    """End a span. Its status has the type of an error, but not the message, which may quote content or a key."""
     if failed is not None:
         span.set_attribute(names.ERROR, failed)
         span.set_status(Status(StatusCode.ERROR, failed))
@@ -548,7 +551,7 @@ def _current_agent() -> _AgentTrace | None:
 
 
 def _outcome_of(execution: ExecutionState | None, error: BaseException | None) -> tuple[str, str | None]:
-    """Return how a run stands, and the type of what it has failed of."""
+    """Return the status of a run, and the type of the error that it failed with."""
     if execution is not None and execution.status is not ExecutionStatus.IN_PROGRESS:
         if execution.status is not ExecutionStatus.FAILED:
             return execution.status.value, None
@@ -562,16 +565,16 @@ def _outcome_of(execution: ExecutionState | None, error: BaseException | None) -
 
 
 def _place(before: str | None, sender: str | None) -> tuple[Context | None, Sequence[Link]]:
-    """Return what the span of a continued or posted run is beneath (None: what is current), and what it is linked to.
+    """Return the parent of the span of a continued or posted run, and its links. A parent of None is the current span.
 
-    One that was posted has a trace of its own: it may begin days later, and a schedule sends again and again.
+    A posted run has a trace of its own: it may begin days later, and a schedule sends again and again.
     """
     earlier = _from_text(before)
     if earlier is None:
         sent_by = _from_text(sender)
         return Context(), () if sent_by is None else (Link(sent_by, {names.LINK: SENT_BY}),)
     links, here = [Link(earlier, {names.LINK: CONTINUES})], get_current_span().get_span_context()
-    if here.trace_id == earlier.trace_id:  # the call of a sub-agent whose caller is continued, or the same request
+    if here.trace_id == earlier.trace_id:  # a sub-agent's run below its continued caller, or the same request
         return None, links
     if here.is_valid:
         links.append(Link(here, {names.LINK: CALLED_BY}))
@@ -579,14 +582,14 @@ def _place(before: str | None, sender: str | None) -> tuple[Context | None, Sequ
 
 
 def _as_text(span: SpanContext) -> str | None:
-    """Return a span as W3C's `traceparent` names it."""
+    """Return a span in the form of W3C's `traceparent`."""
     if not span.is_valid:
         return None
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
 def _from_text(text: object) -> SpanContext | None:
-    """Return the span that a text names; None if it names none, as one that was stored by somebody else may."""
+    """Return the span that a text names. Return None if it names none: the text may come from another program."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a connection is given to be traced and measured by. OpenTelemetry itself is imported when one is made."""
+"""The object that a connection is traced and measured with. OpenTelemetry is imported only when one is made."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = logging.getLogger("perdure.telemetry")
 
 
 class Telemetry:
-    """Traces runs, model calls and tool calls, and measures them, by OpenTelemetry's conventions for GenAI.
+    """Traces and metrics of runs, model calls and tool calls, by OpenTelemetry's conventions for GenAI.
 
-    Without providers it uses those that are set for the process. Messages, arguments and results are in no span, unless
-    `content` is set. Whatever fails here is logged once by `perdure.telemetry`, and the run goes on.
+    Without providers it uses those that are set for the process. Spans contain no messages, arguments or results unless
+    `content` is set. If something fails here, `perdure.telemetry` logs it once, and the run continues.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class Telemetry:
             raise ConfigurationError(what, "pip install 'perdure[otel]' opentelemetry-sdk") from error
         self.meters = Meters(meter_provider, self.report)
         self._tracing = Tracing(tracer_provider, self.meters, self.report, content=self.content)
-        atexit.register(_flush, ref(self))  # it comes before the SDK's own, whose providers were made before
+        # Handlers run in reverse order: this one comes before the SDK's own, since its providers were made earlier.
+        atexit.register(_flush, ref(self))
         self._reported: set[tuple[type[Exception], str]] = set()
 
     def clean_with(self, clean: Callable[[str], str]) -> None:
-        """Have content pass through a function before it is traced: what a connection redacts is in no span."""
+        """Pass content through a function before it is traced. So text that a connection redacts is in no span."""
         if clean not in self._tracing.cleaners:
             self._tracing.cleaners.append(clean)
 
@@ -69,8 +70,8 @@ class Telemetry:
     ) -> RunTrace | None:
         """Begin the span of a run. Return None if that fails.
 
-        `before` is the trace of a run that is continued. `sender` is that of whoever left the message that the run
-        answers, if it `is_posted`.
+        `before` is the trace of a run that is continued. `sender` is the trace in which the message was left that the
+        run answers, if it `is_posted`.
         """
         try:
             return self._tracing.run(session, model, before, sender, is_posted=is_posted, inputs=inputs)
@@ -79,7 +80,7 @@ class Telemetry:
             return None
 
     def group(self, session: AgentSession, count: int, before: str | None) -> GroupTrace | None:
-        """Begin the span that so many runs side by side are beneath. Return None if that fails."""
+        """Begin the span above `count` runs that are made side by side. Return None if that fails."""
         try:
             return self._tracing.group(session, count, before)
         except Exception as error:  # around a subscriber
@@ -87,13 +88,13 @@ class Telemetry:
             return None
 
     def driver(self, driver: Driver) -> Driver:
-        """Return a driver whose calls are traced, beneath whatever span is current then."""
+        """Return a driver whose calls are traced, each below the span that is current at the time."""
         from perdure.telemetry.spans import TracedDriver
 
         return TracedDriver(self._tracing, driver)
 
     def here(self) -> str | None:
-        """Return the current span, as it is stored; None if there is none."""
+        """Return the current span in its stored form, or None."""
         try:
             return self._tracing.here()
         except Exception as error:  # around a subscriber
@@ -109,12 +110,12 @@ class Telemetry:
         self.meters.recovered()
 
     def flush(self) -> None:
-        """Hand all that has ended over to OpenTelemetry, now and not within the next moment."""
+        """Hand all spans and measurements over to OpenTelemetry now."""
         self._tracing.flush()
         self.meters.flush()
 
     def watch(self, watched: Watched) -> None:
-        """Have a store asked for what waits there whenever metrics are collected, until `unwatch`."""
+        """Ask a store for the work that waits whenever metrics are collected, until `unwatch`."""
         self.meters.watch(watched)
 
     def unwatch(self, watched: Watched) -> None:
@@ -122,15 +123,16 @@ class Telemetry:
         self.flush()
 
     def report(self, error: Exception) -> None:
-        """Log what has failed here, once: it may fail again at every call."""
+        """Log an error of telemetry once: it may come again at every call."""
         what = (type(error), str(error))
+        # At most 100 different ones, in case each message is another.
         if what not in self._reported and len(self._reported) < 100:
             self._reported.add(what)
-            _log.warning("telemetry has failed, and the run goes on: %s", error, exc_info=error)
+            _log.warning("telemetry has failed, and the run continues: %s", error, exc_info=error)
 
 
 def _flush(telemetry: ref[Telemetry]) -> None:
-    """Hand over what is left when the interpreter exits."""
+    """Hand over the rest when the interpreter exits."""
     found = telemetry()
     if found is not None:
         found.flush()

@@ -1,7 +1,7 @@
-"""Runs that are handed out: to one process or to many, on one machine or on several.
+"""Workers, which run sessions in one process or in many, on one machine or on several.
 
-A dispatcher decides who looks at a session, and when. The claim on a session decides who may run it, and its record
-what is done. So a session that is looked at twice, early or late is no fault.
+A dispatcher decides which worker looks at a session, and when. The claim on a session decides who may run it, and the
+record what is done. So it does no harm to look at a session twice, early or late.
 """
 
 from perdure.protocols import Dispatcher as Dispatcher

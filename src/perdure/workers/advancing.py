@@ -1,4 +1,4 @@
-"""What somebody who is handed a session does: continue the run that was killed there, then send what waits."""
+"""The work on a session that was handed out: its killed run is continued, then waiting messages are sent."""
 
 from __future__ import annotations
 
@@ -31,24 +31,28 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 Apart = Callable[[SessionId], Awaitable[Outcome | None]]
-"""Looks at a session where it can do no harm to others. Return None if it has died there, or could not begin."""
+"""A function that looks at a session in a place where it can do no harm to others.
+
+It returns None if the run has died there, or could not begin."""
 _log = logging.getLogger("perdure.workers")
 
 
 async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Outcome:
-    """Continue the run of a session that was killed, then send what waits in its inbox until nothing does.
+    """Continue the killed run of a session, then send the messages in its inbox until none is left.
 
-    It may be called at any time, from anywhere, and twice at once: the claim on the session lets one through, and the
-    other is told that it is `busy`. So a step of a workflow engine can call it, and call it again after a failure.
-    `tries` is how often a run may die with its process until the session is parked. What fails for another reason than
-    the run itself, such as a store that cannot be reached, is raised. If it is cancelled, the run is handed over: it
-    is not ended, and whoever calls this next continues it at once.
+    You may call it at any time, from any process, and twice at once: the claim on the session lets one call through.
+    The other returns `busy`. So a step of a workflow engine can call it, and call it again after a failure.
+
+    `tries` is the number of times that a run may die with its process until the session is parked. Errors that are not
+    the run's own, such as a store that cannot be reached, are raised. If the call is cancelled, the run is handed over:
+    it is not ended, and the next call continues it at once.
     """
-    runtime = sessions.runtime.beside(sessions.runtime.terms)  # to hand this run over, and no others
+    runtime = sessions.runtime.beside(sessions.runtime.terms)  # of its own: to close it hands over this run alone
     advancing = Advancing(runtime, sessions.loops, tries=tries)
     sessions._connection.alone.add(runtime)
     work = asyncio.ensure_future(advancing(SessionId(session_id)))
     try:
+        # Shielded: a cancellation of the work itself would end the run, and it has to be handed over.
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         advancing.is_over = True
@@ -60,11 +64,11 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
 
 async def _hand_over(runtime: SessionRuntime, work: asyncio.Future[Outcome]) -> None:
     await runtime.close(0.0)
-    await asyncio.gather(work, return_exceptions=True)  # whoever cancelled it does not want to know
+    await asyncio.gather(work, return_exceptions=True)  # the caller has cancelled it, and asks for no result
 
 
 def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
-    """Return the journal of a runtime's store, and its queue, which is the same object."""
+    """Return the journal and the queue of a runtime's store. They are the same object."""
     journal, queue = runtime.journal, runtime.journal
     if journal is None or not is_queue(queue):
         raise ConfigurationError("This store has no inboxes that workers could look into. Use one of perdure's own.")
@@ -72,10 +76,10 @@ def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
 
 
 class Advancing:
-    """Looks at sessions, for one runtime.
+    """A function that looks at sessions, for one runtime.
 
-    With `apart`, a run that died with its process is tried again there. Without, its last try is made while no other
-    session is run here. So no session is parked for what another did to their process.
+    With `apart`, a run that died with its process is tried again there. Without it, the last try is made while no other
+    session is run here. So no session is parked because another one has killed their process.
     """
 
     def __init__(
@@ -90,12 +94,12 @@ class Advancing:
         self.under_way: set[SessionId] = set()
         """The sessions that are being looked at."""
         self.idle = asyncio.Event()
-        """Set while none is."""
+        """An event that is set while no session is being looked at."""
         self.idle.set()
         self.handed_over: set[SessionId] = set()
-        """Those whose runs were left to others when the runtime was closed."""
+        """The sessions whose runs were left to others when the runtime was closed."""
         self.is_over = False
-        """Whether nothing more is to be begun."""
+        """True once nothing more may be begun."""
 
     async def __call__(self, session_id: SessionId) -> Outcome:
         self.under_way.add(session_id)
@@ -119,8 +123,8 @@ class Advancing:
             if self._runtime.is_closing:
                 self.handed_over.add(session_id)
             if self._runtime.is_closing or error.session_id == session_id:
-                return Outcome.BUSY  # it is handed over, or was killed just now: whoever looks next continues it
-            raise
+                return Outcome.BUSY  # it was handed over, or killed just now: the next look continues it
+            raise  # the run of another session, such as a sub-agent's: the caller reports it
         except OwnerBusy:
             return Outcome.OWNER_BUSY
         except SessionBusy:
@@ -128,9 +132,10 @@ class Advancing:
         return outcome
 
     async def _once(self, session_id: SessionId) -> Outcome | None:
-        """Do the next thing that is to be done. Return None if there may be more."""
+        """Do the next step for a session. Return None if there may be more to do."""
         if self.is_over or self._runtime.is_closing:
             return Outcome.BUSY
+        # First: nothing can be sent in a session whose killed run still waits.
         if await self._journal.is_interrupted(session_id):
             return await self._recovered(session_id)
         inbox = Inbox(self._journal, session_id)
@@ -139,11 +144,11 @@ class Advancing:
                 return outcome
             return await self._last_look(session_id, inbox)
         except SessionConflict:
-            return None  # somebody has changed it since it was loaded
+            return None  # it was changed since it was loaded: look again
 
     async def _sent(self, session_id: SessionId, inbox: Inbox) -> Outcome | None:
         async with self._room.beside():
-            if self.is_over:  # by the time that there is room
+            if self.is_over:  # looked at again: to wait for room may have taken long
                 return Outcome.BUSY
             await self._runtime.execute(session_id, SendPosted(inbox, self._send, by_worker=True), on_conflict="retry")
             return None
@@ -152,7 +157,7 @@ class Advancing:
         return posted_message(item, self._loops)
 
     async def _last_look(self, session_id: SessionId, inbox: Inbox) -> Outcome | None:
-        """Look once more, under the lock that a post takes: a message that was on its way is there by then."""
+        """Look once more, under the lock that a post takes. Without it, a message being posted would be missed."""
         if not await self._queue.has_waiting(session_id):
             return Outcome.DONE
         if await inbox.first_waiting() is None:
@@ -160,15 +165,15 @@ class Advancing:
         return None
 
     async def _take_remains(self, session_id: SessionId, inbox: Inbox) -> None:
-        """Take wishes to cancel a run that has ended, and steering that was delivered."""
+        """Mark items as taken that are not sent: requests to cancel a run that has ended, and delivered steering."""
         remains = await inbox.items()
-        # Once more, after they are read: a message that was posted meanwhile may be among them.
+        # Looked at again after they were read: a message that was posted meanwhile may be among them.
         if remains and await inbox.first_waiting() is None:
             session = await self._runtime.get_session(session_id)
             await inbox.take(session, remains[-1].seq, terms=self._runtime.terms)
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
-        """Continue the run that was killed: apart, if it may be what has killed its process; not for ever."""
+        """Continue a killed run: apart, if it may have killed its process. Park the session after too many tries."""
         died = await deaths(self._journal, session_id)
         if died >= self._tries:
             await self._runtime.execute(session_id, ParkSession(self._loops, died), on_conflict="retry")
@@ -178,6 +183,7 @@ class Advancing:
             return Outcome.PARKED
         if died and self._apart is not None:
             return await self._tried_apart(self._apart, session_id, died)
+        # The last try is made alone, so that a death is surely this run's own and not a neighbour's.
         async with self._room.alone() if died and died == self._tries - 1 else self._room.beside():
             if self.is_over:
                 return Outcome.BUSY
@@ -185,7 +191,7 @@ class Advancing:
             return None
 
     async def _tried_apart(self, apart: Apart, session_id: SessionId, died: int) -> Outcome | None:
-        """Have a run tried elsewhere. Closing the runtime cancels that, and waits until it is handed over."""
+        """Have a run tried apart. To close the runtime cancels that, and waits until the run is handed over."""
         work = asyncio.ensure_future(apart(session_id))
         with self._runtime.attending(work):
             await finished(work)
@@ -194,5 +200,5 @@ class Advancing:
             return Outcome.BUSY
         outcome = work.result()
         if outcome is None and await deaths(self._journal, session_id) == died:
-            return Outcome.FAILED  # it has not even begun there
+            return Outcome.FAILED  # no further death is on record, so it has not begun there
         return outcome

@@ -1,4 +1,4 @@
-"""Processes of their own, for runs that have taken a process down with them: they do no harm to others there."""
+"""Processes for single runs that have taken a process down with them. There they do no harm to other runs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ EXIT_CODES = {
     Outcome.PARKED: 5,
     Outcome.WAITS: 10,
 }
-"""How `perdure worker --only ID` says what has come of the session. They mean the same as those of other commands."""
+"""The exit codes of `perdure worker --only ID` by outcome. They mean the same as those of other commands."""
 AT_ONCE = 8
+# Without FAILED: its code is also that of a process that could not begin, so it tells nothing about the run.
 _TOLD = {code: outcome for outcome, code in EXIT_CODES.items() if outcome is not Outcome.FAILED}
 _PATIENCE = 5.0
-"""How many seconds a process has to hand its run over when it is told to. Then it is killed."""
+"""Seconds that a process has to hand its run over when it is told to. Then it is killed."""
 _log = logging.getLogger("perdure.workers")
 
 
 class ProcessApart:
-    """Looks at each session in a process of its own, which is started by a command with the session's id behind it.
+    """A function that looks at each session in a process of its own. The process is started by a command and the id.
 
-    `environment` is added to that of this process: what others must not see on a command line belongs there. No more
-    than `at_once` processes run at a time: a session beyond that is tried again later, or by another worker.
+    `environment` is added to that of this process. Values that others must not see on a command line belong there. At
+    most `at_once` processes run at a time: any further session is tried again later, or by another worker.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class ProcessApart:
         self._places = asyncio.Semaphore(at_once)
 
     async def __call__(self, session_id: SessionId) -> Outcome | None:
-        """Return what has come of the session; None if its process has died, or could not begin."""
-        if self._places.locked():
+        """Return the outcome for a session. Return None if its process has died, or could not begin."""
+        if self._places.locked():  # not waited for: the caller would hold the session's place in the worker meanwhile
             return Outcome.BUSY
         async with self._places:
             child = await self._started(session_id)
@@ -60,7 +61,8 @@ class ProcessApart:
                 await finish_despite_cancel(_ended(child))
 
     async def _started(self, session_id: SessionId) -> Process:
-        # Ctrl-C in a terminal is for this process, which tells its children. They end if the pipe to them is closed.
+        # A session of its own: Ctrl-C in a terminal reaches only this process, which then tells its children. If this
+        # process is killed, the pipe to them is closed, and they end by that.
         return await asyncio.create_subprocess_exec(
             *self._command,
             session_id,
@@ -71,7 +73,8 @@ class ProcessApart:
 
 
 def python_with(*arguments: str) -> list[str]:
-    """Return a command that runs perdure with this Python, and finds modules where this process does."""
+    """Return a command that runs perdure with this Python, and finds modules in the same places."""
+    # -m would put the working directory in front. -P keeps it out, if it is not on this process's own path.
     finds_here = any(path in ("", os.getcwd()) for path in sys.path)
     return [sys.executable, *([] if finds_here else ["-P"]), "-m", "perdure", *arguments]
 
@@ -79,7 +82,7 @@ def python_with(*arguments: str) -> list[str]:
 def hold_leash(let_go: Callable[[], None], *, patience: float = _PATIENCE) -> None:
     """Have a function called in this event loop when the process at the other end of stdin is gone.
 
-    This process ends hard if it lives on for much longer: nobody waits for it any more.
+    If this process still lives after `patience` seconds, it ends at once: nobody waits for it any more.
     """
     loop = asyncio.get_running_loop()
 
@@ -89,14 +92,14 @@ def hold_leash(let_go: Callable[[], None], *, patience: float = _PATIENCE) -> No
         with suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(let_go)
         threading.Event().wait(patience)
-        os._exit(EXIT_CODES[Outcome.FAILED])
+        os._exit(EXIT_CODES[Outcome.FAILED])  # sys.exit would end only this thread
 
-    # A thread: the loop may be kept busy by what it runs.
+    # In a thread, since a tool may keep the loop busy.
     threading.Thread(target=watch, name="perdure leash", daemon=True).start()
 
 
 async def _ended(child: Process) -> None:
-    """End a process that still runs: it hands its run over, if it can in time."""
+    """End a process that still runs. It hands its run over, if it can do so in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.returncode is None:
             with suppress(ProcessLookupError):

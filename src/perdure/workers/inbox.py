@@ -1,4 +1,4 @@
-"""A dispatcher without an engine: the message that waits in an inbox is the job."""
+"""A dispatcher without an engine: a message that waits in an inbox is the job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perdure.protocols import Advance, Outcome, Queue, Waiting, WorkerOptions
 
 _log = logging.getLogger("perdure.workers")
 LOOK_EVERY = 0.2
-"""Seconds between two looks for what other processes have posted. What this one posts is seen at once."""
+"""Seconds between two looks for messages of other processes. Those of this process are seen at once."""
 _BUSY_AGAIN = 1.0
 _FAILED_AGAIN = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 
 
 class InboxDispatcher:
-    """Hands out the sessions in whose inboxes something waits: the most urgent first, and of equals owner by owner.
+    """A dispatcher of sessions with waiting messages, the most urgent first. Of equal urgency, owners take turns.
 
     Several processes may look at one store: the claim on a session lets one of them through.
     """
@@ -30,17 +30,17 @@ class InboxDispatcher:
         self._queue = queue
         self._look_every = look_every
         self._woken: dict[SessionId, int | None] = {}
-        """Sessions to be looked at though nothing may wait there, such as those whose runs were killed, by priority."""
+        """The priorities of sessions to look at even if nothing waits there, such as those with killed runs."""
         self._news = asyncio.Event()
         self._resting = _Resting(self._rested)
         self._owners_resting = _Resting(lambda _: self.look())
-        """Owners who have as many runs as may be: one session of each is tried again later, and not all of them."""
+        """The owners with as many runs as are allowed. One session of each is tried again later, not all of them."""
         self._failures: dict[SessionId, int] = {}
         self._running: dict[SessionId, asyncio.Task[None]] = {}
         self._of_owner: Counter[str | None] = Counter()
-        """How many sessions of an owner are run here."""
+        """The number of sessions of each owner that are run here."""
         self._last: str | None = None
-        """The owner whose session was begun last: the next one is another's."""
+        """The owner of the session that was begun last. The next one should be of another owner."""
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
         self._woken[SessionId(session_id)] = priority
@@ -53,7 +53,7 @@ class InboxDispatcher:
         ending = asyncio.create_task(stopped.wait())
         try:
             while not stopped.is_set():
-                self._news.clear()
+                self._news.clear()  # before the look: news that come during it are not lost
                 await self._begin_some(advance, options, stopped)
                 await self._pause(ending)
             if self._running:
@@ -62,7 +62,7 @@ class InboxDispatcher:
             ending.cancel()
 
     async def _begin_some(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
-        """Begin as many sessions as there is room for, and none once the worker is told to stop."""
+        """Begin as many sessions as there is room for. Begin none once the worker is told to stop."""
         self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
         for session_id in [each for each in self._woken if self._may_begin(each)]:
             if len(self._running) < options.concurrency:
@@ -70,10 +70,10 @@ class InboxDispatcher:
         while len(self._running) < options.concurrency:
             begun = False
             found = await self._in_turn(options)
-            if stopped.is_set():  # what would be begun now is left at once, and the next one would be looked for
+            if stopped.is_set():  # a session begun now would end at once as busy, and the loop would look for another
                 return
             for each in found:
-                # Owners who have their share by now are left out of what is found next.
+                # Looked at again: an owner may have got their full share by the sessions before in this list.
                 if self._has_room(each.owner, options) and self._may_begin(each.session_id):
                     self._begin(each.session_id, each.owner, advance)
                     self._last, begun = each.owner, True
@@ -81,7 +81,7 @@ class InboxDispatcher:
                 return
 
     async def _in_turn(self, options: WorkerOptions) -> list[Waiting]:
-        """Return the sessions to begin with next."""
+        """Return the sessions to begin next."""
         full = {owner for owner in self._of_owner if owner is not None and not self._has_room(owner, options)}
         try:
             found = await self._queue.in_turn(
@@ -128,11 +128,11 @@ class InboxDispatcher:
             self._owners_resting.begin(owner, _BUSY_AGAIN)
         elif outcome in (Outcome.BUSY, Outcome.OWNER_BUSY):
             self._resting.begin(session_id, _BUSY_AGAIN)
-        elif owner is not None:  # it has a seat to give
+        elif owner is not None:  # a run of this owner has ended, so another one may begin
             self._owners_resting.end(owner)
 
     def _rested(self, name: str) -> None:
-        self._woken[SessionId(name)] = None  # it was urgent enough before
+        self._woken[SessionId(name)] = None  # without a priority: it was urgent enough before
         self._news.set()
 
     async def _pause(self, ending: asyncio.Task[Any]) -> None:
@@ -147,7 +147,7 @@ class InboxDispatcher:
 
 
 class _Resting:
-    """What is not to be looked at for a while."""
+    """Names of sessions or owners that must not be looked at for a while."""
 
     def __init__(self, rested: Callable[[str], None]) -> None:
         self._rested = rested

@@ -1,4 +1,4 @@
-"""Retention by workers: now and then one of them looks for sessions whose time is over, and erases some at a time."""
+"""Retention by workers: from time to time one of them looks for sessions whose time is over, and erases them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 _NAME = "perdure.retention"
-"""The rate whose one place a worker takes for a round. Its time is up to when the place is taken."""
+"""The name of the rate with one place, which a worker takes for a round. The rate's time is the end of that place."""
 _LEASE = 30.0
-"""Seconds until another worker begins a round again whose worker was killed."""
+"""Seconds after which another worker begins the round again, if its worker was killed."""
 _PAUSE = 0.05
-"""Seconds between two commits, in which others write."""
+"""Seconds between two commits, in which other processes can write."""
 _NAMED = 10
-"""How many sessions that stay are named in a line of the log."""
+"""The most sessions that a line of the log names, of those that stay."""
 _log = logging.getLogger("perdure.workers")
 
 
 class Retainer:
-    """Carries out rounds of retention for a worker, when no other has within `every` seconds."""
+    """A worker's part in retention: it carries out a round if no other worker has within `every` seconds."""
 
     def __init__(self, sessions: Sessions, queue: Queue, every: float, stopped: asyncio.Event) -> None:
         self._sessions = sessions
@@ -41,11 +41,11 @@ class Retainer:
         self._not_before = 0.0
         self._renewed = 0.0
         self._since: datetime | None = None
-        """When the last round began that this worker has ended: versions that are older were counted in it."""
+        """The time at which this worker's last complete round began. Older versions were counted in it."""
         self._told: Counter[tuple[str, str]] = Counter()
 
     async def look(self) -> None:
-        """Carry out a round, if one is due and no other worker is about it."""
+        """Carry out a round, if one is due and no other worker is at it."""
         if time.monotonic() < self._not_before or not isinstance(self._sessions.store, Retains):
             return
         if not await self._is_taken():
@@ -57,21 +57,22 @@ class Retainer:
         except _Stopped:
             return
         self._since = at
+        # The place is kept until the next round is due, so that no other worker begins one earlier.
         await self._queue.reserve(_NAME, cost=self._every, burst=_LEASE)
         self._tell(report)
 
     async def _is_taken(self) -> bool:
-        """Take the place for a round. Else remember when it may be free."""
+        """Take the place for a round, and return True. Otherwise remember when it may be free."""
         wait = await self._queue.reserve(_NAME, cost=_LEASE, burst=_LEASE, most=0.0)
-        # A place that is taken for longer than any worker takes it: the clock was set back since. Two at once do no
-        # harm, and waiting for that time to come might take years.
+        # No worker takes the place for longer than this. So the clock was set back since, and to wait for that time
+        # might take years. Two rounds at once do no harm.
         is_real = wait <= self._every + 2 * _LEASE
         self._renewed = time.monotonic()
         self._not_before = self._renewed + (self._every if wait == 0.0 or not is_real else min(wait, self._every))
         return wait == 0.0 or not is_real
 
     async def _between(self) -> None:
-        """Keep the place, and let others write."""
+        """Keep the place, and let other processes write."""
         if self._stopped.is_set():
             raise _Stopped
         elapsed = time.monotonic() - self._renewed
@@ -97,10 +98,10 @@ class Retainer:
 
 
 class SteadyClock:
-    """The time that ages are counted by: the wall clock's, unless that has jumped ahead of late.
+    """The clock that ages are counted by: the wall clock, unless that has jumped ahead recently.
 
-    A clock that is wrong by a year for a minute must not erase what is kept for a year. So a jump ahead is believed
-    once it has lasted for an hour. One that is set back is believed at once, since less is erased by it.
+    A clock that is wrong by a year for a minute must not erase sessions that are kept for a year. So a jump ahead is
+    believed once it has lasted for an hour. A clock that is set back is believed at once, since that erases less.
     """
 
     TOLERANCE = timedelta(seconds=60)
@@ -126,7 +127,7 @@ class SteadyClock:
 
 
 class _Stopped(PerdureError):
-    """The worker was told to stop in the middle of a round. The next round finishes it."""
+    """The signal that the worker was told to stop in the middle of a round. The next round does the rest."""
 
 
 def _listed(left: Sequence[Left]) -> str:

@@ -1,4 +1,4 @@
-"""Who may be run beside whom."""
+"""A room that keeps sessions apart which must not be run beside others."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import asynccontextmanager
 
 
 class Room:
-    """A place for many beside each other, or for one alone. Behind one that wants to be alone the others wait."""
+    """A place for many at once, or for one alone. As soon as one wants to be alone, all newcomers wait."""
 
     def __init__(self) -> None:
         self._beside = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._alone = 0
-        """How many are alone, or want to be."""
+        """The number of those that are alone, or want to be."""
         self._open = asyncio.Event()
         self._open.set()
         self._one = asyncio.Lock()
 
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
-        """Be in it with others."""
-        while self._alone:
+        """Use the room together with others while the block lasts."""
+        while self._alone:  # a loop: the next one that wants to be alone may have come before this task woke up
             await self._open.wait()
         self._beside += 1
         self._empty.clear()
@@ -36,7 +36,8 @@ class Room:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Be the only one in it."""
+        """Use the room alone while the block lasts."""
+        # Announced before the wait, or a stream of newcomers would keep the room from ever being empty.
         self._alone += 1
         self._open.clear()
         try:

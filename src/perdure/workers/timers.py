@@ -1,4 +1,4 @@
-"""Timers and schedules: the store keeps them, and any worker rings them when they are due."""
+"""Timers and schedules. The store keeps them, and any worker rings them when they are due."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from perdure.sessions.timing import UNTIL, next_time
 
 _AT_ONCE = 100
 _FULL = 30.0
-"""Seconds after which a message is tried again whose session is full."""
+"""Seconds after which a message for a full session is tried again."""
 _log = logging.getLogger("perdure.workers")
 
 
 class Bell:
-    """Rings the timers of a store: puts their messages into the inboxes of their sessions, each once."""
+    """A bell that rings the timers of a store: it puts their messages into the inboxes of their sessions, each once."""
 
     def __init__(self, queue: Queue, dispatcher: Dispatcher, execute: Execute) -> None:
         self._queue = queue
         self._dispatcher = dispatcher
         self._execute = execute
         self._full: set[str] = set()
-        """The sessions that were told of as full: they are met again and again."""
+        """The sessions that were logged as full. Their timers come up again and again."""
 
     async def ring(self, *, ahead: float = 0.0) -> None:
-        """Ring all timers that are due, and those that come due in the next seconds when they do."""
+        """Ring all timers that are due, and those that come due within `ahead` seconds, each at its time."""
         while timers := await self._queue.due(now().timestamp() + ahead, limit=_AT_ONCE):
             by_session: dict[str, list[Timer]] = {}
             for timer in timers:
                 by_session.setdefault(timer.session_id, []).append(timer)
             ringing = map(self._ring_all, by_session.values())  # together, so that they share commits
             failures = [each for each in await asyncio.gather(*ringing, return_exceptions=True) if each is not None]
-            if failures:  # after the others have rung
+            if failures:  # only now, so that one session's error does not keep the others from ringing
                 raise failures[0]
             if len(timers) < _AT_ONCE or timers[-1].due > now().timestamp():
                 return
@@ -54,14 +54,14 @@ class Bell:
         """Ring timers of one session, in the order in which they are due."""
         for timer in timers:
             await asyncio.sleep(timer.due - now().timestamp())
-            # The clock may have been set back meanwhile: the next look finds the timer again.
+            # If the clock was set back meanwhile, it is too early, and the next look finds the timer again.
             if timer.due <= now().timestamp() and await self._rung(timer):
                 await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
 
     async def _rung(self, timer: Timer) -> bool:
-        if timer.name == UNTIL:  # first: one that is not rung is met again
-            # One that is claimed is busy for a moment only: its timer is met again, and must not ring in vain.
-            # Of two workers that meet it, one opens the session; the other has nothing left to do.
+        if timer.name == UNTIL:  # before the ring: if this process dies in between, the timer is still there
+            # SessionBusy is not suppressed: a claim ends soon, and the timer must not be rung without any effect.
+            # If two workers find the timer, one opens the session, and the other has nothing left to do.
             with suppress(SessionNotFound, SessionConflict):
                 await self._execute(timer.session_id, _EndPause())
         again = None if timer.cron is None else next_time(timer.cron, timer.timezone, now()).timestamp()
@@ -78,7 +78,7 @@ class Bell:
 
 @dataclass(frozen=True, slots=True)
 class _EndPause:
-    """Open a session that is still paused: not one that was closed, parked, or waits for a person by now."""
+    """An action that opens a session if it is still paused. One that is closed, parked or waits for a person stays."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -90,10 +90,11 @@ class _EndPause:
 
 
 def _item_of(timer: Timer) -> Entry | None:
-    """Return the item that a timer puts into an inbox. Each time that a schedule is due has a key of its own."""
+    """Return the item that a timer puts into an inbox. Each time of a schedule has a key of its own."""
     if timer.entry is None:
         return None
     body = {**timer.entry.body, "id": new_id()}
+    # A schedule puts in the same entry each time, so each time needs a key and message ids of its own.
     if timer.cron is not None:
         body["key"] = f"{timer.name}@{datetime.fromtimestamp(timer.due, UTC).isoformat()}"
         body["messages"] = [{**message, "id": new_id()} for message in body["messages"]]

@@ -1,4 +1,4 @@
-"""A process, or a part of one, that runs sessions which others have left messages with."""
+"""The worker: a process, or a part of one, that runs sessions in which others have left messages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("perdure.workers")
 _SWEEPS_A_LEASE = 6
 _LONGEST_BETWEEN_SWEEPS = 1.0
-"""Seconds. What has lapsed is to be continued soon after, however long a lease is."""
+"""The most seconds between two sweeps. A lapsed run has to be continued soon, even if the lease is long."""
 _TICK = 0.5
-"""Seconds between two looks at the timers. Those that come due until the next look are rung in time, unless they are
-set after the look: such a one is late by this at the most."""
+"""Seconds between two looks at the timers. Timers that come due before the next look are rung in time. Only one that is
+set after the look may be late, by at most this."""
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -44,14 +44,14 @@ class WorkerSettings(TypedDict, total=False):
 
 
 class Worker:
-    """Runs sessions that others have left messages with, and continues runs whose processes have died.
+    """A worker. It runs sessions in which others have left messages, and continues runs whose processes have died.
 
-    Use it with `async with`, and await `run()`. `stop()` ends it: it takes no further session, runs have `drain`
-    seconds to end, and what is left then is handed over. Nothing of it is ended, and another worker continues it.
+    Use it with `async with`, and await `run()`. After `stop()` it takes no further session, and runs have `drain`
+    seconds to end. Runs that are left are handed over: they are not ended, and another worker continues them.
 
-    `sessions` are those of every owner; without a `per_owner`, theirs counts. `dispatcher` hands the sessions out;
-    without one, procrastinate does on PostgreSQL, if it is installed, and elsewhere the store's own inboxes. `apart` is
-    where a run is tried again that has died with its process, such as a process of its own.
+    `sessions` must be those of every owner. Without `per_owner`, their own limit counts. `dispatcher` hands sessions
+    out. By default that is procrastinate on PostgreSQL, if it is installed, or else the store's own inboxes. A run
+    that has died with its process is tried again in `apart`, such as a process of its own.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        # By an engine's jobs a worker cannot choose those that are urgent; from the inboxes it can, beside others.
+        # The jobs of an engine cannot be filtered by urgency. The inboxes can, even beside workers that use the engine.
         is_choosy = self.options.least_priority is not None
         self.dispatcher = dispatcher or (InboxDispatcher(queue) if is_choosy else dispatcher_of(queue))
         self._runtime = self._own_runtime()
@@ -79,10 +79,10 @@ class Worker:
         self._retainer = None if every is None else Retainer(sessions, queue, every, self._stopped)
         self._leaving: asyncio.Task[None] | None = None
         self._told: set[tuple[str, str]] = set()
-        """What was logged of sessions that cannot be run here: they are met again and again."""
+        """The errors that were logged. Sessions that cannot be run here come up again and again."""
 
     def _own_runtime(self) -> SessionRuntime:
-        """Return a runtime beside that of the sessions: to hand its runs over, and no others."""
+        """Return a runtime beside that of the sessions. To close it hands over the worker's runs, and no others."""
         terms = Terms(lease=self.options.lease, per_owner=self.options.per_owner)
         return self._sessions.runtime.beside(terms)
 
@@ -96,12 +96,12 @@ class Worker:
         await self._runtime.close(0.0)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Begin no further run. `run` returns when those under way have ended, or have been handed over.
+        """Begin no further run. `run` returns once those under way have ended, or were handed over.
 
-        They have `drain` seconds for that, or none: `at_once` may be asked for later, too.
+        They have `drain` seconds to end. With `at_once` they have none. A later call may still ask for that.
         """
         self._stopped.set()
-        self._advancing.is_over = True  # what waits behind a run that is under way is left to others
+        self._advancing.is_over = True  # messages that wait behind a run under way are left to other workers
         if at_once and self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave())
 
@@ -112,7 +112,7 @@ class Worker:
 
     @property
     def handed_over(self) -> frozenset[SessionId]:
-        """The sessions whose runs it has left to others when it was stopped."""
+        """The sessions whose runs it left to other workers when it was stopped."""
         return frozenset(self._advancing.handed_over)
 
     async def run(self) -> None:
@@ -130,17 +130,17 @@ class Worker:
             await self._leave()
 
     async def only(self, session_id: str) -> Outcome:
-        """Look at one session, and return what has come of it. `stop(at_once=True)` has it handed over."""
+        """Look at one session, and return the outcome. `stop(at_once=True)` hands it over."""
         try:
             return await self._advance(session_id)
         finally:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Hand over what is under way. What has not begun by now does not begin."""
+        """Hand over the runs under way. Runs that have not begun by now do not begin."""
         self._advancing.is_over = True
         await self._runtime.close(0.0)
-        await self._advancing.idle.wait()  # or one that reads would find the store closed
+        await self._advancing.idle.wait()  # the caller closes the store next, and a look may still be reading
 
     @property
     def _sweep_every(self) -> float:
@@ -149,15 +149,16 @@ class Worker:
     async def _advance(self, session_id: str) -> Outcome:
         try:
             return await self._advancing(SessionId(session_id))
-        except Exception as error:  # a hook may raise anything, and other sessions are to be run all the same
+        except Exception as error:  # a hook may raise anything, and the other sessions still have to be run
             self._tell(session_id, error)
             return Outcome.FAILED
 
     def _tell(self, session_id: str, error: Exception) -> None:
-        """Log once why a session cannot be run here; with the place, if it is an error that nobody meant."""
+        """Log once why a session cannot be run here."""
         told = (str(session_id), str(error))
         if told not in self._told:
             self._told.add(told)
+            # An error of perdure's says what to do. Any other is unexpected, and its traceback shows the place.
             trace = None if isinstance(error, PerdureError) else error
             facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
             _log.error(
@@ -165,24 +166,26 @@ class Worker:
             )
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something now and then, not in step with other workers. A store that fails may recover."""
+        """Do something again and again until the worker is stopped. A store that fails may recover."""
         time = asyncio.get_running_loop().time
         while not self._stopped.is_set():
+            # At random, so that workers which were started together do not all ask the store at the same moment.
             until = time() + seconds * random.uniform(0.8, 1.2)
             try:
                 await work()
             except PerdureError as error:
                 _log.warning("%s failed: %s", work.__qualname__, error)
-            except Exception:  # of a hook: it must not end what all sessions depend on
+            except Exception:  # a hook raised it: the timers and sweeps of all other sessions must continue
                 _log.exception("%s failed", work.__qualname__)
+            # At least a tenth of the pause, even if the work took longer than the pause.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), max(until - time(), seconds / 10))
 
     async def _ring(self) -> None:
-        """Ring timers: those that are due, and those that come due until the next look."""
+        """Ring the timers that are due, and those that come due before the next look."""
         await self._bell.ring(ahead=_TICK)
 
     async def _sweep(self) -> None:
-        """Have sessions looked at whose runs have died, wherever that was."""
+        """Have a worker look at sessions whose runs have died, in whichever process."""
         for session_id in await self._journal.lapsed():
             await self.dispatcher.wake(session_id, priority=RECOVERY)

@@ -1,4 +1,4 @@
-"""The dispatcher on PostgreSQL: procrastinate hands out jobs, which come and go with the messages of sessions."""
+"""The dispatcher on PostgreSQL. procrastinate hands out jobs, which come and go with the messages of sessions."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -18,7 +18,7 @@ if tuple(int(part) for part in _found.split(".")[:2]) < _LEAST:
         "Upgrade it: pip install --upgrade 'perdure[workers]'."
     )
 
-# Behind the check: an older release lacks what is imported there.
+# After the check, since an older release lacks names that are imported there.
 from perdure.workers.procrastinate.dispatcher import ProcrastinateDispatcher as ProcrastinateDispatcher  # noqa: E402
 
 __all__ = ["ProcrastinateDispatcher"]

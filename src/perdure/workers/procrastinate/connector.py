@@ -1,4 +1,4 @@
-"""procrastinate's way to the database: by perdure's own connections."""
+"""The connector that gives procrastinate perdure's own connections to the database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from psycopg.rows import dict_row
 
 from perdure.workers.procrastinate.database import Connection, Database
 
+# The notification of procrastinate's own trigger. Its worker fetches any job then, so the number does not matter.
 _A_JOB = '{"type": "job_inserted", "job_id": 0}'
 
 
 class DatabaseConnector(BaseAsyncConnector):
-    """Carries out procrastinate's statements, and again if the server was lost meanwhile."""
+    """A connector that carries out procrastinate's statements, and repeats them if the server was lost meanwhile."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,7 +29,7 @@ class DatabaseConnector(BaseAsyncConnector):
     async def listen_notify(self, on_notification: Notify, channels: Iterable[str]) -> None:
         while True:
             await self._news.wait()
-            self._news.clear()
+            self._news.clear()  # first, so that news which come during the call are not lost
             await on_notification(channel="perdure", payload=_A_JOB)
 
     async def execute_query_async(self, query: str, **arguments: Any) -> None:

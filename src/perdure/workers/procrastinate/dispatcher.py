@@ -1,4 +1,4 @@
-"""Sessions that wait are jobs of procrastinate's, which it hands out to workers on any number of machines."""
+"""The dispatcher itself: waiting sessions are jobs, which procrastinate hands out to workers on many machines."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TASK = "perdure.advance"
 _SWEEPS_A_LEASE = 6
 _LONGEST_BETWEEN_SWEEPS = 1.0
 _LOOK_EVERY = 1.0
-"""Seconds between two looks for jobs that nobody was notified of: those that were put back for a while."""
+"""Seconds between two looks for jobs without a notification: those that were put back for a while."""
 _FORGET_WORKERS_AFTER = 86_400.0
-"""Seconds until procrastinate drops a worker that shows no life. One that was stopped may come back."""
+"""Seconds until procrastinate drops a worker without a heartbeat. It is long, since a stopped worker may come back."""
 _START_AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0)
-# A session with a job that is being done is looked at to the end, under the lock that a post takes.
+# While a job of the session is being done, no other is needed: it looks to the end, under the lock that a post takes.
 _WAKE = """
     SELECT perdure_wake(session.id, %(priority)s::bigint) FROM session CROSS JOIN perdure_dispatcher
     WHERE session.id = %(id)s AND NOT EXISTS (
@@ -42,10 +42,10 @@ _WAKE = """
 
 
 class ProcrastinateDispatcher:
-    """Hands out sessions by procrastinate, whose tables stand in the schema of a PostgresStore.
+    """A dispatcher that hands out sessions by procrastinate, whose tables are in the schema of a PostgresStore.
 
-    A message and its job come in one commit, whoever posts it: a trigger makes the job. What is needed for that is put
-    into the schema when the dispatcher is first used, or by `prepare`.
+    A trigger makes the job in the commit of the message, whichever process posts it. The tables and the trigger are
+    made when the dispatcher is first used, or by `prepare`.
     """
 
     def __init__(self, store: object) -> None:
@@ -64,7 +64,7 @@ class ProcrastinateDispatcher:
         await self._database.rows(_WAKE, {"id": str(session_id), "priority": priority})
 
     def look(self) -> None:
-        """Do nothing: the trigger has made a job in the commit of the message, and workers are notified of it."""
+        """Do nothing: the trigger has made a job in the commit of the message, and notified the workers."""
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
         if options.least_priority is not None:
@@ -74,6 +74,7 @@ class ProcrastinateDispatcher:
         await self.prepare()
         await self._database.rows("UPDATE perdure_dispatcher SET per_owner = %s", (options.per_owner,))
         failures = 0
+        # procrastinate stops its worker for good when one of its side tasks fails.
         while not stopped.is_set():
             began = asyncio.get_running_loop().time()
             try:
@@ -83,6 +84,7 @@ class ProcrastinateDispatcher:
                 why = str(error)
             if stopped.is_set():
                 return
+            # A shift of a minute or more was a success, so the pauses begin at the shortest one again.
             failures = 0 if asyncio.get_running_loop().time() > began + 60 else failures + 1
             pause = _START_AGAIN[min(failures, len(_START_AGAIN)) - 1]
             _log.warning("procrastinate is started again in %g s: %s", pause, why)
@@ -91,7 +93,7 @@ class ProcrastinateDispatcher:
 
 
 class _Shift:
-    """One worker of procrastinate's, from its start to its end."""
+    """One worker of procrastinate, from its start to its end."""
 
     def __init__(self, dispatcher: ProcrastinateDispatcher, advance: Advance, options: WorkerOptions) -> None:
         self._database = dispatcher._database
@@ -130,13 +132,13 @@ class _Shift:
             fetch_job_polling_interval=_LOOK_EVERY,
             shutdown_graceful_timeout=self._options.drain,
             install_signal_handlers=False,
-            update_heartbeat_interval=self._options.lease,  # the sweep shows more often that it lives
+            update_heartbeat_interval=self._options.lease,  # rare, since the sweep updates the heartbeat more often
             stalled_worker_timeout=_FORGET_WORKERS_AFTER,
         )
 
     async def _run(self, worker: Worker) -> None:
         """Run the worker to its end. If this is cancelled, let go of all jobs at once."""
-        running = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]  # nor is `stop`
+        running = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]  # procrastinate leaves it untyped
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -147,14 +149,14 @@ class _Shift:
             raise
 
     async def _look(self, context: JobContext, session_id: str) -> None:
-        """Do a job. One that has to be let go of leaves its run to the worker, who hands it over."""
+        """Do a job. If it has to be let go of, its run is left to the worker, which hands it over."""
         task = asyncio.current_task()
         assert task is not None
         assert context.job.id is not None
         self._looking.add(task)
         run = asyncio.ensure_future(self._advance(session_id))
         try:
-            await asyncio.wait({run})
+            await asyncio.wait({run})  # not awaited itself: a cancelled job must not cancel the run
         finally:
             self._looking.discard(task)
             if not run.done():
@@ -173,7 +175,7 @@ async def _stop_with(worker: Worker, stopped: asyncio.Event) -> None:
 
 
 async def _again_and_again(work: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do something now and then, not in step with other workers."""
+    """Do something again and again, at random pauses, so that workers do not act at the same moment."""
     while True:
         try:
             await work()

@@ -1,4 +1,4 @@
-"""The jobs that one worker has fetched, and how they end: only while they are still its own."""
+"""The jobs that one worker has fetched. It can end them only while they are still its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.workers.procrastinate.database import Database
 _log = logging.getLogger("perdure.workers")
 _BUSY_AGAIN = 1.0
 _LEFT_AGAIN = 0.2
-"""Seconds until others look at what this worker was told to let go of: by then it has."""
+"""Seconds until other workers look at a session that this one was told to let go of. By then it has done so."""
 _FAILED_AGAIN = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 _GIVE_BACK = "SELECT perdure_give_back(%s::bigint, %s::bigint, %s::double precision, %s::integer)"
 _DROP = """
@@ -27,10 +27,10 @@ _DROP = """
 
 
 class Jobs(JobManager):
-    """procrastinate's jobs, as one worker sees them.
+    """The jobs of procrastinate, as one worker sees them.
 
-    procrastinate itself would end a job that was given to another worker meanwhile, and fail to put one back if another
-    of the same session waits.
+    procrastinate itself would end a job that was given to another worker meanwhile. It would also fail to put a job
+    back if another of the same session waits.
     """
 
     def __init__(self, connector: DatabaseConnector, database: Database, worker_id: int) -> None:
@@ -39,9 +39,9 @@ class Jobs(JobManager):
         self._database = database
         self.worker_id = worker_id
         self.held: set[int] = set()
-        """Jobs that were fetched and have not ended."""
+        """The jobs that were fetched and have not ended."""
         self.outcomes: dict[int, Outcome] = {}
-        """What has come of jobs that are about to end."""
+        """The outcomes of jobs that are about to end."""
 
     async def register_worker(self) -> int:
         return self.worker_id
@@ -57,7 +57,7 @@ class Jobs(JobManager):
         unknown = Outcome.FAILED if status is Status.FAILED else None
         try:
             await self._end(job.id, self.outcomes.pop(job.id, unknown), job.attempts)
-        except PerdureError as error:  # a sweep finds it
+        except PerdureError as error:  # the job is not lost: a sweep finds it
             _log.warning("the job of session %s could not be ended: %s", job.queueing_lock, error)
         finally:
             self.held.discard(job.id)
@@ -74,10 +74,10 @@ class Jobs(JobManager):
             case _:
                 ended = await self._database.rows(_DROP, (job_id, self.worker_id))
                 if ended and ended[0][0]:
-                    self._tell()  # nobody is notified of a job whose lock is free now
+                    self._tell()  # the lock is free for the next job now, and PostgreSQL notifies nobody of that
 
     async def give_back(self, job_id: int, worker_id: int | None, pause: float, failures: int | None = None) -> None:
-        """Have a job done again after a pause, by anybody, if it is still the job of that worker."""
+        """Put a job back, for any worker to do after a pause. Do nothing if it is not that worker's any more."""
         await self._database.rows(_GIVE_BACK, (job_id, worker_id, pause, failures))
-        self._tell()  # another of the same session may wait, for which the lock is free now
+        self._tell()  # another job of the same session may wait, and its lock is free now
         asyncio.get_running_loop().call_later(pause, self._tell)

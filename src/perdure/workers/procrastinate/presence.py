@@ -1,4 +1,4 @@
-"""A connection of a worker's own. It shows others that the worker lives, and hears of new jobs."""
+"""A worker's own connection. It shows other workers that this one lives, and receives notifications of new jobs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from perdure.workers.procrastinate.database import Connection, Database
 
 _PAUSE = 0.2
 LOCK_OF_WORKER = "hashtextextended(%(queue)s::text || '/' || {worker}, 0)"
-"""The number of the lock that a worker holds while it lives. A killed process holds it no longer, on any machine."""
+"""The number of the lock that a worker holds while it lives. If the process is killed, the server frees it at once."""
 _HOLD = f"SELECT pg_advisory_lock({LOCK_OF_WORKER.format(worker='%(worker)s::bigint')})"
 
 
 class Presence:
-    """Registers a worker with procrastinate, and holds its lock. Use it with `async with`.
+    """The registration of a worker with procrastinate, and its lock. Use it with `async with`.
 
-    If the connection is lost, others may take the worker for dead until it is back. They look at its sessions then, and
-    find them claimed.
+    If the connection is lost, other workers may take this one for dead until it is back. Then they look at its
+    sessions, and find them claimed.
     """
 
     worker_id: int
@@ -46,7 +46,8 @@ class Presence:
     async def _register(self) -> Connection:
         connection = await self._database.connect()
         try:
-            async with connection.transaction():  # so that nobody sees it without its lock
+            # In one transaction, or a sweep could see the worker without its lock, and take it for dead.
+            async with connection.transaction():
                 row = await (await connection.execute(queries["register_worker"].encode())).fetchone()
                 assert row is not None
                 self.worker_id = row[0]
@@ -61,7 +62,7 @@ class Presence:
 
     async def _stay(self, connection: Connection | None) -> None:
         while True:
-            with suppress(psycopg.Error, OSError):  # it is lost; meanwhile procrastinate asks every second
+            with suppress(psycopg.Error, OSError):  # the connection is lost: until it is back, jobs are polled for
                 async with connection or await self._database.connect() as held:
                     if connection is None:
                         await self._hold(held)
@@ -72,6 +73,6 @@ class Presence:
     async def _hear(self, connection: Connection) -> None:
         for channel in get_channel_for_queues([self._queue]):
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        self._tell()
+        self._tell()  # for notifications that came before LISTEN
         async for _ in connection.notifies():
             self._tell()

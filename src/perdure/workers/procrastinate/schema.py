@@ -1,4 +1,4 @@
-"""procrastinate's tables in perdure's schema, and what ties them to sessions: made once, and upgraded."""
+"""procrastinate's tables in perdure's schema, and the triggers that tie them to sessions: made, and upgraded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perdure.errors import ConfigurationError, StoreError
 from perdure.workers.procrastinate.database import Connection, Database, queue_of
 
 NUMBER = 1
-"""Of jobs.sql: raise it with each change there."""
-_LOCK = 0x70657266
-# In the catalog itself: `to_regclass` may answer with what this connection knew before it waited.
+"""The number of jobs.sql. Raise it with each change there."""
+_LOCK = 0x70657266  # the first half of the lock's key; the second is a hash of the schema's name
+# From the catalog itself: `to_regclass` may answer with what this connection knew before it waited.
 _IS_THERE = (
     "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
     " WHERE nspname = %s AND relname = 'perdure_dispatcher'"
@@ -33,18 +33,18 @@ _TABLE = """
 
 
 class Noted(NamedTuple):
-    """What a schema has: procrastinate's last migration, and the number of jobs.sql."""
+    """The state of a schema: procrastinate's last migration, and the number of jobs.sql."""
 
     procrastinate: str
     number: int
 
 
 async def prepare(database: Database) -> None:
-    """Bring a schema up to date for the installed procrastinate and this release, whoever else is at it."""
+    """Bring a schema up to date for the installed procrastinate and this release. Several processes may do so."""
 
     async def once() -> None:
         async with await database.connect() as connection:
-            # Others that start up wait for this, however long it takes.
+            # Processes that start up at the same time wait for each other here, however long it takes.
             await connection.execute("SET lock_timeout = 0")
             while not await _is_done(connection, database.schema):
                 async with connection.transaction():
@@ -61,7 +61,7 @@ async def prepare(database: Database) -> None:
 
 
 class _Occupied(Exception):
-    """There are tables of procrastinate's in a schema that perdure has not prepared."""
+    """The schema has tables of procrastinate that perdure has not made."""
 
 
 async def _is_done(connection: Connection, schema: str) -> bool:
@@ -83,14 +83,15 @@ async def _is_done(connection: Connection, schema: str) -> bool:
 
 
 async def _take_a_step(connection: Connection, schema: str) -> None:
-    """Apply what is missing next. Each of procrastinate's migrations has a transaction of its own, as it expects."""
-    noted = await _noted(connection, schema)  # another may have been quicker
+    """Apply the next missing step. Each of procrastinate's migrations gets a transaction of its own, as it expects."""
+    noted = await _noted(connection, schema)  # under the lock: another process may have done this step
     scripts = migrations()
     if noted is None:
         await _create(connection, schema, scripts[-1].stem)
         return
     newer = [script for script in scripts if script.stem > noted.procrastinate]
     if newer:
+        # Never prepared: a script has several statements, and PostgreSQL prepares only one.
         await connection.execute(newer[0].read_bytes(), prepare=False)
         await connection.execute("UPDATE perdure_dispatcher SET procrastinate = %s", (newer[0].stem,))
     elif noted.number < NUMBER:
@@ -100,6 +101,7 @@ async def _take_a_step(connection: Connection, schema: str) -> None:
 
 async def _create(connection: Connection, schema: str, newest: str) -> None:
     await connection.execute(_TABLE)
+    # Number 0: jobs.sql is the next step, in the same way as an upgrade.
     values = (newest, queue_of(schema))
     await connection.execute("INSERT INTO perdure_dispatcher (procrastinate, number, queue) VALUES (%s, 0, %s)", values)
     try:

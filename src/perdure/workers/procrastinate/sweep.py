@@ -1,4 +1,4 @@
-"""Jobs that were lost: those of workers that have died, and those that should be there and are not."""
+"""The sweep for lost jobs: those of workers that have died, and those that should exist and do not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perdure.workers.procrastinate.presence import LOCK_OF_WORKER
 _log = logging.getLogger("perdure.workers")
 _AT_ONCE = 1_000
 _SWEEPS_A_LOOK = 5
-"""Every how many sweeps the planner's knowledge is looked at."""
-# Shows that the worker lives, and asks whether it is its turn: one worker at a time sweeps, and no more often than one
-# alone would. All in one statement, since idle workers ask every second.
+"""The number of sweeps after which the planner's statistics are looked at."""
+# Shows that the worker lives, and asks whether it is its turn. One worker at a time sweeps, and no more often than one
+# alone would. It is one statement, since idle workers ask every second.
 _LIVES = """
     WITH lives AS (UPDATE procrastinate_workers SET last_heartbeat = now() WHERE id = %(worker)s),
     turn AS (
@@ -31,7 +31,7 @@ _STALLED = f"""
         OR pg_try_advisory_xact_lock_shared({LOCK_OF_WORKER.format(worker="worker.id")})
     )
 """
-# Some sessions at a time, in the order of their numbers, so that it costs no more where many wait.
+# Some sessions at a time, in the order of their numbers, so that a sweep costs the same if many wait.
 _FORGOTTEN = f"""
     WITH page AS MATERIALIZED (
         SELECT sid, status, since FROM waiting WHERE sid > %(after)s ORDER BY sid LIMIT {_AT_ONCE}
@@ -52,17 +52,17 @@ _FORGOTTEN = f"""
                 )
         )
 """
-# The planner takes a queue that was empty when it was analyzed for an empty one. It would read all jobs at each fetch.
+# If the queue was empty when it was analyzed, the planner still takes it for empty, and reads all jobs at each fetch.
 _OUTDATED = """
     SELECT 1 FROM pg_stat_user_tables AS seen JOIN pg_class ON pg_class.oid = seen.relid
     WHERE seen.relid = 'procrastinate_jobs'::regclass AND seen.n_live_tup > 10 * greatest(pg_class.reltuples, 10)
 """
-# Whoever has the table locked is at the same work.
+# A process that has the table locked is analyzing it too.
 _ANALYZE = "ANALYZE (SKIP_LOCKED) procrastinate_jobs"
 
 
 class Sweep:
-    """Shows that a worker lives, and finds jobs that were lost. Nothing is wrong without it, but late."""
+    """A function that shows that a worker lives, and finds lost jobs. Without it nothing is lost, but work is late."""
 
     def __init__(self, database: Database, queue: str, jobs: Jobs, lease: float, every: float) -> None:
         self._database = database
@@ -71,10 +71,10 @@ class Sweep:
         self._lease = lease
         self._every = every
         self._unknown: set[int] = set()
-        """Jobs that were this worker's at the last sweep though it knew nothing of them."""
+        """The jobs that belonged to this worker at the last sweep although it had not heard of them."""
         self._after = 0
         self._turns = 0
-        """How often it was this worker's turn to sweep."""
+        """The number of turns that this worker had to sweep."""
 
     async def __call__(self) -> None:
         asked = {"worker": self._jobs.worker_id, "every": self._every * 0.9}
@@ -88,7 +88,8 @@ class Sweep:
             await self._forgotten()
 
     async def _give_back_unknown(self, own: set[int]) -> None:
-        """Give back what was fetched by a statement whose answer was lost. One whose answer is on its way is not."""
+        """Give back jobs that were fetched by a statement whose answer was lost."""
+        # Only a job that was unknown at two sweeps: the answer to the first fetch may have been on its way.
         unknown = own - self._jobs.held
         for job_id in unknown & self._unknown:
             await self._jobs.give_back(job_id, self._jobs.worker_id, 0.0)
@@ -101,7 +102,7 @@ class Sweep:
             await self._jobs.give_back(job_id, worker_id, 0.0)
 
     async def _forgotten(self) -> None:
-        """Wake sessions that wait for longer than a lease, and that nobody was told of."""
+        """Wake sessions that have waited for longer than a lease and have no job."""
         asked = {"after": self._after, "lease": self._lease}
         ((self._after, forgotten),) = await self._database.rows(_FORGOTTEN, asked)
         for session_id in forgotten:
