@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import (
     TYPE_CHECKING,
@@ -1189,7 +1189,8 @@ class Timer(msgspec.Struct, frozen=True):
         expect_count(self.id, "$.id")
 
 
-_FARTHEST = 10**12
+FARTHEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""The last time at which something can be due. A later one could not be shown in every time zone."""
 # The largest `integer` of PostgreSQL. procrastinate keeps the priority of a job in a column of that type.
 _MOST_PRIORITY = 2**31 - 1
 RECOVERY = _MOST_PRIORITY
@@ -1205,7 +1206,7 @@ def check_priority(priority: object) -> None:
 
 def check_time(time: object, path: str) -> None:
     """Raise InvalidData unless a value is a time in seconds since 1970."""
-    if expect_number(time, path) > _FARTHEST:
+    if expect_number(time, path) > FARTHEST:
         raise InvalidData(path, f"expected a time in seconds since 1970, got {brief(time)}")
 
 

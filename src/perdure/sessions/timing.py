@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from perdure.errors import ConfigurationError, InvalidData
+from perdure.protocols import FARTHEST
 
 if TYPE_CHECKING:
     from cronsim import CronSim
 
-FARTHEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""The last time at which something can be due. A later one could not be shown in every time zone."""
 UNTIL = "until"
 """The name of the timer that opens a session again after it was suspended until a time."""
 _FIELDS = 5

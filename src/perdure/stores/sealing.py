@@ -277,7 +277,7 @@ class Sealing:
 
 
 def _invalid_tag() -> type[Exception]:
-    # Imported when something does not open: whoever opens a store without keys may not have the library.
+    # Imported when a row does not open: a process that opens a store without keys may not have the library.
     from cryptography.exceptions import InvalidTag
 
     return InvalidTag

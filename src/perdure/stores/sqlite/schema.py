@@ -31,7 +31,7 @@ BUSY_MS = 10_000
 _READER_CACHE_KB = 256
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
 _WHOLE = Path(__file__).with_name("schema.sql")
-"""What a new file begins with: the outcome of all migrations, which would take three times as long."""
+"""The statements that a new file begins with: the outcome of all migrations, which would take three times as long."""
 
 
 def lock_path(path: Path) -> Path:

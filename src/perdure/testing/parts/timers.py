@@ -345,7 +345,15 @@ class Timers(Contract):
         await two_sessions(store)
         assert is_queue(store)
         odd: tuple[dict[str, Any], ...] = (
-            *({"due": "noon"}, {"due": float("nan")}, {"due": -1.0}, {"due": 1e13}, {"name": 7}, {"priority": 0.5}),
+            *(
+                {"due": "noon"},
+                {"due": float("nan")},
+                {"due": -1.0},
+                {"due": 9e11},
+                {"due": 1e13},
+                {"name": 7},
+                {"priority": 0.5},
+            ),
             *({"entry": "queue"}, {"cron": 7}, {"timezone": b"UTC"}, {"id": -1}),
         )
         for fields in odd:
