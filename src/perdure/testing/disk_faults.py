@@ -49,6 +49,8 @@ class DiskFaultContract(Contract):
     """What the table of outcomes calls the store; empty to leave it out."""
     synced: ClassVar[str] = "*"
     """A pattern of the files whose syncs must not fail unnoticed, as paths below the directory of all rounds."""
+    lies: ClassVar[bool] = False
+    """Whether the disk reports what failed as done, for a control: no store can withstand that."""
     rounds: ClassVar[int] = 200 if os.environ.get("PERDURE_TORTURE") else 6
 
     def test_a_full_disk(self, tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ class DiskFaultContract(Contract):
         self.hold("read-only", tmp_path)
 
     def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
-        """Return for some faults what a careless store does, in words, and the class that opens it: it has to fail."""
+        """Return for some faults what protects no more, in words, and the class that opens the store: it has to fail."""
         return {}
 
     def hold(self, fault: str, where: Path) -> None:
@@ -128,6 +130,8 @@ class Player:
     def __init__(self, contract: DiskFaultContract, where: Path, fault: str) -> None:
         self._contract, self._where, self._fault = contract, where, fault
         self._switch = Switch()
+        if contract.lies:
+            self._switch.lie()
         self._chance = random.Random(fault)
         self.struck = 0
 
