@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +59,11 @@ def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: in
     """
     if log is not None and log.is_sound:
         # With other salts it has been begun again since, or is another's: a backup may have been restored.
-        return log.salts == mark.salts and not log.has(mark, known)
+        if log.salts != mark.salts or log.has(mark, known):
+            return False
+        # Of a log that is whole SQLite drops nothing: all of it is in the file. It has begun it again in the index that
+        # it shares with others, and was stopped, or failed, before it had emptied the log.
+        return not log.is_whole_until(mark)
     if _is_in_file(mark, path, page_size):
         return False
     is_same_boot = mark.boot != 0 and mark.boot == number_of_boot()
@@ -197,6 +201,11 @@ class _Log:
         if mark.frame > self._count:
             return False
         return self._frame(mark.frame) == (mark.page, mark.commits, mark.salts, mark.sum)
+
+    def is_whole_until(self, mark: Mark) -> bool:
+        """Tell whether the frame that was marked and all before it are what was written."""
+        frames = enumerate(islice(self.frames(), mark.frame), 1)
+        return self.holds(mark) and all(self.is_current(each) and self._is_next(number, each) for number, each in frames)
 
     def has_salt_of(self, mark: Mark) -> bool:
         """Tell whether its header was the marked log's: one damaged place leaves one salt, or nothing at all."""
