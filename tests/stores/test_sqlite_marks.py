@@ -201,7 +201,7 @@ async def test_nothing_is_given_up_that_is_there_or_in_use(killed: Snapshot, tmp
 
 
 async def test_a_log_that_could_not_be_emptied_is_opened(killed: Snapshot, tmp_path: Path) -> None:
-    """SQLite has begun it again in the index that it shares, and the disk failed, or it was killed, before it emptied it.
+    """SQLite has begun it again in the index that it shares, and was stopped before it emptied the file.
 
     All of it is in the database file. Only if the log is damaged as well, nobody can tell.
     """

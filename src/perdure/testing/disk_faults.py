@@ -82,7 +82,7 @@ class DiskFaultContract(Contract):
         self.hold("read-only", tmp_path)
 
     def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
-        """Return for some faults what protects no more, in words, and the class that opens the store: it has to fail."""
+        """Return for some faults what protects no more, in words, and the class that opens such a store."""
         return {}
 
     def hold(self, fault: str, where: Path) -> None:

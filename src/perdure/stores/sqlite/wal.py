@@ -204,8 +204,8 @@ class _Log:
 
     def is_whole_until(self, mark: Mark) -> bool:
         """Tell whether the frame that was marked and all before it are what was written."""
-        frames = enumerate(islice(self.frames(), mark.frame), 1)
-        return self.holds(mark) and all(self.is_current(each) and self._is_next(number, each) for number, each in frames)
+        numbered = enumerate(islice(self.frames(), mark.frame), 1)
+        return self.holds(mark) and all(self.is_current(frame) and self._is_next(at, frame) for at, frame in numbered)
 
     def has_salt_of(self, mark: Mark) -> bool:
         """Tell whether its header was the marked log's: one damaged place leaves one salt, or nothing at all."""
