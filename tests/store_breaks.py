@@ -6,15 +6,21 @@ Each function is given `setattr`, or `monkeypatch.setattr` where it is to be put
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.model.session import AgentSession
 from perdure.protocols import Claim
 from perdure.stores import folder
-from perdure.stores.jobs import claiming, saving
+from perdure.stores.file import log
+from perdure.stores.format import heads
+from perdure.stores.jobs import claiming, loading, record, saving
 from perdure.stores.jobs.claiming import Facts
+from perdure.stores.sqlite import glimpse, sums, wal
+from perdure.stores.store import Store
 
 Put = Callable[[Any, str, Any], None]
 
@@ -35,6 +41,62 @@ def without_versions(put: Put = setattr) -> None:
         refuse(self, facts)
 
     put(saving.Keep, "refuse", refused)
+
+
+def without_message_checksums(put: Put = setattr) -> None:
+    """Believe what stands in a message's row."""
+    put(loading, "_are_sound", lambda *_: True)
+    put(glimpse, "FEW", -1)  # a short read in passing looks at more than checksums
+
+
+def without_row_checksums(put: Put = setattr) -> None:
+    """Believe what stands in the rows of messages, versions, record and inbox. Only reads work then."""
+    without_message_checksums(put)
+    put(heads, "check_row", lambda *_: None)
+    for name in ("batch_checksum", "entry_checksum", "key_checksum"):
+        put(record, name, lambda *_: _Anything())
+
+
+class _Anything:
+    """Is equal to whatever it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def without_line_checksums(put: Put = setattr) -> None:
+    """Believe each line of a session's log that can be decoded."""
+
+    def opened(raw: bytes) -> log.Line | None:
+        with suppress(msgspec.MsgspecError):
+            return log._line_decoder.decode(b"{" + raw[log._SEAL_LENGTH :])
+        return None
+
+    put(log, "_opened", opened)
+
+
+def without_page_checksums(put: Put = setattr) -> None:
+    """Believe each page of the search index."""
+    put(sums, "is_sound", lambda *_: True)
+
+
+def without_marks(put: Put = setattr) -> None:
+    """Take the write-ahead log for what SQLite takes it for."""
+    put(wal, "require_sound_log", lambda *_: None)
+
+
+def without_checks(put: Put = setattr) -> None:
+    """Find nothing wrong with a store."""
+
+    async def check(self: Any, **_: Any) -> list[Any]:
+        return []
+
+    put(Store, "check", check)
 
 
 def without_epochs(put: Put = setattr) -> None:
