@@ -1,7 +1,7 @@
 """One of many processes that want the same session at once, or that is stopped while it writes.
 
-Run as `python contender_process.py ADDRESS NAME LEDGER [BREAK]`; each line it reads is a verb and a session, each line
-it prints is JSON. BREAK takes the locks of files away.
+Run as `python contender_process.py ADDRESS NAME LEDGER`; each line it reads is a verb and a session, each line it
+prints is JSON. `do_without NAME` takes something away that protects the store: see `store_breaks`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import sys
 from typing import Any
 
+from tests import store_breaks
 from tests.crash.addresses import store_at
 from tests.crash.agent_process import write_ledger
 
 from perdure import LoopFactory, PerdureError, SendMessage, SessionRuntime, ToolCall, tool
 from perdure.protocols import Entry
-from perdure.stores import folder
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, say
 
@@ -59,6 +59,9 @@ class Contender:
         loops = LoopFactory(tools=[charge], driver=ScriptedDriver(replies))
         return (await SessionRuntime(self._store).execute(session_id, SendMessage("Pay.", loops, key=KEY))).version
 
+    async def do_without(self, name: str) -> None:
+        getattr(store_breaks, f"without_{name}")()
+
     async def hold(self, session_id: str) -> Any:
         """Write down one thing after the other, until somebody else has taken the session over."""
         claim, _ = await self._store.claim(session_id, version=1, owner=self._name, lease=LEASE)
@@ -78,9 +81,7 @@ class Contender:
             return {"error": type(error).__name__, "message": str(error)[:300]}
 
 
-async def main(address: str, name: str, ledger: str, broken: str = "") -> None:
-    if broken:
-        folder._flock = lambda handle, deadline: True
+async def main(address: str, name: str, ledger: str) -> None:
     async with store_at(address) as store:
         contender = Contender(store, name, ledger)
         print(json.dumps("ready"), flush=True)

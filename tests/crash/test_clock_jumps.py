@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.crash.addresses import address_of, store_at
+from tests.store_breaks import without_epochs
 
 from perdure.archive import fsck
 from perdure.errors import ClaimLost, PerdureError, SessionBusy
@@ -18,7 +19,7 @@ from perdure.protocols import Claim, Entry, Timer
 from perdure.testing.outcomes import Outcome, note
 from perdure.testing.samples import new_session, say, texts
 
-ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 8
+ROUNDS, CONTROLS = (200, 50) if os.environ.get("PERDURE_TORTURE") else (8, 8)
 STEPS = 14
 STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}
 JUMPS = (0.0, 1.0, 40.0, 3600.0, 9 * 3600.0, -40.0, -3600.0, -9 * 3600.0)
@@ -131,21 +132,37 @@ class Round:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
-async def test_clocks_that_jump(tmp_path: Path, kind: str) -> None:
+async def test_clocks_that_jump(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever claimed last can write, nobody else can, a timer rings once, and ids are not given out twice."""
-    address, wrong, ids = address_of(kind, tmp_path), list[str](), list[str]()
+    address, ids = address_of(kind, tmp_path), list[str]()
     async with store_at(address) as one, store_at(address) as two:
         machines = [Machine("one", one), Machine("two", two)]
-        for number in range(ROUNDS):
-            chance = random.Random(number)
-            for machine in machines:
-                with use(clock=machine.now):
-                    ids += [SessionId.generate() for _ in range(10)]
-            try:
-                found = await Round(machines, f"s{number}", chance).play()
-            except PerdureError as error:
-                found = [f"{type(error).__name__}: {error}"]
-            wrong += [f"round {number}: {each}" for each in found]
-    note(Outcome(attack="clocks jump", store=STORES[kind], rounds=ROUNDS, failures=len(wrong)))
+        wrong = [each for number in range(ROUNDS) for each in await played(machines, number, ids)]
+        without_epochs(monkeypatch.setattr)
+        lost = [await played(machines, number, []) for number in range(ROUNDS, ROUNDS + CONTROLS)]
+    note(
+        Outcome(
+            attack="clocks jump",
+            store=STORES[kind],
+            rounds=ROUNDS,
+            failures=len(wrong),
+            control="epochs of claims are not compared",
+            control_rounds=CONTROLS,
+            control_failures=sum(map(bool, lost)),
+        )
+    )
     assert wrong == []
     assert len({*ids}) == len(ids)
+    assert any(lost)
+
+
+async def played(machines: list[Machine], number: int, ids: list[str]) -> list[str]:
+    """Play one round. Return what went wrong, and add the ids that were given out."""
+    for machine in machines:
+        with use(clock=machine.now):
+            ids += [SessionId.generate() for _ in range(10)]
+    try:
+        found = await Round(machines, f"s{number}", random.Random(number)).play()
+    except PerdureError as error:
+        found = [f"{type(error).__name__}: {error}"]
+    return [f"round {number}: {each}" for each in found]

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,17 @@ from perdure.testing.outcomes import Outcome, note
 from perdure.testing.samples import new_session, texts
 
 IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
-ROUNDS = 200 if IS_TORTURE else 4
+ROUNDS, CONTROLS = (200, 40) if IS_TORTURE else (4, 12)
 MANY = 16 if IS_TORTURE else 4
-STOPPED = 200 if IS_TORTURE else 4
+STOPPED, STOPPED_CONTROLS = (200, 20) if IS_TORTURE else (4, 1)
 AT_ONCE = 4
 STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}
+WITHOUT = {
+    "file_locks": "locks of files are not taken",
+    "versions": "versions are not compared",
+    "epochs": "epochs of claims are not compared",
+}
+"""Protections that `store_breaks` takes away, in words."""
 REFUSALS = {"SessionConflict", "ClaimConflict", "SessionBusy", "RunInterrupted"}
 
 
@@ -53,11 +59,11 @@ class Contender:
 
 
 @asynccontextmanager
-async def contenders(address: str, where: Path, count: int, *broken: str) -> AsyncIterator[list[Contender]]:
+async def contenders(address: str, where: Path, count: int) -> AsyncIterator[list[Contender]]:
     started = [
         Contender(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, contender_process.__file__, address, f"p{number}", str(where / "ledger"), *broken),
+                *(sys.executable, contender_process.__file__, address, f"p{number}", str(where / "ledger")),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -76,27 +82,31 @@ async def contenders(address: str, where: Path, count: int, *broken: str) -> Asy
             await contender.process.wait()
 
 
-async def raced(address: str, where: Path, rounds: int, *broken: str) -> list[str]:
+async def raced(store: Any, many: Sequence[Contender], where: Path, rounds: Iterable[int]) -> list[str]:
     """Have all of them do the same thing to one session, again and again. Return what went wrong."""
     wrong: list[str] = []
-    async with store_at(address) as store, contenders(address, where, MANY, *broken) as many:
-        for number in range(rounds):
-            verb = ("save", "claim", "fork", "send")[number % 4]
-            name = f"r{number}"
-            if verb == "send":
-                await SessionRuntime(store).create(AgentDefinition("payer", tools=("charge",)), session_id=name)
-            else:
-                await store.create(new_session("Hello.", id=name))
-            said = await asyncio.gather(*(each.tell(verb, name) for each in many))
-            try:
-                found = await WRONG[verb](store, name, said, where)
-                found += [str(each) for each in (await fsck(store, session_id=name)).problems]
-            except PerdureError as error:
-                found = [str(error)]
-            odd = [each for each in said if each.get("error") and each["error"] not in REFUSALS]
-            if found or odd:
-                wrong.append(f"round {number}, {verb}: {found} {odd}")
+    for number in rounds:
+        verb = ("save", "claim", "fork", "send")[number % 4]
+        name = f"r{number}"
+        if verb == "send":
+            await SessionRuntime(store).create(AgentDefinition("payer", tools=("charge",)), session_id=name)
+        else:
+            await store.create(new_session("Hello.", id=name))
+        said = await asyncio.gather(*(each.tell(verb, name) for each in many))
+        try:
+            found = await WRONG[verb](store, name, said, where)
+            found += [str(each) for each in (await fsck(store, session_id=name)).problems]
+        except PerdureError as error:
+            found = [str(error)]
+        odd = [each for each in said if each.get("error") and each["error"] not in REFUSALS]
+        if found or odd:
+            wrong.append(f"round {number}, {verb}: {found} {odd}")
     return wrong
+
+
+async def do_without(protection: str, many: Sequence[Contender]) -> None:
+    """Take something away from processes that protects the store: see `store_breaks`."""
+    assert [await each.tell("do_without", protection) for each in many] == [{"did": None}] * len(many)
 
 
 async def _wrong_saves(store: Any, name: str, said: Sequence[Any], _: Path) -> list[str]:
@@ -133,31 +143,34 @@ WRONG = {"save": _wrong_saves, "claim": _wrong_claims, "fork": _wrong_forks, "se
 @pytest.mark.parametrize("kind", STORES)
 async def test_sixteen_processes_race(tmp_path: Path, kind: str) -> None:
     """Every acknowledged save, claim and fork is there, and one request that all of them send is done once."""
-    wrong = await raced(address_of(kind, tmp_path), tmp_path, ROUNDS)
-    lost: list[str] = []
-    control = "locks of files are not taken" if kind == "files" else ""
-    if control:
-        (tmp_path / "control").mkdir()
-        lost = await raced(address_of(kind, tmp_path / "control"), tmp_path / "control", max(4, ROUNDS // 10), "broken")
+    address = address_of(kind, tmp_path)
+    protection = "file_locks" if kind == "files" else "versions"
+    async with store_at(address) as store, contenders(address, tmp_path, MANY) as many:
+        wrong = await raced(store, many, tmp_path, range(ROUNDS))
+        await do_without(protection, many)
+        lost = await raced(store, many, tmp_path, range(ROUNDS, ROUNDS + CONTROLS))
     note(
         Outcome(
             attack=f"{MANY} processes race",
             store=STORES[kind],
             rounds=ROUNDS,
             failures=len(wrong),
-            control=control,
-            control_rounds=max(4, ROUNDS // 10) if control else 0,
+            control=WITHOUT[protection],
+            control_rounds=CONTROLS,
             control_failures=len(lost),
         )
     )
     assert wrong == []
-    assert lost or not control
+    assert lost
 
 
-async def stopped(store: Any, holder: Contender, name: str, chance: random.Random) -> tuple[list[str], bool]:
+async def stopped(
+    store: Any, holder: Contender, name: str, chance: random.Random, *, patience: float = 60.0
+) -> tuple[list[str], bool]:
     """Stop a process that writes until its lease is over, take its session over, and wake it.
 
-    Return what went wrong, and whether it was stopped with a lock in its hands.
+    Return what went wrong, and whether it was stopped with a lock in its hands. One that writes on is given so many
+    seconds; then the session is given back, under which no claim is left to write under.
     """
     await store.create(new_session("Hello.", id=name))
     assert "epoch" in await holder.tell("hold", name)
@@ -181,13 +194,30 @@ async def stopped(store: Any, holder: Contender, name: str, chance: random.Rando
             claim = await _taken_over(store, name, holder)
     holder.process.send_signal(signal.SIGCONT)
     await store.append(claim, entries=[Entry("over")])
-    told = await holder.answer()
+    answer = asyncio.ensure_future(holder.answer())
+    if not (await asyncio.wait({answer}, timeout=patience))[0]:
+        await store.release(claim)
+    told = await answer
     kinds = [entry.kind for entry in await store.read(name)]
     wrong = [] if told.get("did", {}).get("error") == "ClaimLost" else [f"{name}: the one that was woken said {told}"]
     done = told.get("did", {}).get("done", 0)
     if kinds != ["held"] * kinds.count("held") + ["over"] * 2 or kinds.count("held") not in (done, done + 1):
         wrong.append(f"{name}: {done} writes were acknowledged, and on record are {kinds}")
     return wrong, was_held
+
+
+async def stopped_in_turns(
+    store: Any, many: Sequence[Contender], numbers: Sequence[int], *, at_once: bool, **more: float
+) -> list[tuple[list[str], bool]]:
+    """Stop one process after the other. All of them at once only where no lock is everybody's, or they are held up."""
+    results = []
+    for first in range(0, len(numbers), len(many)):
+        plays = [
+            stopped(store, holder, f"s{number}", random.Random(number), **more)
+            for number, holder in zip(numbers[first : first + len(many)], many, strict=False)
+        ]
+        results += await asyncio.gather(*plays) if at_once else [await play for play in plays]
+    return results
 
 
 async def _taken_over(store: Any, name: str, holder: Contender) -> Any:
@@ -218,17 +248,24 @@ def patient_for(address: str, seconds: float) -> Any:
 @pytest.mark.parametrize("kind", STORES)
 async def test_processes_that_are_stopped_beyond_their_lease(tmp_path: Path, kind: str) -> None:
     """Woken after others have taken over, they write nothing. If one holds a lock, its process is named."""
-    address, wrong, held = address_of(kind, tmp_path), list[str](), 0
+    address = address_of(kind, tmp_path)
     async with patient_for(address, 1.0) as store, contenders(address, tmp_path, AT_ONCE) as many:
-        for first in range(0, STOPPED, AT_ONCE):
-            # One at a time where one lock is everybody's: the others would be held up, too.
-            plays = [
-                stopped(store, holder, f"s{first + place}", random.Random(first + place))
-                for place, holder in enumerate(many)
-            ]
-            results = await asyncio.gather(*plays) if kind == "postgres" else [await play for play in plays]
-            wrong += [each for found, _ in results for each in found]
-            held += sum(was_held for _, was_held in results)
+        plays = await stopped_in_turns(store, many, range(STOPPED), at_once=kind == "postgres")
+        await do_without("epochs", many)
+        controls = range(STOPPED, STOPPED + STOPPED_CONTROLS)
+        lost = await stopped_in_turns(store, many, controls, at_once=kind == "postgres", patience=0.2)
+    wrong, held = [each for found, _ in plays for each in found], sum(was_held for _, was_held in plays)
     print(f"{held} of {STOPPED} were stopped with a lock in their hands")
-    note(Outcome(attack="stopped beyond the lease", store=STORES[kind], rounds=STOPPED, failures=len(wrong)))
+    note(
+        Outcome(
+            attack="stopped beyond the lease",
+            store=STORES[kind],
+            rounds=STOPPED,
+            failures=len(wrong),
+            control=WITHOUT["epochs"],
+            control_rounds=len(lost),
+            control_failures=sum(bool(found) for found, _ in lost),
+        )
+    )
     assert wrong == []
+    assert any(found for found, _ in lost)

@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from tests.store_breaks import without_epochs as without_epochs
+
 from perdure.actions.inbox import Inbox
 from perdure.stores import claims
-from perdure.stores.jobs import claiming, saving
 from perdure.workers import Worker
 
 
@@ -28,13 +29,6 @@ def without_sweep() -> None:
 
     Worker._sweep = nothing  # type: ignore[method-assign]
     Sweep._stalled = Sweep._forgotten = nothing  # type: ignore[method-assign]
-
-
-def without_epochs() -> None:
-    """Write under a claim that another has taken over. SQLite and files only."""
-    refusal = saving.refusal
-    saving.refusal = lambda sid, facts, claim, **more: None if claim else refusal(sid, facts, claim, **more)
-    claiming.held = lambda claim: {"id": str(claim.session_id), "claim !=": None}
 
 
 def without_claims() -> None:

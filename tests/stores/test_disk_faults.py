@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from perdure.errors import StoreError
+from perdure.errors import CorruptRecord, StoreError, UnreadableFile
 from perdure.stores import folder
-from perdure.stores.file import FileStore
-from perdure.stores.sqlite import SqliteStore, schema
+from perdure.stores.file import FileStore, directory
+from perdure.stores.sqlite import SqliteStore, engine, schema, worker
 from perdure.testing import DiskFaultContract
 from perdure.testing.disk import is_available
 from perdure.testing.samples import new_session, say
 
-ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 12
+ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 6
 """How often a control is played."""
+ON_A_LYING_DISK = "what fails is reported as done"
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs Linux and a C compiler")
 
 
@@ -35,6 +36,17 @@ class TestSqliteStore(DiskFaultContract):
     def open_store(self, where: Path) -> SqliteStore:
         return SqliteStore(where / "sessions.db")
 
+    def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
+        return {
+            "disk full": (ON_A_LYING_DISK, SqliteOnALyingDisk),
+            "no space at write, sync or rename": (ON_A_LYING_DISK, SqliteOnALyingDisk),
+            "EIO at write": (ON_A_LYING_DISK, SqliteOnALyingDisk),
+            "EIO at read": ("errors of SQLite are passed on", PassesErrorsOn),
+            "fsync fails": (ON_A_LYING_DISK, SqliteOnALyingDisk),
+            "no file handles": ("errors of SQLite are passed on", PassesErrorsOn),
+            "read-only": (ON_A_LYING_DISK, SqliteOnALyingDisk),
+        }
+
 
 @pytest.mark.sample(4)
 class TestFileStore(DiskFaultContract):
@@ -47,24 +59,59 @@ class TestFileStore(DiskFaultContract):
 
     def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
         return {
+            "disk full": (ON_A_LYING_DISK, FilesOnALyingDisk),
             "no space at write, sync or rename": ("short writes are believed", BelievesShortWrites),
             "EIO at write": ("errors of write are ignored", IgnoresWrites),
+            "EIO at read": ("a read that failed is taken for lasting damage", TakesUnreadForDamage),
             "fsync fails": ("errors of fsync are ignored", IgnoresSyncs),
+            "no file handles": ("errors of the system are passed on", PassesSystemErrorsOn),
+            "read-only": ("errors of the system are passed on", PassesSystemErrorsOn),
         }
 
 
-class BelievesShortWrites(DiskFaultContract):
+class SqliteOnALyingDisk(TestSqliteStore):
+    """The control: no store can withstand a disk that reports what failed as done."""
+
+    __test__ = False
+    lies = True
+    rounds = ROUNDS
+
+
+class FilesOnALyingDisk(TestFileStore):
+    """The control: no store can withstand a disk that reports what failed as done."""
+
+    __test__ = False
+    lies = True
+    rounds = ROUNDS
+
+
+# What those below take away is taken from a process that ends with the rounds.
+
+
+class PassesErrorsOn(TestSqliteStore):
+    """The control: what SQLite or the system says is not put into perdure's words."""
+
+    __test__ = False
+    rounds = ROUNDS
+
+    def open_store(self, where: Path) -> SqliteStore:
+        engine.as_store_error = worker.as_store_error = lambda error: error
+        schema._sync_for_good = schema.sync_directory
+        return super().open_store(where)
+
+
+class BelievesShortWrites(TestFileStore):
     """The control: what a write returns is not looked at."""
 
     __test__ = False
     rounds = ROUNDS
 
     def open_store(self, where: Path) -> FileStore:
-        folder._write_all = os.write  # type: ignore[assignment]  # in a process that ends with the rounds
-        return FileStore(where / "sessions")
+        folder._write_all = os.write
+        return super().open_store(where)
 
 
-class IgnoresWrites(DiskFaultContract):
+class IgnoresWrites(TestFileStore):
     """The control: a write that fails is taken for one that did not."""
 
     __test__ = False
@@ -76,10 +123,33 @@ class IgnoresWrites(DiskFaultContract):
                 os.write(handle, body)
 
         folder._write_all = write
-        return FileStore(where / "sessions")
+        return super().open_store(where)
 
 
-class IgnoresSyncs(DiskFaultContract):
+_reading = folder.Folder.reading
+
+
+class TakesUnreadForDamage(TestFileStore):
+    """The control: once a file could not be read, all that follows is refused as damaged."""
+
+    __test__ = False
+    rounds = ROUNDS
+
+    def open_store(self, where: Path) -> FileStore:
+        @contextmanager
+        def reading(self: folder.Folder, name: str) -> Iterator[int | None]:
+            try:
+                with _reading(self, name) as handle:
+                    yield handle
+            except UnreadableFile as error:
+                self.broken = CorruptRecord(None, name, str(error))
+                raise self.broken from None
+
+        folder.Folder.reading = reading
+        return super().open_store(where)
+
+
+class IgnoresSyncs(TestFileStore):
     """The control: a sync that fails is taken for one that did not."""
 
     __test__ = False
@@ -90,8 +160,19 @@ class IgnoresSyncs(DiskFaultContract):
             with suppress(OSError):
                 os.fsync(handle)
 
-        folder.Folder._sync = sync  # type: ignore[method-assign]  # in a process that ends with the rounds
-        return FileStore(where / "sessions")
+        folder.Folder._sync = sync
+        return super().open_store(where)
+
+
+class PassesSystemErrorsOn(TestFileStore):
+    """The control: what the system says is not put into perdure's words."""
+
+    __test__ = False
+    rounds = ROUNDS
+
+    def open_store(self, where: Path) -> FileStore:
+        directory.store_error = lambda error, path: error
+        return super().open_store(where)
 
 
 async def test_a_directory_whose_sync_failed_is_not_believed_later(

@@ -14,11 +14,14 @@ from perdure.testing import HistoryContract
 
 
 class TestMemoryStoreHistories(HistoryContract):
+    name = "memory"
+
     def open_store(self, where: Path) -> MemoryStore:
         return MemoryStore()
 
 
 class TestSqliteStoreHistories(HistoryContract):
+    name = "SQLite"
     shared = True
 
     def open_store(self, where: Path) -> SqliteStore:
@@ -26,6 +29,7 @@ class TestSqliteStoreHistories(HistoryContract):
 
 
 class TestFileStoreHistories(HistoryContract):
+    name = "files"
     shared = True
 
     def open_store(self, where: Path) -> FileStore:
@@ -33,6 +37,7 @@ class TestFileStoreHistories(HistoryContract):
 
 
 class TestPostgresStoreHistories(HistoryContract):
+    name = "PostgreSQL"
     shared = True
 
     def setup_method(self) -> None:

@@ -6,18 +6,24 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 import pytest
+from tests.store_breaks import (
+    without_line_checksums,
+    without_marks,
+    without_message_checksums,
+    without_page_checksums,
+)
 from tests.stores.files import TORTURE
 from tests.stores.rotting import Scene, attack_on, furnished
 
 from perdure.errors import CorruptRecord
 from perdure.model.ids import use
 from perdure.stores.file import FileStore
-from perdure.stores.jobs import loading
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import RotContract
 from perdure.testing.outcomes import Outcome, note
@@ -26,12 +32,27 @@ from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
 ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 70, "search": 25, "wal": 80}
-CONTROL = "checksums of messages ignored"
 STORES = {
-    "main": "SqliteStore, database file",
-    "search": "SqliteStore, search index",
-    "wal": "SqliteStore, write-ahead log and mark",
-    "file": "FileStore",
+    "main": "SQLite, database file",
+    "search": "SQLite, search index",
+    "wal": "SQLite, write-ahead log and mark",
+    "file": "files",
+}
+
+
+class Control(NamedTuple):
+    """What is taken away for a kind of file, in words and by a function; and how often that is attacked."""
+
+    without: str
+    break_it: Callable[..., None]
+    rounds: int
+
+
+CONTROLS = {
+    "main": Control("checksums of messages are ignored", without_message_checksums, 400 if TORTURE else 60),
+    "search": Control("checksums of pages are ignored", without_page_checksums, 800),
+    "wal": Control("the log is not held against its mark", without_marks, 100 if TORTURE else 5),
+    "file": Control("checksums of lines are ignored", without_line_checksums, 100),
 }
 
 
@@ -67,32 +88,32 @@ def test_damage_is_never_a_wrong_answer(memory: Path, kind: str, shard: int) -> 
     report = attacked(kind, scene_of(kind, memory), ROUNDS[kind], shard)
     told = [f"{each.damage}: {each.question}: {each.found}" for each in report.wrong]
     failures = len({each.damage for each in report.wrong})
-    control = CONTROL if kind == "main" else ""
+    control = CONTROLS[kind].without
     note(Outcome(attack="bit flips", store=STORES[kind], rounds=report.rounds, failures=failures, control=control))
     assert told == []
     if kind in ("main", "wal"):
         assert report.noticed > report.rounds / 4
 
 
-def test_without_checksums_damage_is_silent(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: if messages are not held against their checksums, wrong ones are read."""
-    monkeypatch.setattr(loading, "_are_sound", lambda *_: True)
-    monkeypatch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)
-    rounds = 400 if TORTURE else 60
-    report = attacked("main", scene_of("main", memory), rounds, 77)
+@pytest.mark.parametrize("kind", CONTROLS if TORTURE else ("main", "wal"))
+def test_unprotected_damage_is_silent(memory: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: without what it is held against, wrong things are read."""
+    scene, control = scene_of(kind, memory), CONTROLS[kind]
+    control.break_it(monkeypatch.setattr)
+    report = attacked(kind, scene, control.rounds, 77)
     silent = {each.damage for each in report.wrong}
-    assert len(silent) >= rounds // 30
     note(
         Outcome(
             attack="bit flips",
-            store=STORES["main"],
+            store=STORES[kind],
             rounds=0,
             failures=0,
-            control=CONTROL,
-            control_rounds=rounds,
+            control=control.without,
+            control_rounds=control.rounds,
             control_failures=len(silent),
         )
     )
+    assert silent
 
 
 class TestRotOfFiles(RotContract):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests import postgres_server
+from tests.store_breaks import without_checks, without_row_checksums
 from tests.stores.files import TORTURE
 from tests.stores.rotting import LEFT_TO_CHECK, THE_CROWD
 from tests.stores.rotting_rows import RottenRows
@@ -19,13 +20,20 @@ from perdure.testing.rot.furnishing import furnish
 from perdure.testing.rot.questions import answers_of, questions_of
 
 ROUNDS = 100 if TORTURE else 4
+CONTROLS = {
+    False: ("checksums of rows are ignored", without_row_checksums, 10),
+    True: ("a check finds nothing", without_checks, 2),
+}
+"""What is taken away, by what, and the rounds in one shard of torture: all shards together have to find something."""
 EVERY = ("plain", "list", "names", "queue", "heads", "lenient")
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("shard", range(50 if TORTURE else 1))
 @pytest.mark.parametrize("naming", [False, True])
-async def test_a_damaged_row_is_never_a_wrong_answer(tmp_path: Path, naming: bool, shard: int) -> None:
+async def test_a_damaged_row_is_never_a_wrong_answer(
+    tmp_path: Path, naming: bool, shard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever column of whichever table it is. Where it names the row, the row is missing, and a check says so."""
     dsn, schema = postgres_server.dsn(), postgres_server.schema_of(tmp_path)
 
@@ -53,13 +61,20 @@ async def test_a_damaged_row_is_never_a_wrong_answer(tmp_path: Path, naming: boo
             saves=False,
         )
         report = await attack.run(ROUNDS, shard)
+        without, take_away, rounds = CONTROLS[naming]
+        take_away(monkeypatch.setattr)
+        control = await attack.run(rounds if TORTURE else 0, shard)
         damage.close()
+    silent = {each.damage for each in control.wrong}
     note(
         Outcome(
             attack="bit flips",
-            store=f"PostgresStore, {'names of rows' if naming else 'rows'}",
+            store=f"PostgreSQL, {'names of rows' if naming else 'rows'}",
             rounds=report.rounds,
-            failures=len(report.wrong),
+            failures=len({each.damage for each in report.wrong}),
+            control=without,
+            control_rounds=control.rounds,
+            control_failures=len(silent),
         )
     )
     assert report.wrong == []

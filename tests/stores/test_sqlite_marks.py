@@ -200,6 +200,21 @@ async def test_nothing_is_given_up_that_is_there_or_in_use(killed: Snapshot, tmp
     reader.close()
 
 
+async def test_a_log_that_could_not_be_emptied_is_opened(killed: Snapshot, tmp_path: Path) -> None:
+    """SQLite has begun it again in the index that it shares, and was stopped before it emptied the file.
+
+    All of it is in the database file. Only if the log is damaged as well, nobody can tell.
+    """
+    path = put(tmp_path / "copy", killed)
+    async with SqliteStore(path) as store:
+        await _emptied(store)
+        log_path(path).write_bytes(flipped(killed.files["s.db-wal"], 40 + 2 * FRAME, 0))
+        with pytest.raises(CorruptRecord):
+            await version_in(path)
+        log_path(path).write_bytes(killed.files["s.db-wal"])
+        assert await version_in(path) == VERSIONS
+
+
 async def test_files_without_their_mark_are_opened(killed: Snapshot, tmp_path: Path) -> None:
     """A copy of the file and its log, or one with a damaged or strange mark, is as good as it was."""
     mark = killed.files["s.db-mark"]

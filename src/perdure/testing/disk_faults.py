@@ -50,6 +50,8 @@ class DiskFaultContract(Contract):
     """The store's name in the table of outcomes. Leave it empty to write no outcome."""
     synced: ClassVar[str] = "*"
     """A pattern for the files whose failed syncs must be noticed, as paths below the directory of all rounds."""
+    lies: ClassVar[bool] = False
+    """True for a control: the disk reports what failed as done. No store can withstand that."""
     rounds: ClassVar[int] = 200 if os.environ.get("PERDURE_TORTURE") else 6
 
     def test_a_full_disk(self, tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ class DiskFaultContract(Contract):
         self.hold("read-only", tmp_path)
 
     def controls(self) -> Mapping[str, tuple[str, type[DiskFaultContract]]]:
-        """Return a careless store for some faults, as a description and the class that opens it. It has to fail."""
+        """Return the control of some faults: what it takes away, in words, and the class that opens such a store."""
         return {}
 
     def hold(self, fault: str, where: Path) -> None:
@@ -130,6 +132,8 @@ class Player:
     def __init__(self, contract: DiskFaultContract, where: Path, fault: str) -> None:
         self._contract, self._where, self._fault = contract, where, fault
         self._switch = Switch()
+        if contract.lies:
+            self._switch.lie()
         # Seeded by the fault's name: the same rounds are played each time.
         self._chance = random.Random(fault)
         self.struck = 0

@@ -188,6 +188,27 @@ def broken(history: History) -> Sequence[str]:
     return [f"{key}: {verdict}" for key, verdict in verdicts(history).items() if not verdict.is_linearizable]
 
 
+class LosesUpdates:
+    """A store from which a protection was taken away: a save does not compare versions, and the last writer wins."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def save(self, session: AgentSession, **given: Any) -> AgentSession:
+        try:
+            saved: AgentSession = await self._store.save(session, **given)
+        except SessionConflict:
+            newest = await self._store.load(session.id)
+            if newest is None or given.get("claim") is not None:
+                raise
+            state = newest.state.with_transcript(session.state.transcript)
+            saved = await self._store.save(newest.with_state(state), **given)
+        return saved
+
+
 class Client:
     """A client that does one operation after the other to a few sessions, by a seed, and notes each of them."""
 
@@ -390,12 +411,23 @@ async def play(stores: Sequence[Any], *, clients: int, operations: int, sessions
 
 
 async def play_apart(
-    contract: object, where: Path, *, clients: int, operations: int, sessions: int, seed: str, kills: int = 0
+    contract: object,
+    where: Path,
+    *,
+    clients: int,
+    operations: int,
+    sessions: int,
+    seed: str,
+    kills: int = 0,
+    is_control: bool = False,
 ) -> History:
-    """Let clients in processes of their own use one store, kill some of them, and return the history."""
+    """Let clients in processes of their own use one store, kill some of them, and return the history.
+
+    With `is_control` they use it as `LosesUpdates`.
+    """
     kind = type(contract)
     task = (inspect.getfile(kind), kind.__module__, kind.__qualname__, str(where))
-    numbers = (str(operations), str(sessions))
+    numbers = (str(operations), str(sessions), *(["control"] if is_control else []))
     notes, chance = Notes(), random.Random(seed)
     doomed = set(chance.sample(range(clients), kills))
 
@@ -437,7 +469,15 @@ async def play_apart(
 
 
 async def _main(
-    file: str, module: str, qualname: str, where: str, name: str, seed: str, operations: str, sessions: str
+    file: str,
+    module: str,
+    qualname: str,
+    where: str,
+    name: str,
+    seed: str,
+    operations: str,
+    sessions: str,
+    control: str = "",
 ) -> None:
     contract = load_class(file, module, qualname)()
 
@@ -447,7 +487,7 @@ async def _main(
 
     async with contract.open_store(Path(where)) as store:
         ids = [f"s{number}" for number in range(int(sessions))]
-        await Client(store, name, seed, ids, note).act(int(operations))
+        await Client(LosesUpdates(store) if control else store, name, seed, ids, note).act(int(operations))
 
 
 if __name__ == "__main__":

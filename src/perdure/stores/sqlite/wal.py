@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +59,11 @@ def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: in
     """
     if log is not None and log.is_sound:
         # With other salts, the log was begun again since, or a backup was put back.
-        return log.salts == mark.salts and not log.has(mark, known)
+        if log.salts != mark.salts or log.has(mark, known):
+            return False
+        # SQLite drops nothing of a log that is whole: all of it is in the file. It has begun the log again in the index
+        # that it shares with other processes, and was stopped, or failed, before it had emptied the log.
+        return not log.is_whole_until(mark)
     if _is_in_file(mark, path, page_size):
         return False
     is_same_boot = mark.boot != 0 and mark.boot == number_of_boot()
@@ -200,6 +204,11 @@ class _Log:
         if mark.frame > self._count:
             return False
         return self._frame(mark.frame) == (mark.page, mark.commits, mark.salts, mark.sum)
+
+    def is_whole_until(self, mark: Mark) -> bool:
+        """Tell whether the frame that was marked and all before it are what was written."""
+        numbered = enumerate(islice(self.frames(), mark.frame), 1)
+        return self.holds(mark) and all(self.is_current(frame) and self._is_next(at, frame) for at, frame in numbered)
 
     def has_salt_of(self, mark: Mark) -> bool:
         """Tell whether the header was the marked log's. One damaged place leaves one salt right, or only zeros."""

@@ -87,6 +87,10 @@ class Switch:
         """Let files grow by this many bytes, then make writes fail for want of space."""
         self._library.perdure_disk_room(size)
 
+    def lie(self) -> None:
+        """Have calls that fail be reported as done from now on, unless they were to open or to read something."""
+        self._library.perdure_disk_lie()
+
     @property
     def struck(self) -> int:
         """Return how many calls have failed since the last `heal`."""

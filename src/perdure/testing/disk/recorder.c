@@ -58,6 +58,13 @@ static struct rule rules[MOST_RULES];
 static int rule_count;
 static long room = -1; /* how many bytes files may still grow by; -1: as many as they like */
 static atomic_long struck;
+static int lies; /* whether a call that fails is reported as done, unless something was to be opened or read */
+
+/* Return what a call returns that was to change something and fails. */
+static int failed(int error) {
+    errno = error;
+    return lies ? 0 : -1;
+}
 
 __attribute__((constructor)) static void begin(void) {
     const char *given = getenv("PERDURE_DISK_ROOT"), *log = getenv("PERDURE_DISK_LOG");
@@ -162,13 +169,21 @@ static void put(int kind, int flags, const char *path, const char *other, uint64
     errno = saved;
 }
 
+/* Tell whether a call is among those that are named, with spaces between them. "write" is not "open-write". */
+static int is_among(const char *call, const char *names) {
+    size_t length = strlen(call);
+    for (const char *name = names; name; name = strchr(name, ' ')) {
+        name += strspn(name, " ");
+        if (strcspn(name, " ") == length && !strncmp(name, call, length)) return 1;
+    }
+    return 0;
+}
+
 /* Return the error that a call is to fail with, or 0. */
 static int fault(const char *call, const char *path) {
     for (int each = 0; each < rule_count; each++) {
         struct rule *rule = &rules[each];
-        const char *found = strstr(rule->calls, call);
-        size_t length = strlen(call);
-        if (!found || (found != rule->calls && found[-1] != ' ') || (found[length] && found[length] != ' ')) continue;
+        if (!is_among(call, rule->calls)) continue;
         const char *name = is_below(path) ? inside(path) : path;
         if (fnmatch(rule->pattern, name, 0)) continue;
         long seen = rule->seen++;
@@ -211,6 +226,8 @@ long perdure_disk_heal(void) {
 }
 
 void perdure_disk_room(long bytes) { room = bytes; }
+
+void perdure_disk_lie(void) { lies = 1; }
 
 long perdure_disk_struck(void) { return struck; }
 
@@ -307,6 +324,9 @@ static ssize_t allowed(int handle, off_t place, size_t size) {
     return size;
 }
 
+/* Return what the process is told of a write. */
+static ssize_t told(ssize_t done, size_t size) { return lies ? (ssize_t)size : done; }
+
 static void wrote(int handle, off_t place, const struct iovec *parts, int count, ssize_t size) {
     if (size <= 0 || log_handle < 0 || !is_watched(handle)) return;
     int saved = errno, flags = fcntl(handle, F_GETFL);
@@ -318,21 +338,21 @@ static void wrote(int handle, off_t place, const struct iovec *parts, int count,
 ssize_t write(int handle, const void *data, size_t size) {
     if (!is_watched(handle)) return syscall(SYS_write, handle, data, size);
     ssize_t may = allowed(handle, -1, size);
-    if (may < 0) return may;
+    if (may < 0) return told(may, size);
     ssize_t done = syscall(SYS_write, handle, data, (size_t)may);
     struct iovec part = {(void *)data, size};
     wrote(handle, -1, &part, 1, done);
-    return done;
+    return told(done, size);
 }
 
 ssize_t pwrite64(int handle, const void *data, size_t size, off64_t place) {
     if (!is_watched(handle)) return syscall(SYS_pwrite64, handle, data, size, place);
     ssize_t may = allowed(handle, place, size);
-    if (may < 0) return may;
+    if (may < 0) return told(may, size);
     ssize_t done = syscall(SYS_pwrite64, handle, data, (size_t)may, place);
     struct iovec part = {(void *)data, size};
     wrote(handle, place, &part, 1, done);
-    return done;
+    return told(done, size);
 }
 ssize_t pwrite(int handle, const void *data, size_t size, off_t place) { return pwrite64(handle, data, size, place); }
 
@@ -344,22 +364,24 @@ static size_t sum(const struct iovec *parts, int count) {
 
 ssize_t writev(int handle, const struct iovec *parts, int count) {
     if (!is_watched(handle)) return syscall(SYS_writev, handle, parts, count);
-    ssize_t may = allowed(handle, -1, sum(parts, count));
-    if (may < 0) return may;
-    if ((size_t)may < sum(parts, count)) count = 1;
+    size_t size = sum(parts, count);
+    ssize_t may = allowed(handle, -1, size);
+    if (may < 0) return told(may, size);
+    if ((size_t)may < size) count = 1;
     ssize_t done = syscall(SYS_writev, handle, parts, count);
     wrote(handle, -1, parts, count, done);
-    return done;
+    return told(done, size);
 }
 
 ssize_t pwritev64(int handle, const struct iovec *parts, int count, off64_t place) {
     if (!is_watched(handle)) return syscall(SYS_pwritev, handle, parts, count, place, 0);
-    ssize_t may = allowed(handle, place, sum(parts, count));
-    if (may < 0) return may;
-    if ((size_t)may < sum(parts, count)) count = 1;
+    size_t size = sum(parts, count);
+    ssize_t may = allowed(handle, place, size);
+    if (may < 0) return told(may, size);
+    if ((size_t)may < size) count = 1;
     ssize_t done = syscall(SYS_pwritev, handle, parts, count, place, 0);
     wrote(handle, place, parts, count, done);
-    return done;
+    return told(done, size);
 }
 ssize_t pwritev(int handle, const struct iovec *parts, int count, off_t place) {
     return pwritev64(handle, parts, count, place);
@@ -368,6 +390,11 @@ ssize_t pwritev(int handle, const struct iovec *parts, int count, off_t place) {
 #define FAILING(call, handle)                        \
     {                                                \
         int error = fault_of_handle(call, handle);   \
+        if (error > 0) return failed(error);         \
+    }
+#define READING(handle)                              \
+    {                                                \
+        int error = fault_of_handle("read", handle); \
         if (error > 0) {                             \
             errno = error;                           \
             return -1;                               \
@@ -375,11 +402,11 @@ ssize_t pwritev(int handle, const struct iovec *parts, int count, off_t place) {
     }
 
 ssize_t read(int handle, void *data, size_t size) {
-    FAILING("read", handle)
+    READING(handle)
     return syscall(SYS_read, handle, data, size);
 }
 ssize_t pread64(int handle, void *data, size_t size, off64_t place) {
-    FAILING("read", handle)
+    READING(handle)
     return syscall(SYS_pread64, handle, data, size, place);
 }
 ssize_t pread(int handle, void *data, size_t size, off_t place) { return pread64(handle, data, size, place); }
@@ -411,10 +438,7 @@ int truncate64(const char *name, off64_t size) { return truncate(name, size); }
 
 static int allocated(int handle, int mode, off_t place, off_t size) {
     FAILING("allocate", handle)
-    if (is_watched(handle) && room >= 0) {
-        errno = ENOSPC;
-        return -1;
-    }
+    if (is_watched(handle) && room >= 0) return failed(ENOSPC);
     struct stat before, after;
     int known_before = is_watched(handle) && !fstat(handle, &before);
     int done = syscall(SYS_fallocate, handle, mode, place, size);
@@ -447,10 +471,7 @@ static int renamed(int from, const char *old, int to, const char *new, unsigned 
     char before[PATH_MAX], after[PATH_MAX];
     int here = resolve(from, old, before) && resolve(to, new, after);
     int error = here && rule_count ? fault("rename", after) : 0;
-    if (error > 0) {
-        errno = error;
-        return -1;
-    }
+    if (error > 0) return failed(error);
     int done = syscall(SYS_renameat2, from, old, to, new, flags);
     if (!done && here) put(RENAME, 0, inside(before), inside(after), 0, 0, 0, NULL, 0, 0);
     return done;
@@ -465,10 +486,7 @@ static int linked(int from, const char *old, int to, const char *new, int flags)
     char before[PATH_MAX], after[PATH_MAX];
     int here = resolve(from, old, before) && resolve(to, new, after);
     int error = here && rule_count ? fault("link", after) : 0;
-    if (error > 0) {
-        errno = error;
-        return -1;
-    }
+    if (error > 0) return failed(error);
     int done = syscall(SYS_linkat, from, old, to, new, flags);
     if (!done && here) put(LINK, 0, inside(before), inside(after), 0, 0, 0, NULL, 0, 0);
     return done;
@@ -480,10 +498,7 @@ static int unlinked(int at, const char *name, int flags) {
     char path[PATH_MAX];
     int here = resolve(at, name, path);
     int error = here && rule_count ? fault("unlink", path) : 0;
-    if (error > 0) {
-        errno = error;
-        return -1;
-    }
+    if (error > 0) return failed(error);
     int done = syscall(SYS_unlinkat, at, name, flags);
     if (!done && here) put(flags & AT_REMOVEDIR ? RMDIR : UNLINK, 0, inside(path), NULL, 0, 0, 0, NULL, 0, 0);
     return done;
@@ -500,10 +515,7 @@ static int made(int at, const char *name, mode_t mode) {
     char path[PATH_MAX];
     int here = resolve(at, name, path);
     int error = here && rule_count ? fault("mkdir", path) : 0;
-    if (error > 0) {
-        errno = error;
-        return -1;
-    }
+    if (error > 0) return failed(error);
     int done = syscall(SYS_mkdirat, at, name, mode);
     if (!done && here) put(MKDIR, 0, inside(path), NULL, 0, 0, 0, NULL, 0, 0);
     return done;
