@@ -76,14 +76,16 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
     found: Parents = {}
     for sid, session_id, parent in rows:
         try:
-            if sid in firsts and _is_fork(session_id, sid, *firsts[sid]):
+            if (yield from _is_fork(session_id, sid, firsts.get(sid))):
                 found[session_id] = parent
         except CorruptRecord as damage:
             found[session_id] = damage
     return found
 
 
-def _is_fork(session_id: str, sid: int, crc: int | None, body: bytes) -> bool:
-    raw = unpacked_head(body, crc, session_id, sid, 1)
+def _is_fork(session_id: str, sid: int, first: tuple[int | None, bytes] | None) -> Job[bool]:
+    if first is None:  # it was forgotten, or an index has lost it, which is an error then
+        return (yield from oldest_head(session_id, sid)).head.info.spawn_ref is None
+    raw = unpacked_head(first[1], first[0], session_id, sid, 1)
     # Decoding takes longer than everything else here, and few heads have this word anywhere.
     return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None

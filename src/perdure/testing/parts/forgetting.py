@@ -37,6 +37,7 @@ from perdure.protocols import (
     Forgets,
     Forgotten,
     Key,
+    Lineage,
     Search,
     Versions,
 )
@@ -53,6 +54,7 @@ class ForgettingStore(
     JournaledStore,
     Forgets,
     Versions,
+    Lineage,
     BulkErasure,
     Archive,
     Attachments,
@@ -198,6 +200,18 @@ class Forgetting(Contract):
         assert (await store.forget("of-there", before=2)).messages == 0
         assert texts(await store.load("there")) == ["shared"]
         await _assert_sound(store)
+
+    @in_store
+    async def test_a_fork_keeps_its_line(self, store: ForgettingStore) -> None:
+        """A session's line of forks is known, whichever versions the sessions of the line have forgotten."""
+        session = await store.create(new_session("0", id="f0"))
+        for number in (1, 2):
+            session = await store.create(say(fork(session, id=f"f{number}"), str(number)))
+            session = await store.save(say(session, "more"))
+        for name in ("f1", "f2"):
+            await store.forget(name, before=2)
+            assert [*await store.line_of("f2")] == ["f0", "f1"]
+        assert [*await store.line_of("f1")] == ["f0"]
 
     @in_store
     async def test_forks_of_forks_have_all_that_they_show(self, store: ForgettingStore) -> None:

@@ -13,6 +13,7 @@ from perdure.loop.tools import tool
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.message import Message, ToolCall
+from perdure.model.transcript import Transcript
 from perdure.protocols import Entry, Sketch, Timer, Token, is_queue, is_sketchbook, is_token_book
 from perdure.runtime.runtime import SessionRuntime
 from perdure.testing.parts.checking import fill
@@ -35,6 +36,7 @@ async def furnish(store: Any, *, crowd: int = CROWD) -> None:
     await _crowd(store, crowd)
     await _talks(store)
     await _long_view(store)
+    await _forgotten(store)
     await _records(store)
     await _running(store)
     if is_queue(store):
@@ -91,6 +93,15 @@ async def _long_view(store: Any) -> None:
     for number in range(30):
         session = await store.save(say(session, f"turn {number}"))
     await store.create(say(fork(session, id="long-child"), "on its own"))
+
+
+async def _forgotten(store: Any) -> None:
+    """Create a session whose older versions were forgotten, and a fork that shows what it has cut away."""
+    session = await store.create(new_session("Hello", "pear", "plum", id="forgotten", owner=OWNERS[3]))
+    await store.create(say(fork(session, id="forgotten-child"), "branched off"))
+    for number in range(8):
+        session = await store.save(say(show(session, Transcript()), f"fig {number}"))
+    await store.forget(session.id, before=session.version - 1)
 
 
 async def _records(store: Any) -> None:
