@@ -77,7 +77,7 @@ ROWS = (
     Damage("DELETE FROM tag WHERE tag = 'vip'", "talk", "tags: they are not those of"),
     # Idempotency keys.
     Damage("DELETE FROM key WHERE name = 'first'", "talk", "key 'first': run "),
-    Damage("UPDATE key SET version = 99 WHERE name = 'first'", "talk", "it stands for a version that there is not"),
+    Damage("UPDATE key SET version = 99 WHERE name = 'first'", "talk", "it names a version that does not exist"),
     Damage("UPDATE key SET sid = 999 WHERE name = 'first'", None, "key 999: it belongs to no session"),
     # What is noted for erasures to go by.
     Damage(f"DELETE FROM ref WHERE child = {of('a-fork')}", "a-fork", "that is not noted where deletions look"),
@@ -361,7 +361,7 @@ IN_POSTGRES = (
     Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
     Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
     Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),
-    Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where those who recover look"),
+    Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where `recover` looks"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),
     Damage("DELETE FROM waiting", "talk", "what waits in its inbox: it is not noted as its row says"),

@@ -306,7 +306,7 @@ def _check_keys(survey: _Survey, session: SessionRow) -> Job[None]:
         with survey.watching(session.id, f"key {row[0]!r}", _KEY):
             require_key(session.id, session.sid, *row)
         if not 1 <= row[2] <= session.version:
-            what = f"it stands for a version that there is not ({row[2]})"
+            what = f"it names a version that does not exist ({row[2]})"
             survey.note(session.id, f"idempotency key {row[0]!r}", what, _KEY)
 
 

@@ -65,7 +65,7 @@ def damages(at: Numbers) -> Sequence[Damage]:
         _in_row(at.talk, "talk", "column updated: it says", {"updated +": 1.0}),
         Damage(Insert("tag", ("tag", "sid"), [("extra", at.talk)]), "talk", "tags: they are not those of"),
         Damage(Delete("tag", {"tag": "vip"}), "talk", "tags: they are not those of"),
-        Damage(Update("key", {"version": 99}, talk), "talk", "key 'first': it stands for a version that there is not"),
+        Damage(Update("key", {"version": 99}, talk), "talk", "key 'first': it names a version that does not exist"),
         Damage(Delete("ref", {"child": at.child}), "child", "that is not noted where deletions look"),
         Damage(Update("ref", {"stop +": 1000}, {"child": at.child}), "child", "that does not reach so far"),
         Damage(Update("ref", {"start": -1}, {"child": at.child}), "child", "of others: it is a stretch of a log"),
