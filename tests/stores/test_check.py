@@ -361,7 +361,7 @@ IN_POSTGRES = (
     Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
     Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
     Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),
-    Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where `recover` looks"),
+    Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where recovery looks"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),
     Damage("DELETE FROM waiting", "talk", "what waits in its inbox: it is not noted as its row says"),

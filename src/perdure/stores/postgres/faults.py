@@ -96,9 +96,9 @@ def _claims() -> Queries[list[Problem]]:
     found = [
         Problem(None, f"claimed {sid}", "it belongs to no session", left_over) for (sid,) in (yield _LEFT_OVER, ())
     ]
-    what = "it is not noted where `recover` looks"
+    what = "it is not noted where recovery looks"
     found += [Problem(session_id, "its claim", what, _CLAIMS) for (session_id,) in (yield _UNNOTED, ())]
-    what = "it is noted where `recover` looks, and the session has none"
+    what = "it is noted where recovery looks, and the session has none"
     return found + [Problem(session_id, "its claim", what, _COPY) for (session_id,) in (yield _UNCLAIMED, ())]
 
 
