@@ -502,7 +502,7 @@ IN_MEMORY = (
     Damage(changed("talk", "session", {"epoch": 1}), "talk", "its epoch: it is out of the session's range"),
     Damage(changed("killed", "session", {"expires": None}), "killed", "its claim: it has a holder and no end"),
     Damage(changed("talk", "key", None), "talk", "key 'first': run "),
-    Damage(changed("talk", "key", {"version": 99, "crc": None}), "talk", "key 'first': it stands for a version that"),
+    Damage(changed("talk", "key", {"version": 99, "crc": None}), "talk", "key 'first': it names a version that"),
     Damage(changed("talk", "key", {"digest": "x", "crc": None}), "talk", "key 'first': it does not stand for"),
     Damage(
         changed("talk", "batch", None, **{"last <": 8}), "talk", "its record: its entries are not numbered from 1 on"
