@@ -61,7 +61,7 @@ class Concurrency(Contract):
             self,
             _made(where / str(number)),
             clients=4,
-            operations=_OPERATIONS,
+            operations=2 * _OPERATIONS,
             sessions=_SESSIONS,
             seed=f"{number}",
             kills=_KILLS,
