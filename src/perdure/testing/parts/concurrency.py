@@ -14,7 +14,7 @@ from perdure.testing.scene import PATIENCE, Contract, in_directory
 _TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 HISTORIES = 200 if _TORTURE else 3
 HISTORIES_APART = 40 if _TORTURE else 1
-CONTROLS, CONTROLS_APART = 20, 4
+CONTROLS, CONTROLS_APART = 20, 10
 """How often a control is played. Outside of torture one that is found out is enough, and none is played apart."""
 _CLIENTS, _OPERATIONS, _SESSIONS = 6, 30, 2
 _KILLS = 2
