@@ -11,6 +11,8 @@ from tests import postgres_server
 import perdure
 
 KINDS = ("sqlite", "postgres")
+NAMES = {"sqlite": "SQLite", "files": "files", "file": "files", "postgres": "PostgreSQL"}
+"""What the table of outcomes calls the stores."""
 _FILES = "file:"
 
 

@@ -40,6 +40,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """How many turns an hour has."""
     keep: float = 10.0
     """Seconds after which a session that nobody talks to is erased."""
+    leaks: bool = False
+    """Whether workers keep whatever they have asked the model."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +95,13 @@ class Forgetful(ScriptedDriver):
 
 
 def sessions_of(task: Task) -> Any:
-    return connect(store_at(task.address), driver=Forgetful(reply), tools=[look_up])
+    kept: list[Any] = []
+
+    def leaking(request: ModelRequest) -> Any:
+        kept.append(msgspec.json.encode([message.text for message in request.messages] * 20))
+        return reply(request)
+
+    return connect(store_at(task.address), driver=Forgetful(leaking if task.leaks else reply), tools=[look_up])
 
 
 async def work(task: Task) -> None:

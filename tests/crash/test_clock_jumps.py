@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.addresses import address_of, store_at
+from tests.crash.addresses import NAMES, address_of, store_at
 from tests.store_breaks import without_epochs
 
 from perdure.archive import fsck
@@ -21,7 +21,7 @@ from perdure.testing.samples import new_session, say, texts
 
 ROUNDS, CONTROLS = (200, 50) if os.environ.get("PERDURE_TORTURE") else (8, 8)
 STEPS = 14
-STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}
+STORES = ("sqlite", "files", "postgres")
 JUMPS = (0.0, 1.0, 40.0, 3600.0, 9 * 3600.0, -40.0, -3600.0, -9 * 3600.0)
 
 
@@ -143,7 +143,7 @@ async def test_clocks_that_jump(tmp_path: Path, kind: str, monkeypatch: pytest.M
     note(
         Outcome(
             attack="clocks jump",
-            store=STORES[kind],
+            store=NAMES[kind],
             rounds=ROUNDS,
             failures=len(wrong),
             control="epochs of claims are not compared",

@@ -19,6 +19,7 @@ import apsw
 import pytest
 from tests import postgres_server
 from tests.crash import backup_process
+from tests.crash.addresses import NAMES
 from tests.crash.backup_process import closed
 
 from perdure import AgentDefinition, InjectMessage, Message, SessionRuntime
@@ -129,7 +130,7 @@ async def test_a_killed_backup_leaves_the_others_whole(kind: str, tmp_path: Path
     assert report.problems == ()
     async with closed(kind, tmp_path / "b") as store:
         assert await version_of(store, "s") > int(reported[1])
-    note(Outcome(attack="kill during backup", store=kind, rounds=ROUNDS[kind], failures=failures))
+    note(Outcome(attack="kill during backup", store=NAMES[kind], rounds=ROUNDS[kind], failures=failures))
     assert failures == 0
 
 
@@ -166,7 +167,7 @@ async def test_a_killed_restore_never_looks_whole(kind: str, tmp_path: Path) -> 
             if kind == "postgres":
                 postgres_server.drop(postgres_server.dsn(), [postgres_server.schema_of(place)])
             shutil.rmtree(place)
-    note(Outcome(attack="kill during restore", store=kind, rounds=ROUNDS[kind], failures=failures))
+    note(Outcome(attack="kill during restore", store=NAMES[kind], rounds=ROUNDS[kind], failures=failures))
     assert failures == 0
     assert unfinished or not TORTURE
 
@@ -202,5 +203,5 @@ async def test_a_killed_repair_can_be_repeated(tmp_path: Path) -> None:
                 failures += bool(found - known) or not (await repair(store)).is_sound
                 failures += await version_of(store, "t") != 2
             shutil.rmtree(place)
-    note(Outcome(attack="kill during repair", store="sqlite", rounds=rounds, failures=failures))
+    note(Outcome(attack="kill during repair", store="SQLite", rounds=rounds, failures=failures))
     assert failures == 0

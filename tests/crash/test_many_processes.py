@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.crash import contender_process
-from tests.crash.addresses import address_of, store_at
+from tests.crash.addresses import NAMES, address_of, store_at
 
 from perdure import AgentDefinition, SessionRuntime
 from perdure.archive import fsck
@@ -30,7 +30,7 @@ ROUNDS, CONTROLS = (200, 40) if IS_TORTURE else (4, 12)
 MANY = 16 if IS_TORTURE else 4
 STOPPED, STOPPED_CONTROLS = (200, 20) if IS_TORTURE else (4, 1)
 AT_ONCE = 4
-STORES = {"sqlite": "SQLite", "files": "files", "postgres": "PostgreSQL"}
+STORES = ("sqlite", "files", "postgres")
 WITHOUT = {
     "file_locks": "locks of files are not taken",
     "versions": "versions are not compared",
@@ -152,7 +152,7 @@ async def test_sixteen_processes_race(tmp_path: Path, kind: str) -> None:
     note(
         Outcome(
             attack=f"{MANY} processes race",
-            store=STORES[kind],
+            store=NAMES[kind],
             rounds=ROUNDS,
             failures=len(wrong),
             control=WITHOUT[protection],
@@ -259,7 +259,7 @@ async def test_processes_that_are_stopped_beyond_their_lease(tmp_path: Path, kin
     note(
         Outcome(
             attack="stopped beyond the lease",
-            store=STORES[kind],
+            store=NAMES[kind],
             rounds=STOPPED,
             failures=len(wrong),
             control=WITHOUT["epochs"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.addresses import address_of, store_at, wait_for_server
+from tests.crash.addresses import NAMES, address_of, store_at, wait_for_server
 from tests.crash.retaining_process import POLICY
 
 from perdure import Sessions, connect
@@ -50,7 +50,7 @@ async def test_a_round_that_is_killed(kind: str, seed: int, tmp_path: Path) -> N
             again = await app.apply_retention(POLICY)
             assert (again.sessions, again.versions) == (0, 0)
             assert await _shown(app, kept) == kept
-    note(Outcome(attack="SIGKILL in a round of retention", store=kind, rounds=ROUNDS, failures=0))
+    note(Outcome(attack="kill during retention", store=NAMES[kind], rounds=ROUNDS, failures=0))
 
 
 async def _filled(app: Sessions) -> dict[str, list[str]]:

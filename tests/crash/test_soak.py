@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.crash import soak_process
-from tests.crash.addresses import address_of, store_at
+from tests.crash.addresses import KINDS, NAMES, address_of, store_at
 from tests.crash.soak_process import Measured, Task
 
 from perdure.archive import fsck
@@ -29,8 +29,11 @@ from perdure.testing.outcomes import Outcome, note
 
 HOURS = 24
 TURNS = int(os.environ.get("PERDURE_SOAK_TURNS", 100_000 if os.environ.get("PERDURE_TORTURE") else 120))
-IS_LONG = TURNS >= 20_000
-"""Whether there is enough of it to tell a leak from a process that warms up."""
+ENOUGH = 20_000
+"""Turns after which a leak can be told from a process that warms up."""
+IS_LONG = TURNS >= ENOUGH
+ATTACK = "24 simulated hours, workers killed" if IS_LONG else "a short soak, workers killed"
+CONTROL = "workers keep what they read, nothing is erased" if IS_LONG else ""
 
 
 class Process:
@@ -82,7 +85,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_day_of_work_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     """Memory, handles, threads and files are as in earlier hours, and every conversation is right."""
     began = time.monotonic()
@@ -93,19 +96,29 @@ async def test_a_day_of_work_leaves_nothing_behind(tmp_path: Path, kind: str) ->
     wrong = [each.wrong for each in talking.told if each.wrong]
     async with store_at(task.address) as store:
         wrong += [str(problem) for problem in (await fsck(store)).problems]
-    if IS_LONG:
-        wrong += [
-            *_grown(lasting.told, "a worker"),
-            *_grown([each for each in talking.told if each.memory], "a client"),
-        ]
-        wrong += _grown_files(sizes) if kind == "sqlite" else []
-    hours = "24 simulated hours" if IS_LONG else "a short soak"
-    note(Outcome(attack=f"{hours}, workers killed", store=kind, rounds=talking.turns, failures=len(wrong)))
+    wrong += _left_behind(lasting, talking, sizes) if IS_LONG else []
+    failures = len(wrong)
+    note(Outcome(attack=ATTACK, store=NAMES[kind], rounds=talking.turns, failures=failures, control=CONTROL))
     took = time.monotonic() - began
     print(f"{kind}: {talking.turns} turns, {kills} kills, {took:.0f} s; {_told(lasting)}; {sizes[-1:]}")
     assert wrong == []
     assert talking.turns == TURNS
     assert kills >= HOURS if IS_LONG else kills >= 1
+
+
+@pytest.mark.skipif(not IS_LONG, reason="make torture plays it")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_left_behind_is_found(tmp_path: Path, kind: str) -> None:
+    """The control, one shorter day: workers keep what they read, and nothing is ever erased."""
+    task = Task(address=address_of(kind, tmp_path), turns=ENOUGH, hour=ENOUGH // HOURS, leaks=True, keep=1e6)
+    async with store_at(task.address):
+        pass
+    lasting, talking, _, sizes = await _day(task, tmp_path)
+    found = _left_behind(lasting, talking, sizes)
+    counts = {"control_rounds": 1, "control_failures": int(bool(found))}
+    note(Outcome(attack=ATTACK, store=NAMES[kind], rounds=0, failures=0, control=CONTROL, **counts))
+    assert any("a worker: memory" in each for each in found)
+    assert any("store: " in each for each in found) or kind == "postgres"
 
 
 async def _day(task: Task, directory: Path) -> tuple[Process, Process, int, list[Sizes]]:
@@ -128,6 +141,12 @@ async def _day(task: Task, directory: Path) -> tuple[Process, Process, int, list
     assert ended[1] == 0
     assert ended[2] in (0, -signal.SIGTERM)  # a new one may not listen yet
     return lasting, talking, kills, sizes
+
+
+def _left_behind(lasting: Process, talking: Process, sizes: list[Sizes]) -> list[str]:
+    """Return what has grown in the last hours."""
+    client = [each for each in talking.told if each.memory]
+    return [*_grown(lasting.told, "a worker"), *_grown(client, "a client"), *_grown_files(sizes)]
 
 
 def _grown(told: list[Measured], who: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import sys
 from collections.abc import Callable, Hashable
@@ -15,7 +16,7 @@ from perdure.model.ids import use
 from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore, worker
 from perdure.testing.clock import FrozenClock
-from perdure.testing.rot.attack import Attack, OpenStore, RottenFiles, Traces, forget_claims
+from perdure.testing.rot.attack import Attack, Hurt, OpenStore, RottenFiles, Traces, forget_claims
 from perdure.testing.rot.furnishing import CROWD, furnish
 from perdure.testing.rot.questions import Answers, Question, answers_of, questions_of
 from perdure.testing.samples import say
@@ -27,6 +28,20 @@ THE_CROWD = {f"crowd-{number:03d}{end}" for number in range(CROWD) for end in ("
 LEFT_TO_CHECK = ("list", "names", "queue", "lenient")
 """The kinds of questions that an index answers: a row that it has lost is missed by a check alone."""
 KINDS = ("main", "search", "wal", "file")
+UNPROTECTED = {
+    "session": ("expires", "priority", "since", "epoch", "taken", "line"),
+    "run": ("first_pos", "end_pos"),
+    "meta": ("value",),
+    "rate": ("name", "until"),
+}
+"""Columns that nothing says again. They are named in docs/reliability.md."""
+UNPROTECTED = {
+    "session": ("expires", "priority", "since", "epoch", "taken", "line"),
+    "run": ("first_pos", "end_pos"),
+    "meta": ("value",),
+    "rate": ("name", "until"),
+}
+"""Columns that nothing says again. They are named in docs/reliability.md."""
 
 
 class Scene(NamedTuple):
@@ -103,9 +118,46 @@ def hits(kind: str) -> Callable[[str], bool]:
     return (lambda name: True) if kind == "file" else names[kind].__contains__
 
 
+class RottenDatabase(RottenFiles):
+    """The file of a SQLite store. Damage to nothing but columns that nothing protects is left out, as in PostgreSQL."""
+
+    def __init__(self, where: Path, **options: Any) -> None:
+        super().__init__(where, **options)
+        self._rows = _rows_with_unprotected(where)
+
+    async def hurt(self, rng: random.Random) -> Hurt | None:
+        hurt = await super().hurt(rng)
+        try:
+            rows = _rows_with_unprotected(self.where)
+        except (apsw.Error, UnicodeDecodeError):
+            return hurt
+        # Equal where it counts, and different elsewhere.
+        if rows != self._rows and [each[0] for each in rows] == [each[0] for each in self._rows]:
+            await self.heal()
+            return None
+        return hurt
+
+
+def _rows_with_unprotected(where: Path) -> list[tuple[Any, Any]]:
+    """Return each row of the tables with unprotected columns in two parts: the protected columns, and the others."""
+    found = []
+    db = apsw.Connection(f"file:{where / 's.db'}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        for table, columns in UNPROTECTED.items():
+            named = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")]
+            for row in db.execute(f"SELECT * FROM {table} NOT INDEXED"):
+                by_name = list(zip(named, row, strict=True))
+                found.append(
+                    tuple([pair for pair in by_name if (pair[0] in columns) is bare] for bare in (False, True))
+                )
+    finally:
+        db.close()
+    return found
+
+
 def attack_on(scene: Scene, kind: str) -> Attack:
     key = (lambda name, place: Path(name).name) if kind == "file" else (lambda name, place: (name, place // PAGE))
-    damage = RottenFiles(scene.where, hit=hits(kind), key=key)
+    damage = (RottenDatabase if kind == "main" else RottenFiles)(scene.where, hit=hits(kind), key=key)
     return Attack(
         *(scene.open_store, scene.where, damage, scene.questions, scene.right),
         traces=scene.traces,

@@ -9,26 +9,10 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from tests.stores.rotting import UNPROTECTED
 
 from perdure.testing.rot.attack import Hurt
 
-UNPROTECTED = frozenset(
-    {
-        ("session", "expires"),
-        ("session", "priority"),
-        ("session", "since"),
-        ("session", "epoch"),
-        ("session", "taken"),
-        ("session", "line"),
-        ("run", "first_pos"),
-        ("run", "end_pos"),
-        ("meta", "erasures"),
-        ("meta", "uid"),
-        ("rate", "until"),
-        ("rate", "name"),
-    }
-)
-"""Columns that nothing says again. They are named in docs/reliability.md."""
 NAMING = frozenset(
     {"sid", "id", "name", "hash", "run", "loop", "digest", "child", "tag", "key", "log", "version", "seq"}
 )
@@ -60,7 +44,7 @@ class RottenRows:
             for each in self._columns
             if (each[1] in NAMING) == naming
             and self._sound.get(each[0])
-            and each[:2] not in UNPROTECTED
+            and each[1] not in UNPROTECTED.get(each[0], ())
             and each[1] not in DERIVED
             and each[2] in _CHANGED
         ]

@@ -14,6 +14,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 from tests import postgres_server
+from tests.crash.addresses import NAMES
 from tests.stores.sealed_scene import (
     MASTER,
     OWNER,
@@ -115,7 +116,7 @@ async def test_the_word_is_nowhere_on_disk(where: Path, kind: str) -> None:
         postgres_server.give_back(plain)
     missed = sum(1 for each in told()[::2] if any(each in body for body in bare.values()))
     assert missed == 2, "the control finds the word and the hash of the file"
-    outcome = {"attack": "canary word searched for on disk", "store": f"sealed {kind}", "rounds": len(held)}
+    outcome = {"attack": "canary word searched for on disk", "store": f"{NAMES[kind]}, sealed", "rounds": len(held)}
     control = {"control": "no keys", "control_rounds": len(bare), "control_failures": missed}
     note(Outcome(failures=len(found), **outcome, **control))  # type: ignore[arg-type]  # as its fields are typed
 
@@ -456,7 +457,7 @@ async def test_every_changed_byte_is_noticed(where: Path) -> None:
                 told_of.append((place[0], type(error), error.session_id))
             tamperer.put_back()
         await read_everything(store, mine, key)
-    note(Outcome(attack="byte of a sealed row changed", store="sealed sqlite", rounds=ROUNDS, failures=len(silent)))
+    note(Outcome(attack="byte of a sealed row changed", store="SQLite, sealed", rounds=ROUNDS, failures=len(silent)))
     assert silent == [], seed
     assert {session_id for _, kind, session_id in told_of if kind is CorruptRecord} <= {mine, None}, seed
     assert {table for table, kind, _ in told_of if kind is KeyMissing} <= {"value", "blob", "key"}, seed

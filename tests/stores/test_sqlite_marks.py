@@ -124,7 +124,7 @@ async def test_a_flipped_bit_in_the_last_commit_is_noticed(killed: Snapshot, tmp
     note(
         Outcome(
             attack="flipped bit in the last commit of the log",
-            store="SqliteStore",
+            store="SQLite",
             rounds=len(places),
             failures=failures,
             control="no mark",
@@ -308,7 +308,7 @@ async def test_a_power_cut_is_never_taken_for_damage(tmp_path: Path, monkeypatch
             log += torn
         path = put(tmp_path / "cut", now, mark=older.files.get("s.db-mark"), wal=log)
         assert await version_in(path) == now.version
-    note(Outcome(attack="power cut beside an older mark", store="SqliteStore", rounds=rounds, failures=0))
+    note(Outcome(attack="power cut beside an older mark", store="SQLite", rounds=rounds, failures=0))
 
 
 async def test_a_killed_process_is_never_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def test_a_writer_that_is_killed_loses_nothing(tmp_path: Path, in_loop: str) -> 
         rest = process.communicate()[0].splitlines()
         acknowledged = max(int(line) for line in (*lines, *rest) if line.strip().isdigit())
         assert asyncio.run(version_in(path)) >= acknowledged
-    note(Outcome(attack="killed writer beside its mark", store="SqliteStore", rounds=rounds, failures=0))
+    note(Outcome(attack="killed writer beside its mark", store="SQLite", rounds=rounds, failures=0))
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:

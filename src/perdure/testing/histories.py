@@ -31,6 +31,7 @@ from perdure.testing.race import load_class
 
 _LEASE = 600.0
 """Long enough that no claim lapses by itself in a history: the time that a client takes must not matter."""
+_READY = b"ready\n"
 History = Sequence[tuple[str, Operation]]
 """Operations, each with the id of its session."""
 
@@ -430,17 +431,24 @@ async def play_apart(
     numbers = (str(operations), str(sessions), *(["control"] if is_control else []))
     notes, chance = Notes(), random.Random(seed)
     doomed = set(chance.sample(range(clients), kills))
+    all_ready = asyncio.Barrier(clients)  # else those that are started first are done before the last has begun
 
     async def client(place: int) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "perdure.testing.histories", *task, f"c{place}", f"{seed}/{place}", *numbers),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             # A line has all texts that a session shows, which may take more than the 64 KiB that asyncio allows.
             limit=1 << 24,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
+            assert await process.stdout.readline() == _READY, f"client {place} could not open the store"
+            await all_ready.wait()
+            process.stdin.write(b"\n")
             await listen(place, process)
         finally:
             # It may have ended by itself.
@@ -486,6 +494,8 @@ async def _main(
         os.write(1, msgspec.json.encode((session_id, operation)) + b"\n")
 
     async with contract.open_store(Path(where)) as store:
+        os.write(1, _READY)
+        await asyncio.to_thread(sys.stdin.readline)
         ids = [f"s{number}" for number in range(int(sessions))]
         await Client(LosesUpdates(store) if control else store, name, seed, ids, note).act(int(operations))
 

@@ -15,7 +15,7 @@ _TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 HISTORIES = 200 if _TORTURE else 3
 # Fewer, since each starts several processes.
 HISTORIES_APART = 40 if _TORTURE else 1
-CONTROLS, CONTROLS_APART = 20, 4
+CONTROLS, CONTROLS_APART = 20, 10
 """How often a control is played. Outside of torture one that is found out is enough, and none is played apart."""
 _CLIENTS, _OPERATIONS, _SESSIONS = 6, 30, 2
 _KILLS = 2
@@ -63,7 +63,7 @@ class Concurrency(Contract):
             self,
             _made(where / str(number)),
             clients=4,
-            operations=_OPERATIONS,
+            operations=2 * _OPERATIONS,
             sessions=_SESSIONS,
             seed=f"{number}",
             kills=_KILLS,
