@@ -29,14 +29,14 @@ LEFT_TO_CHECK = ("list", "names", "queue", "lenient")
 """The kinds of questions that an index answers: a row that it has lost is missed by a check alone."""
 KINDS = ("main", "search", "wal", "file")
 UNPROTECTED = {
-    "session": ("expires", "priority", "since", "epoch", "taken", "line"),
+    "session": ("expires", "priority", "since", "epoch", "taken"),
     "run": ("first_pos", "end_pos"),
     "meta": ("value",),
     "rate": ("name", "until"),
 }
 """Columns that nothing says again. They are named in docs/reliability.md."""
 UNPROTECTED = {
-    "session": ("expires", "priority", "since", "epoch", "taken", "line"),
+    "session": ("expires", "priority", "since", "epoch", "taken"),
     "run": ("first_pos", "end_pos"),
     "meta": ("value",),
     "rate": ("name", "until"),
