@@ -49,6 +49,7 @@ from perdure import (
 )
 from perdure.archive.checking import fsck
 from perdure.archive.copying import copy
+from perdure.archive.repairing import repair
 from perdure.codec import hash_of_bytes
 from perdure.errors import InvalidData
 from perdure.protocols import Entry, Timer
@@ -476,3 +477,48 @@ async def test_a_row_that_has_moved_is_noticed(where: Path) -> None:
         with pytest.raises(CorruptRecord) as damage:
             await store.load("a")
         assert (damage.value.session_id, damage.value.position) == ("a", "message 0 of log 1")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_repair_leaves_files_in_a_sealed_store(where: Path, kind: str) -> None:
+    """A file has another name in the tables than in messages, and its note is not wrong for that."""
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        session_id, _ = await say_everything(sessions)
+        report = await repair(sessions.store)
+        assert (report.found, report.repaired) == ((), ())
+        store: Any = sessions.store
+        assert await store.attachments(session_id, [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
+
+
+async def test_a_lost_note_of_a_file_is_repaired_in_a_sealed_store(where: Path) -> None:
+    """The note is written again under the name that the file has in the tables."""
+    ring = ring_in(where)
+    async with store_in(where, ring) as store:
+        photo = Media("image/png", data=PHOTO, name="a.png")
+        await SessionRuntime(store).create(AGENT, session_id="a", owner=OWNER)
+        await SessionRuntime(store).execute("a", InjectMessage(Message.user("look", photo)))
+    with apsw.Connection(str(where / "sessions.db")) as db:
+        db.execute("DELETE FROM attached")
+    async with store_in(where, ring) as store:
+        report = await repair(store)
+        assert [len(each) for each in (report.found, report.repaired, report.left)] == [2, 1, 0]
+        assert await store.attachments("a", [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
+
+
+async def test_a_repair_without_a_key_leaves_notes_of_files(where: Path) -> None:
+    """A message may name a file that another owner's key has sealed. Its note stays until that key is back."""
+    ring = ring_in(where)
+    photo, named = Media("image/png", data=PHOTO), Media("image/png", hash=hash_of_bytes(PHOTO), size=len(PHOTO))
+    async with store_in(where, ring, cache=0) as store:
+        await spoken(store, "a", "ada")
+        session = await SessionRuntime(store).execute("a", InjectMessage(Message.user("look", photo)))
+        fork = await ForkSession().execute_on(session)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob")))
+        await SessionRuntime(store).execute("b", InjectMessage(Message.user("again", named)))
+    kept = ring.path.read_bytes()
+    ring.forget("ada")
+    async with store_in(where, ring) as store:
+        assert (await repair(store)).repaired == ()
+    ring.path.write_bytes(kept)
+    async with store_in(where, FileKeyRing(ring.path, master=MASTER)) as store:
+        assert (await fsck(store)).problems == ()
