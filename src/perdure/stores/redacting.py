@@ -52,6 +52,12 @@ def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunctio
     return RedactingStore(store_of(store), redaction)
 
 
+def without_redactors(store: SessionStore) -> SessionStore:
+    """Return the store behind redactors, for verbs that write no texts: backups and repairs. Others are themselves."""
+    inner: SessionStore = store.inner if isinstance(store, RedactingStore) else store
+    return inner
+
+
 class RedactingStore:
     """A store that passes every verb on to another one, with redacted texts. It has the verbs of that store."""
 

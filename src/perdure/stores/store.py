@@ -951,6 +951,7 @@ class Store:
         """Return a store like this one, not open, on another engine."""
         other = copy.copy(self)  # a subclass may have fields of its own
         other._engine = engine
+        engine.sealing = self._sealing
         other._cache, other._definitions, other._values = SessionCache(0), LRU(256), LRU(256)
         other._claims, other._sketched = {}, set()
         return other
