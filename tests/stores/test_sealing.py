@@ -41,7 +41,9 @@ from perdure import (
     Media,
     MemoryStore,
     Message,
+    Retention,
     SessionId,
+    SessionNotFound,
     SessionRuntime,
     SqliteStore,
     WrongKey,
@@ -522,3 +524,39 @@ async def test_a_repair_without_a_key_leaves_notes_of_files(where: Path) -> None
     ring.path.write_bytes(kept)
     async with store_in(where, FileKeyRing(ring.path, master=MASTER)) as store:
         assert (await fsck(store)).problems == ()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_forgotten_key_is_in_nobody_elses_way(where: Path, kind: str) -> None:
+    """Timers, the queue, retention and recovery go on without what it has sealed. An owner hears nothing of it."""
+    ring = ring_in(where)
+    async with opened(urls(where)[kind], ring) as sessions:
+        store: Any = sessions.store
+        for owner in ("ada", "bob", "cleo"):
+            session_id = (await sessions.of(owner).open("a")).id
+            for text in ("one", "two", "three"):
+                await sessions.of(owner).inject("a", text)
+            await store.set_timer(Timer(session_id, "t", 4e9, Entry("note", {"said": WORD})))
+            killed = await sessions.of(owner).fork("a", "killed")
+            start = Entry("agent_start", {"said": WORD}, f"run-{owner}")
+            await store.claim(killed.id, version=1, owner="a process that is killed", entries=[start])
+        await store.lapse_claims()
+    ring.forget("ada")
+    async with opened(urls(where)[kind], ring) as sessions:
+        store = sessions.store
+        timers = [*await store.timers(limit=1)]
+        timers += await store.timers(limit=1, after=timers[-1].id)
+        assert [timer.session_id for timer in timers] == [SessionId.under(each, "a") for each in ("bob", "cleo")]
+        assert await store.timers(limit=1, after=timers[-1].id) == []
+        backlog = await sessions.queue()
+        assert (len(backlog.delayed), len(backlog.running)) == (2, 3)
+        report = await sessions.apply_retention(Retention(versions=1))
+        assert {*report.pruned} == {SessionId.under(each, "a") for each in ("bob", "cleo")}
+        theirs = await sessions.of("bob").recover()
+        assert not any(isinstance(each, KeyUnavailable) for each in theirs.errors)
+        with pytest.raises(SessionNotFound):
+            await sessions.of("bob").info(SessionId.under("ada", "a"))
+        with pytest.raises(KeyForgotten):
+            await sessions.of("ada").info("a")
+        own = await sessions.of("ada").recover()
+        assert [each for each, _ in own.failed] == [SessionId.under("ada", "killed")]

@@ -95,7 +95,11 @@ class Keeping(Looking):
         """Return the sessions within reach whose run was killed, children first."""
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
         # Looked up by their whole ids: an owner's session may have another session's id as its name.
-        return [each for each in reversed(lapsed) if self.owner is None or await self._own(each) is not None]
+        return [each for each in reversed(lapsed) if self.owner is None or await self._is_own(each)]
+
+    async def _is_own(self, session_id: SessionId) -> bool:
+        page = await self.store.list(id=session_id, owner=self.owner, limit=1)
+        return bool(page or page.damaged)  # a session that cannot be read is reported by its recovery
 
     async def _recover_one(self, session_id: SessionId) -> RecoveryReport:
         from perdure.actions.resume import recover
