@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import shutil
@@ -48,13 +49,14 @@ from perdure import (
     SqliteStore,
     WrongKey,
     connect,
+    redacting,
 )
 from perdure.archive.checking import fsck
 from perdure.archive.copying import copy
 from perdure.archive.repairing import repair
 from perdure.codec import hash_of_bytes
 from perdure.errors import InvalidData
-from perdure.protocols import Entry, Timer
+from perdure.protocols import Entry, Timer, keys_of
 from perdure.stores.format.rows import hash_of
 from perdure.testing.outcomes import Outcome, note
 
@@ -560,3 +562,30 @@ async def test_a_forgotten_key_is_in_nobody_elses_way(where: Path, kind: str) ->
             await sessions.of("ada").info("a")
         own = await sessions.of("ada").recover()
         assert [each for each, _ in own.failed] == [SessionId.under("ada", "killed")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_key_stays_while_a_held_fork_of_another_owner_needs_it(where: Path, kind: str) -> None:
+    """The fork shows messages of the erased session, and a hold keeps all that it shows."""
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        store: Any = sessions.store
+        session = await spoken(store, "a", "ada")
+        fork = await ForkSession().execute_on(session)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob", tags=("hold:case",))))
+        await spoken(store, "c", "cleo")
+        await sessions.hold("c", "case")
+        receipt = await sessions.erase_owner("ada", forget_key=True)
+        assert (receipt.erased, receipt.held, receipt.keys_forgotten) == (("a",), {"b": "hold:case"}, 0)
+        assert not receipt.is_complete
+        assert await texts_of(store, "b") == [f"a {WORD}"]
+        await sessions.lift_hold("b", "case")
+        receipt = await sessions.erase_owner("ada", forget_key=True)
+        assert (receipt.held, receipt.keys_forgotten, receipt.is_complete) == ({}, 1, True)
+
+
+async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:
+    """A protocol looks for `keys` on the object itself since Python 3.12."""
+    store = redacting(store_in(where, ring := ring_in(where)), [lambda text: text])
+    assert inspect.getattr_static(store, "keys")
+    assert keys_of(store) is ring
+    assert keys_of(redacting("memory://", [lambda text: text])) is None

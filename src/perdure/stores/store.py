@@ -792,6 +792,11 @@ class Store:
 
         return await self._engine.run(partial(holds, checked.session_ids(session_ids)))
 
+    async def held_beside(self, owner: str) -> Mapping[SessionId, str]:
+        from perdure.stores.jobs.holding import held_beside
+
+        return await self._engine.run(partial(held_beside, owner), long=True)
+
     async def own_rules(self) -> Sequence[Retention]:
         from perdure.stores.jobs.retiring import own_rules
 
