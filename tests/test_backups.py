@@ -18,6 +18,7 @@ from tests.stories import opened
 from perdure import (
     AgentDefinition,
     ConfigurationError,
+    FileKeyRing,
     FileStore,
     InjectMessage,
     InvalidData,
@@ -29,8 +30,10 @@ from perdure import (
     SqliteStore,
     StoreError,
     connect,
+    redacting,
+    redactors,
 )
-from perdure.archive import fsck
+from perdure.archive import fsck, repair
 from perdure.archive.backups import packs
 from perdure.archive.backups.deposit import Packing
 from perdure.backups import Backup, backup, list_backups, restore, verify_backups
@@ -486,6 +489,26 @@ async def test_sessions_are_backed_up_by_the_face(tmp_path: Path) -> None:
     async with connect(f"sqlite:////{tmp_path}/b.db", model="offline") as sessions:
         assert (await sessions.history("trip"))[0].text == "Where to?"
         assert (await fsck(sessions.store)).is_sound
+
+
+async def test_a_connection_that_redacts_is_backed_up_and_repaired(tmp_path: Path) -> None:
+    """Redactors change what is written, and neither a backup nor a repair writes a text."""
+    async with connect(f"sqlite:////{tmp_path}/a.db", model="offline", redact=redactors.DEFAULT) as sessions:
+        await (await sessions.open("trip")).send("Where to?")
+        await sessions.backup(tmp_path / "backups")
+        assert (await repair(sessions.store)).found == ()
+    report = await restore(tmp_path / "backups", redacting(f"sqlite:////{tmp_path}/b.db", redactors.DEFAULT))
+    assert report.backup.counts["session"] == 1
+
+
+async def test_a_sealed_store_is_verified_with_its_keys(tmp_path: Path) -> None:
+    """Without them, each session of a sound backup would be reported as one that cannot be checked."""
+    ring = FileKeyRing(tmp_path / "keys.json", master=bytes(32), create=True)
+    async with connect(f"sqlite:////{tmp_path}/a.db", model="offline", keys=ring) as sessions:
+        await (await sessions.open("trip")).send("Where to?")
+        await sessions.backup(tmp_path / "backups")
+    report = await restore(tmp_path / "backups", SqliteStore(tmp_path / "b.db", keys=ring), verify=True)
+    assert report.problems == ()
 
 
 def test_ids_of_sessions_are_no_paths() -> None:

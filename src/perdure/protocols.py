@@ -1991,6 +1991,13 @@ class SealedStore(Protocol):
         """Return the key ring that the store seals with, or None."""
         ...
 
+    async def held_beside(self, owner: str) -> Mapping[SessionId, str]:
+        """Return the sessions of others under hold that need an owner's keys, each with the tag.
+
+        They show messages of the owner, or of sessions that were erased: nothing tells whose those were.
+        """
+        ...
+
 
 def keys_of(store: SessionStore) -> KeyRing | None:
     """Return the key ring that a store was opened with, or None."""

@@ -196,6 +196,19 @@ async def test_a_call_that_is_made_again_remembers_once(tmp_path: Path) -> None:
         assert len(await memory.recall("tea")) == 1
 
 
+async def test_calls_of_other_runs_with_the_same_id_are_other_calls(langgraph_store: Any) -> None:
+    """A server may number the calls of each conversation from 1: each text is kept all the same."""
+    from perdure.adapters.langgraph_memory import LangGraphMemory
+
+    async with perdure.MemoryStore() as store:
+        for memory in (StoreMemory(store), LangGraphMemory(langgraph_store)):
+            for text in ("violet tea", "green tea"):
+                driver = ScriptedDriver([ToolCall("remember", {"text": text}, id="call-1"), "Kept."])
+                async with perdure.connect("memory://", driver=driver, tools=[remember(memory)]) as app:
+                    await (await app.open("one")).send("keep that")
+            assert {found.text for found in await memory.recall("tea")} == {"violet tea", "green tea"}
+
+
 async def test_recall_beside_approvals_and_parallel_answers() -> None:
     """The tools work in branches that are compared, and `remember` can wait for a person."""
     tools = [recall(), remember(needs_approval=True)]

@@ -283,6 +283,18 @@ async def test_what_a_replay_kept_is_found_as_sessions_of_their_own() -> None:
         assert [info.id for info in await stage.sessions.list() if "replay" not in info.tags] == ["plain"]
 
 
+async def test_what_a_replay_keeps_stays_with_its_owner() -> None:
+    """The sessions belong to the owner of the stored one, so that another owner could not reach them."""
+    async with perdure.connect("memory://", model="offline") as sessions:
+        chat = await sessions.of("ada").open("order-7")
+        await chat.send("Hello")
+        with pytest.raises(InvalidData, match="is not one of 'bob'"):
+            await Replay(chat, model="recorded", into=sessions.of("bob")).run()
+        assert len(await sessions.list()) == 1
+        result = await Replay(chat, model="recorded", into=sessions.of("ada")).run()
+        assert [info.id for info in await sessions.of("ada").list(tag="replay")] == [*result.kept]
+
+
 async def test_a_budget_is_for_the_whole_replay() -> None:
     """What is not begun within it is left out, with the reason."""
     dear = ScriptedDriver(

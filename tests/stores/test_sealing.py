@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import shutil
@@ -42,17 +43,21 @@ from perdure import (
     Media,
     MemoryStore,
     Message,
+    Retention,
     SessionId,
+    SessionNotFound,
     SessionRuntime,
     SqliteStore,
     WrongKey,
     connect,
+    redacting,
 )
 from perdure.archive.checking import fsck
 from perdure.archive.copying import copy
+from perdure.archive.repairing import repair
 from perdure.codec import hash_of_bytes
 from perdure.errors import InvalidData
-from perdure.protocols import Entry, Timer
+from perdure.protocols import Entry, Timer, keys_of
 from perdure.stores.format.rows import hash_of
 from perdure.testing.outcomes import Outcome, note
 
@@ -477,3 +482,111 @@ async def test_a_row_that_has_moved_is_noticed(where: Path) -> None:
         with pytest.raises(CorruptRecord) as damage:
             await store.load("a")
         assert (damage.value.session_id, damage.value.position) == ("a", "message 0 of log 1")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_repair_leaves_files_in_a_sealed_store(where: Path, kind: str) -> None:
+    """A file has another name in the tables than in messages, and its note is not wrong for that."""
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        session_id, _ = await say_everything(sessions)
+        report = await repair(sessions.store)
+        assert (report.found, report.repaired) == ((), ())
+        store: Any = sessions.store
+        assert await store.attachments(session_id, [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
+
+
+async def test_a_lost_note_of_a_file_is_repaired_in_a_sealed_store(where: Path) -> None:
+    """The note is written again under the name that the file has in the tables."""
+    ring = ring_in(where)
+    async with store_in(where, ring) as store:
+        photo = Media("image/png", data=PHOTO, name="a.png")
+        await SessionRuntime(store).create(AGENT, session_id="a", owner=OWNER)
+        await SessionRuntime(store).execute("a", InjectMessage(Message.user("look", photo)))
+    with apsw.Connection(str(where / "sessions.db")) as db:
+        db.execute("DELETE FROM attached")
+    async with store_in(where, ring) as store:
+        report = await repair(store)
+        assert [len(each) for each in (report.found, report.repaired, report.left)] == [2, 1, 0]
+        assert await store.attachments("a", [hash_of_bytes(PHOTO)]) == {hash_of_bytes(PHOTO): PHOTO}
+
+
+async def test_a_repair_without_a_key_leaves_notes_of_files(where: Path) -> None:
+    """A message may name a file that another owner's key has sealed. Its note stays until that key is back."""
+    ring = ring_in(where)
+    photo, named = Media("image/png", data=PHOTO), Media("image/png", hash=hash_of_bytes(PHOTO), size=len(PHOTO))
+    async with store_in(where, ring, cache=0) as store:
+        await spoken(store, "a", "ada")
+        session = await SessionRuntime(store).execute("a", InjectMessage(Message.user("look", photo)))
+        fork = await ForkSession().execute_on(session)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob")))
+        await SessionRuntime(store).execute("b", InjectMessage(Message.user("again", named)))
+    kept = ring.path.read_bytes()
+    ring.forget("ada")
+    async with store_in(where, ring) as store:
+        assert (await repair(store)).repaired == ()
+    ring.path.write_bytes(kept)
+    async with store_in(where, FileKeyRing(ring.path, master=MASTER)) as store:
+        assert (await fsck(store)).problems == ()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_forgotten_key_is_in_nobody_elses_way(where: Path, kind: str) -> None:
+    """Timers, the queue, retention and recovery go on without what it has sealed. An owner hears nothing of it."""
+    ring = ring_in(where)
+    async with opened(urls(where)[kind], ring) as sessions:
+        store: Any = sessions.store
+        for owner in ("ada", "bob", "cleo"):
+            session_id = (await sessions.of(owner).open("a")).id
+            for text in ("one", "two", "three"):
+                await sessions.of(owner).inject("a", text)
+            await store.set_timer(Timer(session_id, "t", 4e9, Entry("note", {"said": WORD})))
+            killed = await sessions.of(owner).fork("a", "killed")
+            start = Entry("agent_start", {"said": WORD}, f"run-{owner}")
+            await store.claim(killed.id, version=1, owner="a process that is killed", entries=[start])
+        await store.lapse_claims()
+    ring.forget("ada")
+    async with opened(urls(where)[kind], ring) as sessions:
+        store = sessions.store
+        timers = [*await store.timers(limit=1)]
+        timers += await store.timers(limit=1, after=timers[-1].id)
+        assert [timer.session_id for timer in timers] == [SessionId.under(each, "a") for each in ("bob", "cleo")]
+        assert await store.timers(limit=1, after=timers[-1].id) == []
+        backlog = await sessions.queue()
+        assert (len(backlog.delayed), len(backlog.running)) == (2, 3)
+        report = await sessions.apply_retention(Retention(versions=1))
+        assert {*report.pruned} == {SessionId.under(each, "a") for each in ("bob", "cleo")}
+        theirs = await sessions.of("bob").recover()
+        assert not any(isinstance(each, KeyUnavailable) for each in theirs.errors)
+        with pytest.raises(SessionNotFound):
+            await sessions.of("bob").info(SessionId.under("ada", "a"))
+        with pytest.raises(KeyForgotten):
+            await sessions.of("ada").info("a")
+        own = await sessions.of("ada").recover()
+        assert [each for each, _ in own.failed] == [SessionId.under("ada", "killed")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_key_stays_while_a_held_fork_of_another_owner_needs_it(where: Path, kind: str) -> None:
+    """The fork shows messages of the erased session, and a hold keeps all that it shows."""
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        store: Any = sessions.store
+        session = await spoken(store, "a", "ada")
+        fork = await ForkSession().execute_on(session)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob", tags=("hold:case",))))
+        await spoken(store, "c", "cleo")
+        await sessions.hold("c", "case")
+        receipt = await sessions.erase_owner("ada", forget_key=True)
+        assert (receipt.erased, receipt.held, receipt.keys_forgotten) == (("a",), {"b": "hold:case"}, 0)
+        assert not receipt.is_complete
+        assert await texts_of(store, "b") == [f"a {WORD}"]
+        await sessions.lift_hold("b", "case")
+        receipt = await sessions.erase_owner("ada", forget_key=True)
+        assert (receipt.held, receipt.keys_forgotten, receipt.is_complete) == ({}, 1, True)
+
+
+async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:
+    """A protocol looks for `keys` on the object itself since Python 3.12."""
+    store = redacting(store_in(where, ring := ring_in(where)), [lambda text: text])
+    assert inspect.getattr_static(store, "keys")
+    assert keys_of(store) is ring
+    assert keys_of(redacting("memory://", [lambda text: text])) is None

@@ -11,6 +11,7 @@ from perdure.adapters.extras import extra
 with extra("langgraph"):
     from langgraph.store.base import BaseStore, SearchItem
 
+from perdure.loop.memory import call_of
 from perdure.model.checks import expect, expect_count, expect_text
 from perdure.model.ids import new_id
 from perdure.model.session import check_owner
@@ -34,11 +35,11 @@ class LangGraphMemory:
         self._namespace = tuple(namespace)
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Keep a text under the id of the call in its metadata, or else under a new id. Return the key."""
+        """Keep a text under the ids of the call in its metadata, or else under a new id. Return the key."""
         expect_text(text, "$.text", blank=False)
-        call = metadata.get("call_id")
+        call = call_of(metadata)
         # A call that is carried out again replaces what it has kept.
-        key = f"call-{call}" if isinstance(call, str) else new_id()
+        key = new_id() if call is None else f"call-{'/'.join(str(each) for each in call if each is not None)}"
         await self._store.aput(self._of(owner), key, {"text": text, "metadata": thawed(dict(metadata))})
         return key
 

@@ -12,6 +12,7 @@ from perdure.archive.moving import Progress
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect, expect_function
 from perdure.protocols import Problem, SessionStore
+from perdure.stores.redacting import without_redactors
 from perdure.stores.store import Store
 
 
@@ -41,6 +42,7 @@ async def repair(store: SessionStore, *, dry_run: bool = False, progress: Progre
     expect(dry_run, bool, "$.dry_run")
     if progress is not None:
         expect_function(progress, "$.progress")
+    store = without_redactors(store)
     if not isinstance(store, Store):
         raise ConfigurationError(f"A {type(store).__name__} cannot be repaired. Copy its sessions into another store.")
     before = await fsck(store)

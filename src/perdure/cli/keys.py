@@ -14,7 +14,7 @@ from perdure.cli.terminal import is_terminal, note, print_json, print_table, say
 from perdure.errors import SessionHeld
 from perdure.model.session import SessionStatus
 from perdure.paging import pages
-from perdure.protocols import Filters, Retains
+from perdure.protocols import Filters, Retains, SealedStore
 from perdure.sessions.default_store import path_of
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ async def _refuse_held(sessions: Sessions, owner: str | None) -> None:
             ids = [info.id for info in page if info.owner == owner]
             for session_id, tag in (await store.holds(ids)).items():
                 raise SessionHeld(session_id, tag)
+    if owner is not None and isinstance(store, SealedStore):
+        for session_id, tag in (await store.held_beside(owner)).items():
+            raise SessionHeld(session_id, tag)
 
 
 def _forget(ring: FileKeyRing, owner: str | None, yes: bool) -> None:

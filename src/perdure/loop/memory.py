@@ -58,7 +58,7 @@ class StoreMemory:
                 session = _new(owner)
             if session.status is not SessionStatus.ACTIVE:
                 raise SessionNotActive(session.id, session.status.value)
-            known = _kept_by(session, metadata.get("call_id"))
+            known = _kept_by(session, call_of(metadata))
             if known is not None:
                 return known
             changed = session.with_state(session.state.with_messages(message))
@@ -150,12 +150,20 @@ def _new(owner: str | None) -> AgentSession:
     return AgentSession(info, AGENT, AgentState.of(AGENT))
 
 
-def _kept_by(session: AgentSession, call_id: object) -> str | None:
+def call_of(metadata: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return what tells a call from all others; None without a call. Its id alone may come again in another run."""
+    return tuple(map(metadata.get, _CALL)) if metadata.get("call_id") is not None else None
+
+
+_CALL = ("session_id", "execution_id", "call_id")
+
+
+def _kept_by(session: AgentSession, call: tuple[Any, ...] | None) -> str | None:
     """Return the id of the message that the same call has kept: a call may be made again after a crash."""
-    if call_id is None:
+    if call is None:
         return None
     latest = session.state.transcript[-_LATEST:]
-    return next((message.id for message in latest if message.metadata.get("call_id") == call_id), None)
+    return next((message.id for message in latest if call_of(message.metadata) == call), None)
 
 
 def _remembered(hit: SearchHit) -> Remembered:

@@ -103,6 +103,7 @@ class Replay:
     async def run(self, *, progress: Progress | None = None) -> ReplayResult:
         """Replay every turn in order, and return the comparison. `progress` is given the number of turns done."""
         recording = await Recording.of(self._source)
+        _require_reach(self._into, recording)
         own = await self._replayed(recording, progress)
         if not self._children:
             return own
@@ -356,3 +357,10 @@ def _checked_target(into: Sessions | None) -> Sessions | None:
     if into is not None and not isinstance(expect(into, Sessions, "$.into").store, ArchivingStore):
         raise ConfigurationError("The store of `into` cannot take sessions in whole.")
     return into
+
+
+def _require_reach(into: Sessions | None, recording: Recording) -> None:
+    """Raise InvalidData if the sessions that are kept would belong to another owner than those of `into`."""
+    if into is not None and into.owner not in (None, recording.info.owner):
+        problem = f"session {recording.session_id!r} is not one of {into.owner!r}'s; use sessions without an owner"
+        raise InvalidData("$.into", problem)

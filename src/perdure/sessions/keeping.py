@@ -39,6 +39,7 @@ from perdure.protocols import (
     Forgotten,
     Journal,
     Retains,
+    SealedStore,
     is_token_book,
     keys_of,
 )
@@ -69,13 +70,16 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     """The sessions that are still there, since their runs have not stopped, or they are under hold."""
     at: datetime
     held: Mapping[SessionId, str] = {}
-    """The sessions among these that a legal hold is on, each with its tag."""
+    """The sessions among these that a legal hold is on, each with its tag.
+
+    If the owner's keys were to be forgotten, also sessions of others under hold that cannot be read without them.
+    """
     keys_forgotten: int = 0
     """The number of data keys that were destroyed. While sessions are left, none is."""
 
     @property
     def is_complete(self) -> bool:
-        return not self.left
+        return not self.left and not self.held
 
 
 class Keeping(Looking):
@@ -95,7 +99,11 @@ class Keeping(Looking):
         """Return the sessions within reach whose run was killed, children first."""
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
         # Looked up by their whole ids: an owner's session may have another session's id as its name.
-        return [each for each in reversed(lapsed) if self.owner is None or await self._own(each) is not None]
+        return [each for each in reversed(lapsed) if self.owner is None or await self._is_own(each)]
+
+    async def _is_own(self, session_id: SessionId) -> bool:
+        page = await self.store.list(id=session_id, owner=self.owner, limit=1)
+        return bool(page or page.damaged)  # a session that cannot be read is reported by its recovery
 
     async def _recover_one(self, session_id: SessionId) -> RecoveryReport:
         from perdure.actions.resume import recover
@@ -314,8 +322,10 @@ class Keeping(Looking):
                 break
         left = tuple(await self._all_of(whose))
         held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
-        # While a session is left, the keys stay: nobody could read it without them.
-        forgotten = 0 if ring is None or left else await aside(ring.forget, whose)
+        if ring is not None and isinstance(self.store, SealedStore):
+            held = {**held, **await self.store.held_beside(whose)}
+        # While a session is left that needs them, the keys stay: nobody could read it without them.
+        forgotten = 0 if ring is None or left or held else await aside(ring.forget, whose)
         return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held, forgotten)
 
     async def _unheld(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:

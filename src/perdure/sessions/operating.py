@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure.actions.inbox import QUEUE, DropWaiting, Inbox, messages_in
+from perdure.errors import KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
@@ -84,18 +86,25 @@ class Operating(Queueing):
 
     async def _interrupted(self, running: Sequence[Running]) -> tuple[set[SessionId], frozenset[SessionId]]:
         """Return the sessions whose interrupted run answers a message of the inbox, and those that were handed over."""
-        from perdure.runtime.record_reader import last_of_run, was_handed_over
+        from perdure.runtime.record_reader import was_handed_over
+
+        begun, handed_over = set(), set()
+        for each in (each.session_id for each in running if each.lapsed):
+            with suppress(KeyUnavailable):  # it is listed as running, and its recovery tells which key is not there
+                if await self._answers_posted(each):
+                    begun.add(each)
+                if await was_handed_over(self._journal(), each):
+                    handed_over.add(each)
+        return begun, frozenset(handed_over)
+
+    async def _answers_posted(self, session_id: SessionId) -> bool:
+        """Tell whether the newest run of a session answers a message of the inbox."""
+        from perdure.runtime.record_reader import last_of_run
 
         journal = self._journal()
-        begun, handed_over = set(), set()
-        for each in running:
-            newest = await last_of_run(journal, each.session_id) if each.lapsed else None
-            runs = await journal.runs(each.session_id, run=newest.run) if newest and newest.run else ()
-            if runs and runs[0].first.body.get("posted"):
-                begun.add(each.session_id)
-            if each.lapsed and await was_handed_over(journal, each.session_id):
-                handed_over.add(each.session_id)
-        return begun, frozenset(handed_over)
+        newest = await last_of_run(journal, session_id)
+        runs = await journal.runs(session_id, run=newest.run) if newest and newest.run else ()
+        return bool(runs and runs[0].first.body.get("posted"))
 
     async def _parked(self) -> list[ParkedSession]:
         filters = {} if self.owner is None else {"owner": self.owner}

@@ -9,7 +9,7 @@ from perdure.errors import ConfigurationError, InvalidSessionId, SessionNotFound
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
-from perdure.protocols import Action, Journal, Queue, SessionStore, is_queue
+from perdure.protocols import Action, Filters, Journal, Queue, SessionStore, is_queue
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.connection import Connection
 from perdure.sessions.open_sessions import LiveSet
@@ -73,7 +73,7 @@ class Reach:
         self._require_open()
         given = SessionId(session_id)
         if self.owner is None:
-            return await self._header(given)
+            return await self._header(Filters(id=given, limit=1))
         # Looked up one after the other, no matter who has the second, so that neither answer nor time tells of that.
         with suppress(InvalidSessionId):  # the id is too long for a mark: only an older session can have it
             found = await self._own(self._named(given))
@@ -82,11 +82,11 @@ class Reach:
         return await self._own(given)
 
     async def _own(self, session_id: SessionId) -> AgentSessionInfo | None:
-        found = await self._header(session_id)
-        return found if found is not None and found.owner == self.owner else None
+        # By the owner, too: what is wrong with another owner's session must not be told here.
+        return await self._header(Filters(id=session_id, owner=self.owner, limit=1))
 
-    async def _header(self, session_id: SessionId) -> AgentSessionInfo | None:
-        page = await self.store.list(id=session_id, limit=1)
+    async def _header(self, wanted: Filters) -> AgentSessionInfo | None:
+        page = await self.store.list(**wanted)
         if page.damaged:
             raise page.damaged[0]
         return page.all()[0] if page else None

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.retention import Retention, RetentionPolicy, is_hold, keep_mark
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
@@ -104,7 +104,7 @@ class Round:
         """Erase sessions in one commit. If one of them is damaged, erase the others one by one."""
         try:
             return [await self._store.retire(batch)]
-        except CorruptRecord as error:
+        except (CorruptRecord, KeyUnavailable) as error:
             if len(batch) == 1:
                 return [Erased(left=[Left(batch[0].session_id, WhyLeft.DAMAGED, error.what)])]
         return [erased for each in batch for erased in await self._retired([each])]

@@ -24,10 +24,12 @@ from perdure.protocols import (
     Claim,
     Entry,
     Key,
+    KeyRing,
     SessionStore,
     Sketch,
     Timer,
     Token,
+    keys_of,
 )
 from perdure.redaction.redactors import Redactor
 from perdure.redaction.texts import Redaction, TextFunction
@@ -50,6 +52,12 @@ def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunctio
     if redaction is None:
         raise ConfigurationError("No redactors are given. perdure.redactors.DEFAULT has several.")
     return RedactingStore(store_of(store), redaction)
+
+
+def without_redactors(store: SessionStore) -> SessionStore:
+    """Return the store behind redactors, for verbs that write no texts: backups and repairs. Others are themselves."""
+    inner: SessionStore = store.inner if isinstance(store, RedactingStore) else store
+    return inner
 
 
 class RedactingStore:
@@ -84,6 +92,11 @@ class RedactingStore:
     @property
     def is_open(self) -> bool:
         return bool(getattr(self.inner, "is_open", False))
+
+    @property
+    def keys(self) -> KeyRing | None:
+        # Not by `__getattr__`, which `isinstance` with a protocol does not ask since Python 3.12.
+        return keys_of(self.inner)
 
     @property
     def never_waits(self) -> bool:

@@ -792,6 +792,11 @@ class Store:
 
         return await self._engine.run(partial(holds, checked.session_ids(session_ids)))
 
+    async def held_beside(self, owner: str) -> Mapping[SessionId, str]:
+        from perdure.stores.jobs.holding import held_beside
+
+        return await self._engine.run(partial(held_beside, owner), long=True)
+
     async def own_rules(self) -> Sequence[Retention]:
         from perdure.stores.jobs.retiring import own_rules
 
@@ -951,6 +956,7 @@ class Store:
         """Return a store like this one, not open, on another engine."""
         other = copy.copy(self)  # a subclass may have fields of its own
         other._engine = engine
+        engine.sealing = self._sealing
         other._cache, other._definitions, other._values = SessionCache(0), LRU(256), LRU(256)
         other._claims, other._sketched = {}, set()
         return other

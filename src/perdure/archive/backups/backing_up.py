@@ -19,6 +19,7 @@ from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.checks import expect, expect_function
 from perdure.model.ids import now
 from perdure.protocols import SessionStore
+from perdure.stores.redacting import without_redactors
 from perdure.stores.store import Store
 
 
@@ -55,6 +56,7 @@ async def backup(
     expect(gentle, bool, "$.gentle")
     if progress is not None:
         expect_function(progress, "$.progress")
+    store = without_redactors(store)
     if not isinstance(store, Store):
         raise ConfigurationError(f"A {type(store).__name__} cannot be backed up. Export its sessions instead.")
     store.require_copyable()

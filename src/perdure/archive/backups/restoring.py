@@ -24,6 +24,7 @@ from perdure.errors import BackupDamaged, ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_function
 from perdure.protocols import Problem, SessionStore
 from perdure.stores.copies import Part
+from perdure.stores.redacting import without_redactors
 from perdure.stores.store import Store
 from perdure.stores.urls import store_of
 
@@ -82,7 +83,7 @@ async def restore(
         raise InvalidData("$.at", "the time needs a time zone")
     if progress is not None:
         expect_function(progress, "$.progress")
-    given = store_of(store)
+    given = without_redactors(store_of(store))
     if not isinstance(given, Store):
         raise ConfigurationError(f"A {type(given).__name__} cannot be restored. Import its sessions instead.")
     given.require_copyable()

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 from perdure.errors import SessionHeld
 from perdure.model.ids import SessionId
-from perdure.model.retention import is_hold
+from perdure.model.retention import HOLD, is_hold
 from perdure.stores.engine import Job, Select
+from perdure.stores.jobs.lines import noted
 
 
 def callers_of(session_ids: Collection[str]) -> Job[list[SessionId]]:
@@ -55,3 +56,32 @@ def holds(session_ids: Sequence[SessionId]) -> Job[dict[SessionId, str]]:
         if hold is not None:
             found[session_id] = hold[0]
     return found
+
+
+def held_beside(owner: str) -> Job[dict[SessionId, str]]:
+    """Return the sessions of others that are under hold and show what an owner has said, each with the tag.
+
+    What they show of sessions that were erased counts too: nothing in the store tells whose those were.
+    """
+    found: dict[SessionId, str] = {}
+    for tag, sid in (yield from _hold_tags()):
+        rows = yield Select("session", ("id", "owner"), {"sid": sid})
+        for session_id, whose in rows:
+            if whose != owner and (yield from _shows_anything_of(owner, session_id, sid)):
+                found.setdefault(SessionId(session_id), tag)
+    return found
+
+
+def _hold_tags() -> Job[list[tuple[str, int]]]:
+    rows = [*(yield Select("tag", ("tag", "sid"), {"tag": HOLD}))]
+    rows += yield Select("tag", ("tag", "sid"), {"tag >": HOLD, "tag <": f"{HOLD};"})  # ";" comes after ":"
+    return [(tag, sid) for tag, sid in rows if is_hold(tag)]
+
+
+def _shows_anything_of(owner: str, session_id: str, sid: int) -> Job[bool]:
+    for log in sorted({log for log, _, _ in (yield from noted(session_id, sid))}, key=str):
+        sids = [of for (of,) in (yield Select("log", ("sid",), {"log": log}))]
+        owners = [whose for (whose,) in (yield Select("session", ("owner",), {"sid in": sids}))]
+        if not owners or owner in owners:
+            return True
+    return False

@@ -23,6 +23,7 @@ from perdure.stores.jobs.lines import began_with
 from perdure.stores.jobs.record import note
 from perdure.stores.jobs.saving import Pack, end_of_log, info_columns, update_columns
 from perdure.stores.jobs.values import gather_unmet
+from perdure.stores.sealing import KEYED, plain_name
 from perdure.stores.tapes import without
 
 REPAIRED = "repaired"
@@ -193,8 +194,12 @@ class _Repair:
         """Correct the notes which messages show which images and files."""
         for (log,) in (yield Select("log", ("log",), {"sid": self._session.sid}, order="log")):
             rows = yield Select("attached", ("pos", "hash"), {"log": log})
-            noted = {(pos, key) for pos, key in rows if type(pos) is int and pos >= 0}
-            named = {(pos, key) for pos, hashes in (yield from named_in(log)) for key in hashes}
+            noted = {(pos, plain_name(key)) for pos, key in rows if type(pos) is int and pos >= 0}
+            # Files whose key is not there: nobody can tell which of the message's hashes they have.
+            closed = {pos for pos, key in noted if key.startswith(KEYED)}
+            noted = {(pos, key) for pos, key in noted if pos not in closed}
+            found = yield from named_in(log)
+            named = {(pos, key) for pos, hashes in found if pos not in closed for key in hashes}
             for pos, key in sorted(named - noted):
                 what = f"that it has the file {key} is not noted where erasures look"
                 insert = Insert("attached", ("hash", "log", "pos"), [(key, log, pos)], or_set=())

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from perdure.errors import CorruptRecord, PerdureError, RunInterrupted, SessionBusy, SessionHeld, SessionNotFound
+from perdure.errors import (
+    CorruptRecord,
+    KeyUnavailable,
+    PerdureError,
+    RunInterrupted,
+    SessionBusy,
+    SessionHeld,
+    SessionNotFound,
+)
 from perdure.model.ids import SessionId
 from perdure.model.retention import KEEP_MARK, Retention, rule_of_mark
 from perdure.model.session import AgentSessionInfo, SessionStatus
@@ -25,7 +33,7 @@ from perdure.stores.jobs.saving import Pack
 from perdure.stores.jobs.tally import Tally
 from perdure.stores.jobs.values import gather
 
-REFUSALS = (SessionBusy, SessionHeld, SessionNotFound, CorruptRecord)
+REFUSALS = (SessionBusy, SessionHeld, SessionNotFound, CorruptRecord, KeyUnavailable)
 """The errors with which a session is left as it is."""
 _BEHIND_MARKS = KEEP_MARK[:-1] + chr(ord(KEEP_MARK[-1]) + 1)
 
@@ -46,7 +54,7 @@ def own_rules() -> Job[list[Retention]]:
 def overgrown(versions: int, after: str, limit: int) -> Job[tuple[list[AgentSessionInfo], str | None]]:
     """Return headers of sessions with more older versions than `versions`, and the `after` of the next page, or None.
 
-    Sub-agents' sessions are left out, since they go with their callers'. Damaged ones are left out, too.
+    Sub-agents' sessions are left out, since they go with their callers'. So are those that cannot be read.
     """
     where = {"id >": after, "version >": versions + 1, "spawned": 0}
     rows = yield Select("session", ("id", "version"), where, order="id", limit=limit)
@@ -54,7 +62,7 @@ def overgrown(versions: int, after: str, limit: int) -> Job[tuple[list[AgentSess
     for session_id, _ in rows:
         try:
             found += yield from _if_overgrown(session_id, versions)
-        except CorruptRecord:  # the check reports it, and it must not keep the others from being pruned
+        except (CorruptRecord, KeyUnavailable):  # the check reports it, and the others must be pruned all the same
             continue
     return found, rows[-1][0] if len(rows) == limit else None
 
@@ -155,7 +163,7 @@ def _why_not(session_id: SessionId, due: Due, sids: dict[int, SessionId]) -> Job
             return Left(due.session_id, WhyLeft.TIMER, _unless(session_id, due))
         if (yield from _waits_for_person(session_id, facts)):
             return Left(due.session_id, WhyLeft.APPROVAL, _unless(session_id, due))
-    except (SessionBusy, CorruptRecord) as error:
+    except (SessionBusy, CorruptRecord, KeyUnavailable) as error:
         return left_by(due.session_id, error)
     return None
 
@@ -173,7 +181,7 @@ def left_by(session_id: SessionId, error: PerdureError) -> Left:
             return Left(session_id, WhyLeft.INTERRUPTED)
         case SessionBusy():
             return Left(session_id, WhyLeft.RUNNING)
-        case CorruptRecord():
+        case CorruptRecord() | KeyUnavailable():
             return Left(session_id, WhyLeft.DAMAGED, error.what)
     return Left(session_id, WhyLeft.CHANGED)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData
+from perdure.errors import CorruptRecord, InvalidData, KeyForgotten
 from perdure.model.ids import SessionId
 from perdure.protocols import Entry, Timer
 from perdure.stores.engine import Delete, Insert, Job, Lock, Row, Select, Update
@@ -71,12 +72,30 @@ def _with_files(session_id: str, sid: int, entry: Entry) -> Job[Entry]:
 
 def timers(session_id: SessionId | None, limit: int, after: int) -> Job[list[Timer]]:
     """Return timers in the order of their numbers."""
-    where: dict[str, object] = {"timer >": after}
     if session_id is not None:
-        where["sid"] = yield from sid_of(session_id)
-    rows = yield Select("timer", COLUMNS, where, order="timer", limit=limit)
-    ids = {where["sid"]: session_id} if session_id is not None else (yield from _ids_of(rows))
+        where = {"timer >": after, "sid": (yield from sid_of(session_id))}
+        rows = yield Select("timer", COLUMNS, where, order="timer", limit=limit)
+        return [timer_of(session_id, row) for row in rows]
+    try:
+        rows = yield Select("timer", COLUMNS, {"timer >": after}, order="timer", limit=limit)
+    except KeyForgotten:
+        rows = yield from _not_forgotten(after, limit)
+    ids = yield from _ids_of(rows)
     return [timer_of(ids[row[1]], row) for row in rows if row[1] in ids]
+
+
+def _not_forgotten(after: int, limit: int) -> Job[list[Row]]:
+    """Return the rows of timers without those whose key was forgotten: what these say is erased."""
+    found: list[Row] = []
+    # A page is filled, since an empty one would be the last.
+    while len(found) < limit and (
+        page := (yield Select("timer", ("timer",), {"timer >": after}, order="timer", limit=limit))
+    ):
+        for (number,) in page:
+            with suppress(KeyForgotten):
+                found += yield Select("timer", COLUMNS, {"timer": number})
+        after = page[-1][0]
+    return found[:limit]
 
 
 def due(at: float, limit: int) -> Job[list[Timer]]:
