@@ -386,6 +386,16 @@ async def test_rules_say_what_counts_as_different(rule: str, broken: bool) -> No
         assert str(Rule.of(rule)) == rule
 
 
+@pytest.mark.parametrize("rule", ["any", "answers", "calls", "results", "ends", "tokens=9", "cost=9"])
+async def test_a_turn_that_fails_breaks_every_rule(rule: str) -> None:
+    """A model that cannot be asked has no answers, no calls and no cost, which is not a success."""
+    async with opened("memory", Path()) as store, on_stage(store) as stage:
+        result = await replayed(
+            stage, "plain", driver=ScriptedDriver([ConfigurationError("no such model", "name one")])
+        )
+        assert Rule.of(rule).is_broken(result)
+
+
 @pytest.mark.parametrize("rule", ["", "words", "cost", "cost=", "cost=much", "cost=-1", "cost=inf", "calls=2"])
 def test_a_wrong_rule_is_refused(rule: str) -> None:
     """The error names the rules there are."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.model.execution import ExecutionStatus
 from perdure.model.usage import Usage
 from perdure.replay.answers import Source
 from perdure.replay.recording import LeftOut
@@ -91,6 +92,12 @@ class TurnComparison(msgspec.Struct, frozen=True):
         return not self.recorded.is_cut and self.recorded.end != self.replayed.end
 
     @property
+    def fails(self) -> bool:
+        """Tell whether the replay failed, and the turn on record did not."""
+        failed = ExecutionStatus.FAILED
+        return self.replayed.status is failed and self.recorded.status is not failed
+
+    @property
     def is_same(self) -> bool:
         return all(step.is_same for step in self.steps) and not self.ends_otherwise
 
@@ -117,6 +124,11 @@ class ReplayResult(msgspec.Struct, frozen=True):
     def is_same(self) -> bool:
         """Tell whether every answer, call, result, finish reason and end is the same. Costs do not count."""
         return all(turn.is_same for turn in self.turns) and all(child.is_same for child in self.children)
+
+    @property
+    def fails(self) -> bool:
+        """Tell whether a turn failed that did not fail on record, as all do if the model cannot be asked."""
+        return any(turn.fails for turn in self.turns) or any(child.fails for child in self.children)
 
     @property
     def changed_answers(self) -> int:

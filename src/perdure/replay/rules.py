@@ -47,7 +47,12 @@ class Rule(msgspec.Struct, frozen=True):
         return self.name if self.most is None else f"{self.name}={self.most:g}"
 
     def is_broken(self, result: ReplayResult) -> bool:
-        """Tell whether a replay breaks the rule. A rule about the cost is also broken if a price is not known."""
+        """Tell whether a replay breaks the rule. A rule about the cost is also broken if a price is not known.
+
+        A turn that fails in the replay alone breaks every rule: a turn without answers costs nothing, and changes none.
+        """
+        if result.fails:
+            return True
         before, after, most = result.recorded_usage, result.usage, self.most or 0.0
         match self.name:
             case "any":
