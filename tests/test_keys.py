@@ -134,6 +134,19 @@ def test_a_forgotten_key_is_gone_in_every_process(path: Path, monkeypatch: pytes
     assert one.current("ada").id not in {key.id for key in keys}
 
 
+def test_a_foreign_master_key_makes_no_keys(path: Path) -> None:
+    """A key that only it could open would keep an owner's words from every other process."""
+    ring = FileKeyRing(path, master=OLD)
+    ring.current("ada")
+    held = path.read_bytes()
+    foreign = FileKeyRing(path, master=NEW)
+    for make in (lambda: foreign.current("bob"), lambda: foreign.renew("ada"), foreign.rotate):
+        with pytest.raises(WrongKey):
+            make()
+    assert path.read_bytes() == held
+    assert FileKeyRing(path, master=[NEW, OLD]).renew("ada") != ring.first("ada")
+
+
 def test_an_unknown_key_is_missing(path: Path) -> None:
     with pytest.raises(KeyMissing) as missing:
         FileKeyRing(path, master=OLD).find(b"12345678")

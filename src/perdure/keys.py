@@ -244,11 +244,21 @@ class FileKeyRing:
             # Looked at again under the lock: another process may have made one since.
             if not renews and any(each.owner == owner for each in ring.keys):
                 return ring
+            self._require_own(ring)
             return _Ring([*ring.keys, added], ring.forgotten)
 
         with self._lock:
             self._changed(with_key)
             return self._open(self._by_owner[owner][-1])
+
+    def _require_own(self, ring: _Ring) -> None:
+        """Raise WrongKey if no master key that was given has wrapped a key of the ring.
+
+        Else an owner could write with a wrong master key, and nobody with the right one could read it.
+        """
+        masters = {each.master for each in ring.keys}
+        if masters and masters.isdisjoint(each.id for each in self._masters):
+            raise WrongKey(ring.keys[0].id, ring.keys[0].master)
 
     def _open(self, key: _Wrapped) -> DataKey:
         found = self._opened.get(key.id)
