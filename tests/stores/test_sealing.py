@@ -590,3 +590,21 @@ async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:
     assert inspect.getattr_static(store, "keys")
     assert keys_of(store) is ring
     assert keys_of(redacting("memory://", [lambda text: text])) is None
+
+
+async def test_an_export_of_an_owner_leaves_nothing_out(where: Path) -> None:
+    """Hidden sessions are in it, and one that cannot be read is an error, as it is for all owners together."""
+    ring = ring_in(where)
+    async with opened(urls(where)["sqlite"], ring) as sessions:
+        mine = sessions.of("ada")
+        for name in ("shown", "hidden"):
+            await mine.open(name)
+        await mine.delete("hidden")
+        assert (await mine.export(where / "two.jsonl")).sessions == 2
+        assert (await mine.export(where / "one.md", format="markdown")).sessions == 1
+    ring.forget("ada")
+    async with opened(urls(where)["sqlite"], ring) as sessions:
+        for format in ("perdure", "markdown", "openai"):
+            with pytest.raises(KeyForgotten):
+                await sessions.of("ada").export(where / "none", format=format)  # type: ignore[arg-type]  # it is one
+            assert not (where / "none").exists()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from typing import Any
+from weakref import ref
 
 import pytest
 from opentelemetry import trace
@@ -439,3 +442,21 @@ async def test_what_a_connection_redacts_is_in_no_span() -> None:
         await (await sessions.open("order-7")).send(f"My key is {secret}")
     assert "look_up" in seen.text()
     assert secret not in seen.text()
+
+
+async def test_a_closed_connection_leaves_no_redactors_behind() -> None:
+    """A program may open a connection for each request. Its spans must not pass through all earlier redactors."""
+    seen = Watching(content=True)
+    redactors = []
+    for _ in range(3):
+        options: Any = {"telemetry": seen.telemetry, "redact": [lambda text: text]}
+        async with perdure.connect("memory://", model="offline", **options) as app:
+            await (await app.open("order-7")).send("Hello")
+        assert app.loops.redaction is not None
+        redactors.append(ref(app.loops.redaction))
+        del app
+    deadline = time.monotonic() + 5
+    while any(each() for each in redactors) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)  # timers of the loop have the last run's context for a moment
+        gc.collect()  # connections have cycles
+    assert not any(each() for each in redactors)

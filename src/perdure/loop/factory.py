@@ -122,7 +122,7 @@ class LoopFactory:
         self.redaction = None if redact is None else _redaction_of(redact)
         """The redaction of every text before it is shown, told or stored; None if there is none."""
         if self.telemetry is not None and self.redaction is not None:
-            self.telemetry.clean_with(self.redaction.text)
+            self.telemetry.clean_with(self.redaction)
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)

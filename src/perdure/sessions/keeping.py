@@ -129,7 +129,7 @@ class Keeping(Looking):
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and (self.owner is not None or format != "perdure"):
-            chosen = [info.id for info in await all_infos(self.headers)]
+            chosen = await self._sound_ids(with_hidden=format == "perdure")
         if format != "perdure":
             from perdure.sessions.conversations import export_conversations
 
@@ -140,6 +140,16 @@ class Keeping(Looking):
         from perdure.archive.moving import export_sessions
 
         return await export_sessions(self._archive(), target, chosen, progress=progress)
+
+    async def _sound_ids(self, *, with_hidden: bool) -> list[SessionId]:
+        """Return the ids of all sessions within reach. Raise the error of the first that cannot be read."""
+        found: list[SessionId] = []
+        for filters in (Filters(), Filters(status=SessionStatus.DELETED))[: 1 + with_hidden]:
+            async for page in pages(self.headers, **filters):
+                for damage in page.damaged:
+                    raise damage
+                found += [info.id for info in page]
+        return found
 
     @overload
     async def import_(

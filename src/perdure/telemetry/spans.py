@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
@@ -45,6 +46,7 @@ from perdure.telemetry.attributes import Asked, asked
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from perdure.redaction.texts import Redaction
     from perdure.telemetry.meters import Meters
 
 Report = Callable[[Exception], None]
@@ -85,16 +87,17 @@ class Tracing:
         self.meters = meters
         self.report = report
         self.content = content
-        self.cleaners: list[Callable[[str], str]] = []
-        """The functions that clean content before it is traced: the redactions of the connections that use this."""
+        # Weak: a program may open a connection for each of its requests, and all with the same telemetry.
+        self.cleaners: WeakKeyDictionary[Redaction, None] = WeakKeyDictionary()
+        """The redactions of the connections that use this. Content is redacted before it is traced."""
         self._ended: deque[_Call | _AgentTrace] = deque()
         self._timer_in: asyncio.AbstractEventLoop | None = None
         """The loop with a timer for the next flush. If that loop was closed, another one sets a timer."""
 
     def clean(self, text: str) -> str:
         """Return content as it may be traced."""
-        for each in self.cleaners:
-            text = each(text)
+        for each in [*self.cleaners]:
+            text = each.text(text)
         return text
 
     def later(self, ended: _Call | _AgentTrace) -> None:

@@ -14,12 +14,13 @@ from perdure.model.session import AgentSession
 from perdure.protocols import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
     from perdure.model.message import Message
+    from perdure.redaction.texts import Redaction
     from perdure.telemetry.meters import Watched
     from perdure.telemetry.spans import GroupTrace, RunTrace
 
@@ -53,10 +54,9 @@ class Telemetry:
         atexit.register(_flush, ref(self))
         self._reported: set[tuple[type[Exception], str]] = set()
 
-    def clean_with(self, clean: Callable[[str], str]) -> None:
-        """Pass content through a function before it is traced. So text that a connection redacts is in no span."""
-        if clean not in self._tracing.cleaners:
-            self._tracing.cleaners.append(clean)
+    def clean_with(self, redaction: Redaction) -> None:
+        """Redact content before it is traced, for as long as the redaction's connection is there."""
+        self._tracing.cleaners[redaction] = None
 
     def run(
         self,
