@@ -345,3 +345,10 @@ def test_a_prompt_completes_the_names_of_testing() -> None:
     import perdure.testing
 
     assert dir(perdure.testing) == sorted(perdure.testing.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(perdure._MODULES))
+def test_modules_with_names_of_their_own_are_at_hand(name: str) -> None:
+    """`import perdure` is enough for `perdure.redactors.DEFAULT`, in a process that has imported nothing else."""
+    command = [sys.executable, "-c", f"import perdure; print(perdure.{name}.__name__)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"perdure.{name}"

@@ -400,7 +400,13 @@ StoreError ToolError
 __all__ = sorted(_SHOWN.split())
 
 
+_MODULES = {"adapters", "backups", "errors", "events", "parallel", "protocols", "records", "redactors", "replay"}
+"""The modules whose names are not shown here: `perdure.redactors.DEFAULT` works after `import perdure`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"perdure.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
