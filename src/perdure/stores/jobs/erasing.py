@@ -31,14 +31,22 @@ def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> J
 
 
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
-    """Erase sessions, and return their ids. Those that are running, under hold, or gone already are left out."""
+    """Erase sessions, and return their ids. Those that are running, under hold, or gone already are left out.
+
+    So are the callers of these: without its caller, no rule and no verb would find a sub-agent's session again.
+    """
     yield from lock_with_callers(session_ids)
     free: dict[int, SessionId] = {}
+    left: list[SessionId] = []
     for session_id in session_ids:
         try:
             free.setdefault((yield from _free(session_id)), session_id)
-        except (SessionBusy, SessionHeld, SessionNotFound):
+        except (SessionBusy, SessionHeld):
+            left.append(session_id)
+        except SessionNotFound:
             continue
+    callers = {*(yield from callers_of(left))}
+    free = {sid: session_id for sid, session_id in free.items() if session_id not in callers}
     yield from _erase(free)
     return [*free.values()]
 

@@ -103,9 +103,10 @@ class Retaining(Contract):
 
     @in_store
     async def test_a_hold_on_a_sub_agent_keeps_the_tree(self, store: RetainingStore) -> None:
-        """A hold on a sub-agent protects the tree from `delete_tree` and `retire`. The caller alone can be erased."""
+        """A hold on a sub-agent protects the tree from verbs that erase trees. The caller alone can be erased."""
         root = await store.create(new_session("one", id="root"))
         await store.create(_child_of("root", "child", "two", tags=(HOLD,)))
+        assert [*await store.delete_many(["child", "root"])] == []
         with refused(SessionHeld) as caught:
             await store.delete_tree("root")
         assert caught.error.session_id == "child"
