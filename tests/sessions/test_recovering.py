@@ -12,7 +12,16 @@ from tests.sessions.test_follow import HALF, all_of
 from tests.waiting import until
 
 import perdure
-from perdure import ConfigurationError, InvalidData, MemoryStore, SessionBusy, SqliteStore, tool
+from perdure import (
+    AgentSession,
+    ConfigurationError,
+    InvalidData,
+    MemoryStore,
+    SessionBusy,
+    SessionStage,
+    SqliteStore,
+    tool,
+)
 from perdure.protocols import SessionStore
 from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
@@ -142,3 +151,31 @@ async def test_what_cannot_be_recovered_from_is_refused() -> None:
     bare: Any = type("Bare", (), {name: staticmethod(getattr(store, name)) for name in names})()
     with pytest.raises(ConfigurationError, match="no journal"):
         perdure.connect(bare, recover=True)
+
+
+class Refusing:
+    """A controller that raises an error of its own for one session."""
+
+    def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+        if stage is SessionStage.AFTER_ACTION and session.id == "b":
+            raise ValueError("not this one")
+        return session
+
+
+async def test_a_hook_that_raises_stops_no_other_recovery() -> None:
+    """In the background, or by `recover()`: the run of its session is left, and the others are continued."""
+    async with MemoryStore() as store:
+        await left_behind(store, "a", "b", "c")
+        driver = ScriptedDriver(lambda _: "The end.")
+        async with perdure.connect(store, driver=driver, controller=Refusing()) as app:
+            report = await app.recover()
+            assert (set(report.resumed), [each for each, _ in report.failed]) == ({"a", "c"}, ["b"])
+            assert "A hook raised ValueError: not this one." in report.errors[0].what
+            assert isinstance(report.errors[0].__cause__, ValueError)
+        await left_behind(store, "d")
+        async with perdure.connect(store, driver=driver, controller=Refusing(), recover=True) as app:
+            await until(lambda: _is_done(app, "d"))
+
+
+async def _is_done(app: perdure.Sessions, name: str) -> bool:
+    return await activity(app, name) == "idle"

@@ -390,8 +390,8 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
             session = await runtime.execute(each, action)
         except (SessionBusy, SessionConflict):
             outcomes["busy"].append(each)
-        except PerdureError as error:
-            failed.append((each, error))
+        except Exception as error:  # a hook may raise anything, and the other runs still have to be continued
+            failed.append((each, _told_by_recovery(error)))
         else:
             waits = session.state.execution is not None and session.state.execution.pending_calls
             if action.has_found_one:
@@ -401,6 +401,15 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
         errors=tuple(error for _, error in failed),
         **{name: tuple(found) for name, found in outcomes.items()},
     )
+
+
+def _told_by_recovery(error: Exception) -> PerdureError:
+    """Return an error of a user's function, such as a hook, with a sentence and advice. Others are themselves."""
+    if isinstance(error, PerdureError):
+        return error
+    told = PerdureError(f"A hook raised {type(error).__name__}: {error}.", "Mend it, then recover the run again.")
+    told.__cause__ = error
+    return told
 
 
 def _children_first(wanted: Sequence[SessionId]) -> Sequence[SessionId]:
