@@ -608,3 +608,21 @@ async def test_an_export_of_an_owner_leaves_nothing_out(where: Path) -> None:
             with pytest.raises(KeyForgotten):
                 await sessions.of("ada").export(where / "none", format=format)  # type: ignore[arg-type]  # it is one
             assert not (where / "none").exists()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_an_owner_without_a_key_erases_nobody_elses_session(where: Path, kind: str) -> None:
+    """Neither one that has the same name without an owner, nor another owner's by its id."""
+    ring = ring_in(where)
+    async with opened(urls(where)[kind], ring) as sessions:
+        await sessions.open("a")
+        await sessions.of("ada").open("a")
+        await sessions.of("bob").open("a")
+    ring.forget("ada")
+    async with opened(urls(where)[kind], ring) as sessions:
+        with pytest.raises(SessionNotFound):
+            await sessions.of("bob").erase(SessionId.under("ada", "a"))
+        assert await sessions.of("ada").erase("a") == [SessionId.under("ada", "a")]
+        assert {info.id for info in await sessions.list()} == {"a", SessionId.under("bob", "a")}
+        with pytest.raises(SessionNotFound):
+            await sessions.of("ada").erase("a")

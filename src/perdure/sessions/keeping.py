@@ -273,8 +273,11 @@ class Keeping(Looking):
         """
         try:
             key = (await self.info(session_id)).id
-        except KeyUnavailable:  # it exists, and may be erased without the key that opens it
-            key = SessionId(session_id)
+        except KeyUnavailable as error:  # it exists, and may be erased without the key that opens it
+            if error.session_id is None:
+                raise
+            # Not by the name that was given: an owner's session has another id, and somebody else may have that name.
+            key = SessionId(error.session_id)
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
         self._close(erased)
         return erased
