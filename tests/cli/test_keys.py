@@ -127,3 +127,13 @@ def test_a_key_is_renewed(said: Callable[..., Any]) -> None:
     for whose in (["ada"], ["--no-owner"]):
         (made,) = said("keys", "renew", *whose, "--keys", "ring.json").lines
         assert made in said("keys", "list", "--keys", "ring.json").out
+
+
+def test_a_restored_store_is_verified_with_the_keys(said: Callable[..., Any]) -> None:
+    """Without --verify, no keys are needed."""
+    said("backup", "backups", "--keys", "ring.json")
+    other = ("--store", "sqlite:///other.db")
+    told = said("restore", "--from", "backups", "--verify", *other, "--keys", "ring.json")
+    assert "no problems" in told.out
+    assert said("ls", *other, "--keys", "ring.json").out.count(WORD) >= 2
+    said("restore", "--from", "backups", "--store", "sqlite:///third.db", "--keys", "lost.json")

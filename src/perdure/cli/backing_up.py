@@ -13,7 +13,7 @@ from perdure.cli.errors import DAMAGED
 from perdure.cli.hints import command
 from perdure.cli.keeping import problem_form, say_problem
 from perdure.cli.options import store_command
-from perdure.cli.setup import on_sessions, owner_of, require_kind, run, shown_url, store_url
+from perdure.cli.setup import keys_in, on_sessions, owner_of, require_kind, run, shown_url, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 
 if TYPE_CHECKING:
@@ -111,15 +111,18 @@ def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
 def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool, as_json: bool) -> None:
     """Restore the store that --store and the settings name from a directory of backups."""
     from perdure.archive.backups import restore
+    from perdure.stores.urls import store_of
 
     if owner_of(ctx):
         raise click.UsageError(_WHOLE)
     url = store_url(ctx).value
     require_kind(url)
+    # A restore alone needs no keys: the ring may be brought back after the store.
+    store = store_of(url, keys=keys_in(ctx) if verify else None)
 
     async def work() -> RestoreReport:
         with progress("restoring (MB)") as tell:
-            return await restore(target, url, at=_chosen(at), verify=verify, progress=_in_megabytes(tell))
+            return await restore(target, store, at=_chosen(at), verify=verify, progress=_in_megabytes(tell))
 
     try:
         report = run(work())
