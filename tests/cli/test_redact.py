@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+
+from perdure.cli.options import settings_of
+from perdure.cli.working import command_apart
 
 CANARY = "sk-canary0123456789abcdefXYZ"
 
@@ -64,6 +68,15 @@ def test_an_empty_list_of_redactors_is_refused(
     assert "use [redacted:api-key]" in perdure("show", "s").out
     (home / "perdure.toml").write_text(f'redact = "{empty}"')
     assert "perdure.toml is empty" in perdure("show", "s", code=2).err
+
+
+def test_a_worker_passes_it_on() -> None:
+    """A process in which a worker tries a run apart stores no more than the worker."""
+    ctx = click.Context(click.Command("worker"))
+    settings_of(ctx).redact, settings_of(ctx).redactor = True, ("email",)
+    command, _ = command_apart(ctx, {"lease": 20.0, "tries": 3, "per_owner": None, "rate": None}, as_json=False)
+    assert "--redact" in command
+    assert command[command.index("--redactor") + 1] == "email"
 
 
 def test_an_unknown_redactor_is_refused(perdure: Callable[..., Any]) -> None:
