@@ -80,7 +80,20 @@ _AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with 
 _NOT_SET_UP = "ConfigurationError"
 _PARAMETERS = ("block_id", "call_ids", "message_ids", "reason", "session_id")
 """The paths in errors that name a parameter of a Python function. Commands have no such option: they are left out."""
-_OPTIONS = ("at", "cron", "drain", "key", "lease", "name", "priority", "rate", "timezone", "tries", "until")
+_OPTIONS = (
+    "at",
+    "cron",
+    "drain",
+    "key",
+    "lease",
+    "name",
+    "priority",
+    "rate",
+    "retain_every",
+    "timezone",
+    "tries",
+    "until",
+)
 """The paths in errors that name an option of the command. The words of the error say so already."""
 _INSTALL = "pip install "
 
