@@ -1673,6 +1673,8 @@ class Problem(msgspec.Struct, frozen=True):
     where: str
     what: str
     repair: str
+    needs_key: bool = False
+    """Whether nothing but a key is missing, so that this could not be checked."""
 
 
 @runtime_checkable

@@ -43,7 +43,10 @@ def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable
     refused = said("show", "@", code=9)
     assert "--keys FILE" in refused.err
     assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
-    assert "could not be checked" in said("fsck", code=6).out
+    bare = said("fsck", code=6)
+    assert "could not be checked" in bare.out
+    assert bare.err.endswith("Give its master key in PERDURE_MASTER_KEY, and type: perdure fsck --keys FILE\n")
+    assert "perdure fsck --repair --keys FILE" in said("fsck", "--repair", code=6).err
 
 
 def test_the_ring_may_be_named_in_the_environment(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
