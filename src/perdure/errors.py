@@ -457,7 +457,10 @@ class WrongKey(KeyUnavailable):
     def __init__(self, key_id: str, master_id: str) -> None:
         self.master_id = master_id
         what = f"Key {{key}} is wrapped with master key {master_id}, which was not given. A record{{of}} needs it."
-        super().__init__(key_id, what, "Give that master key too: `FileKeyRing(path, master=[newest, older])`.")
+        advice = (
+            "Give that master key too: `FileKeyRing(path, master=[newest, older])`, or `PERDURE_MASTER_KEY=NEW,OLD`."
+        )
+        super().__init__(key_id, what, advice)
 
 
 class KeyForgotten(KeyUnavailable):

@@ -62,7 +62,11 @@ def test_rotation_needs_both_masters_once(said: Callable[..., Any], monkeypatch:
 
     old, new = os.environ["PERDURE_MASTER_KEY"], said("keys", "master").out.strip()
     monkeypatch.setenv("PERDURE_MASTER_KEY", new)
-    assert "which was not given" in said("show", "@", "--keys", "ring.json", code=9).err
+    for words in (["show", "@"], ["keys", "rotate"]):
+        refused = said(*words, "--keys", "ring.json", code=9).err
+        assert "which was not given" in refused
+        assert "PERDURE_MASTER_KEY=NEW,OLD perdure keys rotate --keys ring.json" in refused
+        assert "FileKeyRing" not in refused
     monkeypatch.setenv("PERDURE_MASTER_KEY", f"{new},{old}")
     assert said("keys", "rotate", "--keys", "ring.json").out.endswith(": 2\n")
     monkeypatch.setenv("PERDURE_MASTER_KEY", new)

@@ -28,6 +28,7 @@ from perdure.errors import (
     SessionNotActive,
     SessionNotFound,
     StoreError,
+    WrongKey,
 )
 
 if TYPE_CHECKING:
@@ -197,6 +198,9 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
+        case WrongKey():
+            rotate = f"PERDURE_MASTER_KEY=NEW,OLD {command('keys', 'rotate')}"
+            return f"{error.what} Give the right one. After a change of master keys, give both once: {rotate}"
         case StoreError() if error.advice:  # it names the file already: which store is used need not be added
             return str(error)
         case StoreError():
