@@ -188,7 +188,10 @@ class FileKeyRing:
         return [(each.id, each.at) for each in self._ring.forgotten]
 
     def renew(self, owner: str | None) -> DataKey:
-        """Make a new key for an owner. New rows are sealed with it, and older rows open as before."""
+        """Make a new key for an owner. New rows are sealed with it, and older rows open as before.
+
+        Raise InvalidData for an owner without a key: it is most often mistyped.
+        """
         return self._made(owner, renews=True)
 
     def rotate(self) -> int:
@@ -241,8 +244,12 @@ class FileKeyRing:
         added = _Wrapped(key_id, owner, _time(now()), newest.id, newest.wrap(key_id, owner, secret))
 
         def with_key(ring: _Ring) -> _Ring:
-            # Looked at again under the lock: another process may have made one since.
-            if not renews and any(each.owner == owner for each in ring.keys):
+            # Looked at again under the lock: another process may have made one since, or forgotten it.
+            has_key = any(each.owner == owner for each in ring.keys)
+            if renews and not has_key:
+                whose = "the key that sessions without an owner share" if owner is None else f"a key of {owner!r}"
+                raise InvalidData("$.owner", f"{self.path} does not have {whose}; the first write makes it")
+            if not renews and has_key:
                 return ring
             return _Ring([*ring.keys, added], ring.forgotten)
 

@@ -131,6 +131,34 @@ def test_what_is_typed_wrong_is_refused(said: Callable[..., Any], arguments: tup
 
 def test_a_key_is_renewed(said: Callable[..., Any]) -> None:
     """For an owner, or for the sessions that have none."""
+    said("send", "--new", "of nobody", "--keys", "ring.json")
     for whose in (["ada"], ["--no-owner"]):
         (made,) = said("keys", "renew", *whose, "--keys", "ring.json").lines
         assert made in said("keys", "list", "--keys", "ring.json").out
+
+
+def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:
+    """A mistyped owner does not get a key, and neither do sessions without an owner of which there are none."""
+    before = Path("ring.json").read_bytes()
+    for whose in ("adda", "--no-owner"):
+        refused = said("keys", "renew", whose, "--keys", "ring.json", code=3)
+        assert "has no key in this ring. To see who has one: perdure keys --keys ring.json" in refused.err
+    assert Path("ring.json").read_bytes() == before
+
+
+def test_a_ring_asks_for_its_own_master_key(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one would not open it: only a ring that is to be made is told how to get one."""
+    monkeypatch.delenv("PERDURE_MASTER_KEY")
+    for command in ("ls", "keys"):
+        refused = said(command, "--keys", "ring.json", code=9).err
+        assert "Give the one that ring.json was made with" in refused
+        assert "keys master" not in refused
+    assert "perdure keys master" in said("keys", "new", "other.json", code=9).err
+
+
+def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
+    """The index that a search with keys has made is named for what it is."""
+    said("search", WORD, "--keys", "ring.json")
+    refused = said("search", WORD, code=9).err
+    assert "without keys" in refused
+    assert "key of the search" not in refused
