@@ -111,6 +111,11 @@ def test_a_renewed_key_is_used_for_what_is_written_from_then_on(path: Path) -> N
     new = ring.renew("ada")
     assert (ring.current("ada"), ring.first("ada"), ring.find(old.id)) == (new, old, old)
     assert old.secret != new.secret
+    before = path.read_bytes()
+    for nobody in ("adda", None):
+        with pytest.raises(InvalidData, match="does not have"):
+            ring.renew(nobody)
+    assert path.read_bytes() == before
 
 
 def test_a_forgotten_key_is_gone_in_every_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,12 +418,13 @@ class CorruptRecord(PerdureError):
 class KeyUnavailable(PerdureError):
     """Something in the store is sealed, and its key is not available. It is not damaged, and nothing was changed.
 
-    `key_id` is the id of the key, and `session_id` that of the session, if it is known.
+    `key_id` is the id of the key; None if the search index is sealed, with keys of many. `session_id` is the id of the
+    session, if it is known.
     """
 
     session_id: str | None = None
 
-    def __init__(self, key_id: str, what: str, advice: str) -> None:
+    def __init__(self, key_id: str | None, what: str, advice: str) -> None:
         self.key_id = key_id
         self._what = what
         super().__init__(what.format(of="", key=key_id), advice)
@@ -439,13 +440,14 @@ class KeyUnavailable(PerdureError):
 class KeyMissing(KeyUnavailable):
     """The store was opened without keys, or with a key ring that has never had this key."""
 
-    def __init__(self, key_id: str, *, has_ring: bool = True) -> None:
-        if has_ring:
+    def __init__(self, key_id: str | None, *, has_ring: bool = True) -> None:
+        what = "A record{of} is sealed with key {key}, and the store was opened without keys."
+        advice = "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`."
+        if key_id is None:
+            what = "The search index of this store is sealed, and the store was opened without keys."
+        elif has_ring:
             what = "A record{of} is sealed with key {key}, which this key ring does not have."
             advice = "Open the store with the key ring that it was written with, or restore that file from a backup."
-        else:
-            what = "A record{of} is sealed with key {key}, and the store was opened without keys."
-            advice = "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`."
         super().__init__(key_id, what, advice)
 
 
@@ -455,7 +457,10 @@ class WrongKey(KeyUnavailable):
     def __init__(self, key_id: str, master_id: str) -> None:
         self.master_id = master_id
         what = f"Key {{key}} is wrapped with master key {master_id}, which was not given. A record{{of}} needs it."
-        super().__init__(key_id, what, "Give that master key too: `FileKeyRing(path, master=[newest, older])`.")
+        advice = (
+            "Give that master key too: `FileKeyRing(path, master=[newest, older])`, or `PERDURE_MASTER_KEY=NEW,OLD`."
+        )
+        super().__init__(key_id, what, advice)
 
 
 class KeyForgotten(KeyUnavailable):

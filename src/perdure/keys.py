@@ -117,8 +117,13 @@ class FileKeyRing:
         if not isinstance(path, str | os.PathLike) or not str(path):
             raise InvalidData("$.path", "a key ring is a file; give its path")
         self.path = Path(path)
+        if not create and not self.path.exists():
+            raise ConfigurationError(
+                f"No key ring is at {self.path}. Make one with `perdure keys new {self.path}`, or "
+                "`FileKeyRing(path, master=…, create=True)`; if there was one, restore it from a backup."
+            )
         given = [*master] if isinstance(master, list | tuple) else [master]
-        self._masters = [_Master(secret) for each in given for secret in _secrets(each)]
+        self._masters = [_Master(secret) for each in given for secret in _secrets(each, self.path)]
         if not self._masters:
             raise ConfigurationError("A key ring needs a master key: `FileKeyRing(path, master=…)`.")
         # Reentrant: `_made` changes the file and then opens the key, without letting another thread in between.
@@ -130,11 +135,6 @@ class FileKeyRing:
         self._by_owner: dict[str | None, list[_Wrapped]] = {}
         if create:
             self._make()
-        elif not self.path.exists():
-            raise ConfigurationError(
-                f"No key ring is at {self.path}. Make one with `perdure keys new {self.path}`, or "
-                "`FileKeyRing(path, master=…, create=True)`; if there was one, restore it from a backup."
-            )
 
     def __repr__(self) -> str:
         return f"FileKeyRing({str(self.path)!r})"
@@ -188,7 +188,10 @@ class FileKeyRing:
         return [(each.id, each.at) for each in self._ring.forgotten]
 
     def renew(self, owner: str | None) -> DataKey:
-        """Make a new key for an owner. New rows are sealed with it, and older rows open as before."""
+        """Make a new key for an owner. New rows are sealed with it, and older rows open as before.
+
+        Raise InvalidData for an owner without a key: it is most often mistyped.
+        """
         return self._made(owner, renews=True)
 
     def rotate(self) -> int:
@@ -241,8 +244,12 @@ class FileKeyRing:
         added = _Wrapped(key_id, owner, _time(now()), newest.id, newest.wrap(key_id, owner, secret))
 
         def with_key(ring: _Ring) -> _Ring:
-            # Looked at again under the lock: another process may have made one since.
-            if not renews and any(each.owner == owner for each in ring.keys):
+            # Looked at again under the lock: another process may have made one since, or forgotten it.
+            has_key = any(each.owner == owner for each in ring.keys)
+            if renews and not has_key:
+                whose = "the key that sessions without an owner share" if owner is None else f"a key of {owner!r}"
+                raise InvalidData("$.owner", f"{self.path} does not have {whose}; the first write makes it")
+            if not renews and has_key:
                 return ring
             self._require_own(ring)
             return _Ring([*ring.keys, added], ring.forgotten)
@@ -328,14 +335,19 @@ def cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def _secrets(given: object) -> Iterator[bytes]:
-    """Yield the given master key, or all that an environment variable holds."""
+def _secrets(given: object, ring: Path) -> Iterator[bytes]:
+    """Yield the given master key, or all that an environment variable holds, for a ring that may exist already."""
     if isinstance(given, bytes):
         yield _long_enough(given, "the master key")
         return
     if not isinstance(given, str):
         raise ConfigurationError("A master key is given as bytes, or as the name of an environment variable.")
     held = os.environ.get(given, "")
+    if not held.strip() and ring.exists():  # a new master key would not open it
+        raise ConfigurationError(
+            f"The environment variable {given} holds no master key. "
+            f"Give the one that {ring} was made with, or the newest since: `export {given}=…`.",
+        )
     if not held.strip():
         raise ConfigurationError(
             f"The environment variable {given} holds no master key. "

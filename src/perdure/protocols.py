@@ -1410,7 +1410,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_priority: int | None = None
     """The lowest priority of messages that the worker takes. It leaves less urgent sessions alone."""
     retain_every: float | None = 600.0
-    """Seconds between two rounds of retention, by all workers together. None leaves retention to others."""
+    """Seconds between two rounds of retention by all workers together, above 0. None leaves retention to others."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1426,6 +1426,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             check_priority(self.least_priority)
         if self.retain_every is not None:
             check_time(self.retain_every, "$.retain_every")
+            if not self.retain_every:  # the worker would do nothing else
+                raise InvalidData("$.retain_every", "the time between two rounds of retention is more than 0 seconds")
 
     def takes(self, priority: int) -> bool:
         """Tell whether messages of a priority are urgent enough for this worker."""
@@ -1671,6 +1673,8 @@ class Problem(msgspec.Struct, frozen=True):
     where: str
     what: str
     repair: str
+    needs_key: bool = False
+    """Whether nothing but a key is missing, so that this could not be checked."""
 
 
 @runtime_checkable

@@ -43,7 +43,10 @@ def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable
     refused = said("show", "@", code=9)
     assert "--keys FILE" in refused.err
     assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
-    assert "could not be checked" in said("fsck", code=6).out
+    bare = said("fsck", code=6)
+    assert "could not be checked" in bare.out
+    assert bare.err.endswith("Give its master key in PERDURE_MASTER_KEY, and type: perdure fsck --keys FILE\n")
+    assert "perdure fsck --repair --keys FILE" in said("fsck", "--repair", code=6).err
 
 
 def test_the_ring_may_be_named_in_the_environment(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +62,11 @@ def test_rotation_needs_both_masters_once(said: Callable[..., Any], monkeypatch:
 
     old, new = os.environ["PERDURE_MASTER_KEY"], said("keys", "master").out.strip()
     monkeypatch.setenv("PERDURE_MASTER_KEY", new)
-    assert "which was not given" in said("show", "@", "--keys", "ring.json", code=9).err
+    for words in (["show", "@"], ["keys", "rotate"]):
+        refused = said(*words, "--keys", "ring.json", code=9).err
+        assert "which was not given" in refused
+        assert "PERDURE_MASTER_KEY=NEW,OLD perdure keys rotate --keys ring.json" in refused
+        assert "FileKeyRing" not in refused
     monkeypatch.setenv("PERDURE_MASTER_KEY", f"{new},{old}")
     assert said("keys", "rotate", "--keys", "ring.json").out.endswith(": 2\n")
     monkeypatch.setenv("PERDURE_MASTER_KEY", new)
@@ -124,6 +131,7 @@ def test_what_is_typed_wrong_is_refused(said: Callable[..., Any], arguments: tup
 
 def test_a_key_is_renewed(said: Callable[..., Any]) -> None:
     """For an owner, or for the sessions that have none."""
+    said("send", "--new", "of nobody", "--keys", "ring.json")
     for whose in (["ada"], ["--no-owner"]):
         (made,) = said("keys", "renew", *whose, "--keys", "ring.json").lines
         assert made in said("keys", "list", "--keys", "ring.json").out
@@ -137,3 +145,30 @@ def test_a_restored_store_is_verified_with_the_keys(said: Callable[..., Any]) ->
     assert "no problems" in told.out
     assert said("ls", *other, "--keys", "ring.json").out.count(WORD) >= 2
     said("restore", "--from", "backups", "--store", "sqlite:///third.db", "--keys", "lost.json")
+
+
+def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:
+    """A mistyped owner does not get a key, and neither do sessions without an owner of which there are none."""
+    before = Path("ring.json").read_bytes()
+    for whose in ("adda", "--no-owner"):
+        refused = said("keys", "renew", whose, "--keys", "ring.json", code=3)
+        assert "has no key in this ring. To see who has one: perdure keys --keys ring.json" in refused.err
+    assert Path("ring.json").read_bytes() == before
+
+
+def test_a_ring_asks_for_its_own_master_key(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one would not open it: only a ring that is to be made is told how to get one."""
+    monkeypatch.delenv("PERDURE_MASTER_KEY")
+    for command in ("ls", "keys"):
+        refused = said(command, "--keys", "ring.json", code=9).err
+        assert "Give the one that ring.json was made with" in refused
+        assert "keys master" not in refused
+    assert "perdure keys master" in said("keys", "new", "other.json", code=9).err
+
+
+def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
+    """The index that a search with keys has made is named for what it is."""
+    said("search", WORD, "--keys", "ring.json")
+    refused = said("search", WORD, code=9).err
+    assert "without keys" in refused
+    assert "key of the search" not in refused

@@ -409,6 +409,7 @@ def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
     for lease in ("soon", "5", ""):
         assert "30s, 10min, 2h, 3d or 4w" in perdure("worker", "--lease", lease, code=2).err
     assert "at least 1 second" in perdure("worker", "--lease", "0s", code=2).err
+    assert "more than 0 seconds" in perdure("worker", "--retain-every", "0s", code=2).err
     assert "--tries" in perdure("worker", "--tries", "0", code=2).err
 
 

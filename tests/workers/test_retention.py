@@ -202,6 +202,8 @@ async def test_a_worker_may_leave_it_to_others() -> None:
         assert await ids_in(app) == {"s"}
         with pytest.raises(InvalidData, match="retain_every"):
             Worker(app, retain_every=-1.0)
+        with pytest.raises(InvalidData, match="more than 0 seconds"):
+            Worker(app, retain_every=0.0)
 
 
 async def _equal(app: Sessions, expected: set[str]) -> bool:

@@ -307,7 +307,7 @@ def _problem(error: BaseException, session_id: str | None, where: str) -> Proble
             return Problem(error.session_id or session_id, error.position, error.reason, repair)
         case KeyUnavailable():
             what = f"it could not be checked: {error.what}"
-            return Problem(error.session_id or session_id, where, what, error.advice)
+            return Problem(error.session_id or session_id, where, what, error.advice, needs_key=True)
         case InvalidSessionFile():
             return Problem(session_id, error.path, error.reason, _DOCUMENT)
         case UnreadableFile():

@@ -28,6 +28,7 @@ from perdure.errors import (
     SessionNotActive,
     SessionNotFound,
     StoreError,
+    WrongKey,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +81,20 @@ _AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with 
 _NOT_SET_UP = "ConfigurationError"
 _PARAMETERS = ("block_id", "call_ids", "message_ids", "reason", "session_id")
 """The paths in errors that name a parameter of a Python function. Commands have no such option: they are left out."""
-_OPTIONS = ("at", "cron", "drain", "key", "lease", "name", "priority", "rate", "timezone", "tries", "until")
+_OPTIONS = (
+    "at",
+    "cron",
+    "drain",
+    "key",
+    "lease",
+    "name",
+    "priority",
+    "rate",
+    "retain_every",
+    "timezone",
+    "tries",
+    "until",
+)
 """The paths in errors that name an option of the command. The words of the error say so already."""
 _INSTALL = "pip install "
 
@@ -184,6 +198,9 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
+        case WrongKey():
+            rotate = f"PERDURE_MASTER_KEY=NEW,OLD {command('keys', 'rotate')}"
+            return f"{error.what} Give the right one. After a change of master keys, give both once: {rotate}"
         case StoreError() if error.advice:  # it names the file already: which store is used need not be added
             return str(error)
         case StoreError():

@@ -16,7 +16,7 @@ from perdure.cli.errors import CONFLICT, DAMAGED, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, settings_of, status_option, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import agent_of, on_sessions, owner_of, require_store, run, store_url
+from perdure.cli.setup import agent_of, keys_in, on_sessions, owner_of, require_store, run, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 from perdure.errors import InvalidData
 
@@ -271,7 +271,9 @@ def fsck(
             say_problem(each)
         found = counted(len(report.problems), "problem") if report.problems else "no problems"
         say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
-        if report.problems and session is None:
+        if any(each.needs_key for each in report.problems) and keys_in(ctx) is None:
+            note(_name_keys("fsck", *([] if session is None else [session])))
+        elif not all(each.needs_key for each in report.problems) and session is None:
             note(f"What can be repaired without guessing: {command('fsck', '--repair', '--dry-run')}")
     if report.problems:
         ctx.exit(DAMAGED)
@@ -298,10 +300,16 @@ def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
             say_problem(each)
         done = "would be repaired" if dry_run else "repaired"
         say(f"{len(report.found)} found, {len(report.repaired)} {done}, {len(report.left)} left")
-        if report.left:
+        if any(each.needs_key for each in report.left) and keys_in(ctx) is None:
+            note(_name_keys("fsck", "--repair", *(["--dry-run"] if dry_run else [])))
+        elif not all(each.needs_key for each in report.left):
             note("What is left, a backup has: perdure restore --from TARGET --store URL --verify, into another place.")
     if report.left or (dry_run and report.repaired):
         ctx.exit(DAMAGED)
+
+
+def _name_keys(*words: str) -> str:
+    return f"The store is sealed. Give its master key in PERDURE_MASTER_KEY, and type: {command(*words)} --keys FILE"
 
 
 def problem_form(problem: Problem) -> dict[str, str | None]:

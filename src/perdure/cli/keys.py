@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.errors import NOT_FOUND, Failure
+from perdure.cli.hints import command
 from perdure.cli.options import settings_of, store_command
 from perdure.cli.setup import keys_in, on_sessions, ring_path, store_url
 from perdure.cli.terminal import is_terminal, note, print_json, print_table, say
@@ -35,10 +36,10 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
     """Make, list, rotate and forget the keys that a store is sealed with. Without a verb, list them.
 
     `master` prints a new master key, for the environment variable PERDURE_MASTER_KEY or the file that
-    PERDURE_MASTER_KEY_FILE names. `new FILE` makes a key ring. `renew OWNER` gives an owner a new data key for what is
-    written from now on. `rotate` wraps all data keys with the newest master key: put it first, and the older ones
-    behind it with commas between. `forget OWNER` destroys the owner's keys, which erases all that they have sealed,
-    in backups too; it is refused while a legal hold is on a session of theirs in the store.
+    PERDURE_MASTER_KEY_FILE names. `new FILE` makes a key ring. `renew OWNER` gives an owner who has a data key a new
+    one for what is written from now on. `rotate` wraps all data keys with the newest master key: put it first, and the
+    older ones behind it with commas between. `forget OWNER` destroys the owner's keys, which erases all that they have
+    sealed, in backups too; it is refused while a legal hold is on a session of theirs in the store.
     """
     if verb in ("renew", "forget") and (name is None) != no_owner:
         raise click.UsageError(f"Name the owner: perdure keys {verb} OWNER, or add --no-owner.")
@@ -55,7 +56,10 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
     elif verb == "list":
         _show(_ring(ctx), as_json)
     elif verb == "renew":
-        say(_ring(ctx).renew(name).id.hex())
+        ring = _ring(ctx)
+        if name not in ring.owners():
+            raise _no_key(name)
+        say(ring.renew(name).id.hex())
     elif verb == "rotate":
         say(f"keys wrapped with the newest master key: {_ring(ctx).rotate()}")
     else:
@@ -131,13 +135,21 @@ async def _refuse_held(sessions: Sessions, owner: str | None) -> None:
 
 
 def _forget(ring: FileKeyRing, owner: str | None, yes: bool) -> None:
-    whose = _SHARED if owner is None else repr(owner)
+    whose = _whose(owner)
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"This would destroy the keys of {whose} for good. Add --yes if you mean it.")
         click.confirm(f"Destroy the keys of {whose} for good? What they have sealed is erased by that.", abort=True)
     count = ring.forget(owner)
     if not count:
-        raise Failure(f"{whose} has no key in this ring.", NOT_FOUND)
+        raise _no_key(owner)
     say(f"keys forgotten: {count}")
     note("A backup of the key ring still has them: destroy those too.")
+
+
+def _no_key(owner: str | None) -> Failure:
+    return Failure(f"{_whose(owner)} has no key in this ring. To see who has one: {command('keys')}", NOT_FOUND)
+
+
+def _whose(owner: str | None) -> str:
+    return _SHARED if owner is None else repr(owner)

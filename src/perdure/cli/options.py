@@ -75,7 +75,12 @@ AGENT_OPTIONS = (
         is_flag=True,
         help="Replace keys, tokens and card numbers before anything is stored. [PERDURE_REDACT, perdure.toml]",
     ),
-    _shared("--redactor", metavar="NAME", multiple=True, help="Replace what this one finds too: email, phone, …"),
+    _shared(
+        "--redactor",
+        metavar="NAME",
+        multiple=True,
+        help="As --redact, and replace what this one finds too: email, phone, …",
+    ),
     _shared(
         "--telemetry",
         type=click.Choice(["console", "otlp", "global"]),

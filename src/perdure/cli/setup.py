@@ -117,23 +117,36 @@ def _pace(rate: str, store: SessionStore) -> Pace:
 
 
 def _redaction(ctx: click.Context) -> Redaction | None:
-    """Return the redaction of texts before they are stored, as options, the environment or a config file name it."""
+    """Return the redaction of texts before they are stored, as options, the environment or a config file name it.
+
+    An option adds to the others, and never takes a redactor away.
+    """
     settings = settings_of(ctx)
-    names = [*(["default"] if settings.redact else []), *settings.redactor]
-    if not names:
-        chosen = _chosen_names()
-        if chosen is None:
-            return None
-        names = [each for name in chosen.value.split(",") if (each := name.strip())]
+    is_typed = settings.redact or bool(settings.redactor)
+    chosen = _chosen_names(ctx, is_typed=is_typed)
+    if chosen is None and not is_typed:
+        return None
+    names = [] if chosen is None else [each.strip() for each in chosen.value.split(",")]
+    if chosen is None or settings.redact:
+        names.insert(0, "default")
     from perdure.redaction.redactors import named
     from perdure.redaction.texts import Redaction
 
-    return Redaction.of(named(*names))
+    return Redaction.of(named(*filter(None, (*names, *settings.redactor))))
 
 
-def _chosen_names() -> Chosen | None:
+def _chosen_names(ctx: click.Context, *, is_typed: bool) -> Chosen | None:
+    """Return the names in the environment or in a config file. An empty text is refused, unless an option is typed."""
     value = os.environ.get("PERDURE_REDACT")
-    return Chosen(value, "PERDURE_REDACT") if value else configured("redact")
+    chosen = configured("redact") if value is None else Chosen(value, "PERDURE_REDACT")
+    if chosen is None or chosen.value.strip(", "):
+        return chosen
+    if is_typed:
+        return None
+    # An empty name would quietly mean that nothing is replaced.
+    where = chosen.by if value is not None else f"The line redact in {chosen.by}"
+    advice = "Name redactors, such as default,email, or leave it out to store texts as they are."
+    raise click.UsageError(f"{where} is empty. {advice}", ctx)
 
 
 def _telemetry(ctx: click.Context) -> Telemetry | None:

@@ -177,6 +177,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
     options: list[tuple[str, Any]] = [
         *(("--tools", file) for file in given.tools),
         *(("--agent", file) for file in given.agent),
+        *(("--redactor", name) for name in given.redactor),
         ("--model", given.model),
         ("--telemetry", given.telemetry),
         ("--keys", given.keys),
@@ -189,6 +190,7 @@ def command_apart(ctx: click.Context, settings: Mapping[str, Any], as_json: bool
     # No drain: the process that started it has waited already when it tells this one to stop.
     flags = ["--apart", "--drain", "0s", *(["--json"] if as_json else []), *(["--debug"] if given.debug else [])]
     flags += ["--telemetry-content"] if given.telemetry_content else []
+    flags += ["--redact"] if given.redact else []
     # In the environment: a URL may have a password in it, and everybody on the machine sees command lines.
     environment = {"PERDURE_STORE": store_url(ctx).value, _MCP: json.dumps(given.mcp)}
     return python_with("worker", *flags, *typed, "--only"), environment

@@ -112,8 +112,8 @@ class _Survey:
         self.problems: list[Problem] = []
         self.met: Counter[str] = Counter()
 
-    def note(self, session_id: str | None, where: str, what: str, repair: str) -> None:
-        self.problems.append(Problem(session_id, where, what, repair))
+    def note(self, session_id: str | None, where: str, what: str, repair: str, *, needs_key: bool = False) -> None:
+        self.problems.append(Problem(session_id, where, what, repair, needs_key))
 
     @contextmanager
     def watching(self, session_id: str | None, where: str, repair: str = _BACKUP) -> Iterator[None]:
@@ -123,7 +123,8 @@ class _Survey:
         except CorruptRecord as error:
             self.note(error.session_id or session_id, error.position, error.reason, repair)
         except KeyUnavailable as error:
-            self.note(error.session_id or session_id, where, f"it could not be checked: {error.what}", error.advice)
+            what = f"it could not be checked: {error.what}"
+            self.note(error.session_id or session_id, where, what, error.advice, needs_key=True)
         except _DAMAGE as error:
             self.note(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", repair)
 

@@ -150,7 +150,7 @@ async def _require_form(link: Link, sealing: Sealing) -> None:
     row = await link.row(_OLDEST if sealing.is_on else _NEWEST)
     is_blind = row is not None and row[0] < 0
     if is_blind and not sealing.is_on:
-        raise KeyMissing("of the search index", has_ring=False)
+        raise KeyMissing(None, has_ring=False)
     if row is not None and sealing.is_on and not is_blind:
         await link.transact_in_thread(_forget_all)
 

@@ -295,7 +295,7 @@ class _IndexFile:
         """
         is_blind = bool(self.note("blind"))
         if is_blind and not self.sealing.is_on:
-            raise KeyMissing("of the search index", has_ring=False)
+            raise KeyMissing(None, has_ring=False)
         if self.sealing.is_on and not is_blind:
             if self.note("cursor"):
                 raise _Gone
