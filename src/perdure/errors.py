@@ -732,8 +732,8 @@ class RedactionFailed(PerdureError):
     def __init__(self, redactor: str, problem: str) -> None:
         self.redactor = redactor
         self.problem = problem
-        what = f"The redactor {redactor!r} {problem}, so that the text was not stored."
-        super().__init__(what, "Mend the redactor of connect(redact=…), and send the message again.")
+        what = f"The redactor {redactor!r} {problem}, so that nothing was stored."
+        super().__init__(what, "Mend the redactor of connect(redact=…), and repeat the call.")
 
 
 class ConfigurationError(PerdureError):

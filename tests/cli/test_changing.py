@@ -149,6 +149,8 @@ def test_status_name_and_tags(perdure: Callable[..., Any], session: str) -> None
     perdure("rename", session, "A long talk")
     assert perdure("tag", session, "a", "b").out == "a b\n"
     assert perdure("tag", session, "--remove", "a").out == "b\n"
+    again = perdure("tag", session, "--remove", "a")
+    assert (again.out, again.err) == ("b\n", "Session s does not have the tag 'a'.\n")
     found = perdure("ls", "--json").json
     assert (found["name"], found["tags"]) == ("A long talk", ["b"])
     perdure("rename", session, "")

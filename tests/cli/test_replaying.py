@@ -97,6 +97,11 @@ def test_a_session_that_cannot_be_replayed_stops_no_other(stored: Callable[..., 
     told = {row.split("\t")[0]: row.split("\t")[-1] for row in said.lines}
     assert (told["sum"], told["talk"]) == ("same", "same")
     assert told["nobody"].startswith("error: No session")
+    for name in ("nosuch.jsonl", "there/nosuch"):
+        assert f"No file {name} exists" in stored("replay", name, code=3).err
+    for session in ("sum", "talk"):
+        stored("rename", session, "both/of")
+    assert "2 sessions have the name 'both/of'" in stored("replay", "both/of", code=2).err
     assert told["broken.jsonl"].startswith("error: ")
     assert "4 sessions: 0 different, 2 with an error." in said.err
 

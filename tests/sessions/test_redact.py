@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import io
 import json
 import logging
@@ -412,7 +414,7 @@ async def test_a_redactor_that_fails_keeps_nothing_of_the_message(
     bus.wiretap(lambda event: heard.append(repr(event)))
     async with perdure.connect(url_of(kind, tmp_path), redact=[bad], driver=driver, tools=[explode], events=bus) as app:
         chat = await app.open("chat")
-        with pytest.raises(RedactionFailed, match="so that the text was not stored"):
+        with pytest.raises(RedactionFailed, match=r"nothing was stored.*repeat the call"):
             await chat.send("BOOM message")
         assert (await app.info("chat")).version == 1
         for said in script:
@@ -540,3 +542,70 @@ async def test_an_adapter_over_a_store_that_redacts(tmp_path: Path) -> None:
     assert json.loads(given[1]["arguments"]) == {"q": MARK}  # type: ignore[typeddict-item]  # it is a call
     perdure.shared(store).close()
     assert not [raw for raw in stored("sqlite", tmp_path) if CANARY.encode() in raw]
+
+
+class Reading:
+    """A model that keeps the bytes of the files that it was sent."""
+
+    def __init__(self) -> None:
+        self.read: list[bytes] = []
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        for message in await request.messages_with_files():
+            self.read += [part.data or b"" for part in message.parts if isinstance(part, Media)]
+        return ModelReply(Message.assistant("read"))
+
+
+@pytest.mark.parametrize("padding", [0, 9_000], ids=["inline", "apart"])
+@pytest.mark.parametrize("media_type", ["text/plain", "TEXT/CSV; charset=utf-8", "application/json", "image/svg+xml"])
+async def test_a_file_that_is_a_text_is_redacted(tmp_path: Path, media_type: str, padding: int) -> None:
+    """It is stored, sent and named by its hash as redactors have left it, also if it waits in an inbox."""
+    model = Reading()
+    note = Media(media_type, data=f"é {CANARY} 4111 1111 1111 1111{' ' * padding}".encode(), name="note")
+    clean = f"é {MARK} [redacted:card-number]{' ' * padding}".encode()
+    async with perdure.connect(url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=model) as app:
+        chat = await app.open("s")
+        await chat.send("see", note, key="k")
+        await chat.send("see", note, key="k")
+        part = (await chat.history())[0].parts[1]
+        assert isinstance(part, Media)
+        assert (await chat.read(part)).data == clean
+        assert part.hash in (None, hashlib.sha256(clean).hexdigest())
+        assert (await app.record("s")).loops[0].redactions == {"api-key": 1, "card-number": 1}
+        await chat.enqueue("again", note)
+        for raw in (CANARY.encode(), base64.b64encode(note.data or b"")[:40]):
+            assert raw not in b"".join(stored("sqlite", tmp_path))
+    assert model.read == [clean]
+    assert base64.b64encode(note.data or b"")[:40] not in b"".join(stored("sqlite", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("media_type", "data"),
+    [
+        ("text/plain", b"\xff " + CANARY.encode()),
+        ("text/plain", CANARY.encode("utf-16")),
+        ("application/pdf", b"%PDF-" + CANARY.encode()),
+    ],
+)
+async def test_other_files_are_stored_as_they_are(media_type: str, data: bytes) -> None:
+    """To replace bytes in them would break them."""
+    async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=Reading()) as app:
+        chat = await app.open("s")
+        await chat.send("see", Media(media_type, data=data))
+        part = (await chat.history())[0].parts[1]
+        assert isinstance(part, Media)
+        assert (await chat.read(part)).data == data
+
+
+async def test_a_small_file_in_an_import_is_redacted() -> None:
+    """Its bytes are in the message itself, so no hash names them."""
+    file = io.BytesIO()
+    async with perdure.connect("memory://", driver=Reading()) as others:
+        await (await others.open("other")).send("see", Media("text/plain", data=CANARY.encode()))
+        await others.export(file)
+    async with perdure.connect("memory://", redact=redactors.DEFAULT) as app:
+        file.seek(0)
+        await app.import_(file)
+        part = (await app.history("other"))[0].parts[1]
+        assert isinstance(part, Media)
+        assert part.data == MARK.encode()

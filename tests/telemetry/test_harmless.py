@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 from tests.telemetry.watching import Watching, told
 
 import perdure
-from perdure import ConfigurationError, Telemetry, ToolCall, tool
+from perdure import ConfigurationError, InvalidData, Telemetry, ToolCall, tool
 from perdure.testing import ScriptedDriver
 
 
@@ -167,3 +167,11 @@ def test_something_else_is_no_telemetry() -> None:
     """What is not a `Telemetry` is refused where it is given."""
     with pytest.raises(ConfigurationError, match=r"perdure\.Telemetry"):
         perdure.connect("memory://", telemetry=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tracer_provider", "meter_provider"])
+def test_what_is_no_provider_is_refused(name: str) -> None:
+    """The error has the path of the argument."""
+    with pytest.raises(InvalidData, match="expected a provider") as refused:
+        Telemetry(**{name: "x"})  # type: ignore[arg-type]  # as a user may
+    assert refused.value.path == f"$.{name}"

@@ -14,6 +14,7 @@ from perdure.cli.session_ids import on_session
 from perdure.cli.terminal import at_time, counted, line, note, print_json, print_length, say
 
 if TYPE_CHECKING:
+    from perdure.model.ids import SessionId
     from perdure.model.session import AgentSession
     from perdure.model.transcript import Block, Piece, Transcript
     from perdure.sessions.sessions import Sessions
@@ -191,8 +192,13 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
     """Add TAGS to SESSION, or take some away. Prints the tags it has then."""
     from perdure.actions.metadata import TagSession
 
-    action = TagSession(*tags, remove=remove)
-    _, changed = on_session(ctx, session, lambda sessions, session_id: sessions.execute(session_id, action))
+    async def work(sessions: Sessions, session_id: SessionId) -> tuple[AgentSession, set[str]]:
+        before = (await sessions.info(session_id)).tags
+        return await sessions.execute(session_id, TagSession(*tags, remove=remove)), set(remove).difference(before)
+
+    session_id, (changed, unknown) = on_session(ctx, session, work)
+    for each in sorted(unknown):
+        note(f"Session {session_id} does not have the tag {each!r}.")
     say(" ".join(changed.info.tags))
 
 

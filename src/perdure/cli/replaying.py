@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from perdure.cli.errors import FAILED, USAGE, Failure
+from perdure.cli.errors import FAILED, NOT_FOUND, USAGE, Failure
 from perdure.cli.options import (
     last_option,
     session_argument,
@@ -21,7 +21,7 @@ from perdure.cli.session_ids import named
 from perdure.cli.setup import on_sessions, typed_agents
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, print_table, progress, safe
-from perdure.errors import PerdureError
+from perdure.errors import InvalidSessionId, PerdureError, SessionNotFound
 
 if TYPE_CHECKING:
     from perdure.replay import Recording, Replay, ReplayResult, Rule
@@ -176,9 +176,14 @@ async def _found(
             continue
         try:
             yield _Source(await named(sessions, source), False)
-        except (Failure, PerdureError) as error:
+        except (Failure, PerdureError) as failed:
+            error: Exception = failed
+            # A path with a slash is not an id either: that is the context of the failure.
+            is_unknown = isinstance(failed, SessionNotFound) or isinstance(failed.__context__, InvalidSessionId)
+            if is_unknown and (source.endswith((".json", ".jsonl")) or "/" in source):
+                error = Failure(f"No file {source} exists, and no session has that name.", NOT_FOUND)
             if len(sources) == 1:  # nothing else to replay: the command fails as usual, with its own exit code
-                raise
+                raise error from None
             yield _Source(source, False, str(error))
     after, left = None, last
     while not sources:

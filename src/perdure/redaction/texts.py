@@ -6,6 +6,7 @@ does it again for everything (see `stores.redacting`): what was missed before is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -19,7 +20,7 @@ from perdure.errors import ConfigurationError, InvalidData, RedactionFailed
 from perdure.model.checks import expect_several
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionBudget
-from perdure.model.message import REDACTIONS, Message, Text, Thinking
+from perdure.model.message import REDACTIONS, Media, Message, Text, Thinking
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import Block, Span, Tape, Transcript
 from perdure.model.usage import Usage
@@ -38,6 +39,8 @@ _MOST_CHARACTERS = 1_000_000
 _MOST_DEFINITIONS = 64
 _SMALLEST_NUMBER = 10**12
 """Smaller numbers are not searched: with fewer digits, they are not card numbers."""
+_TEXTUAL = re.compile(r"text/|application/(json|xml|yaml|toml)\b|[^;]+\+(json|xml|yaml)\b", re.IGNORECASE)
+"""The types of files whose bytes are a text."""
 
 
 class Redaction:
@@ -220,6 +223,8 @@ class _Walk:
             return value if kind is not int or -_SMALLEST_NUMBER < value < _SMALLEST_NUMBER else self._number(value)
         if kind is Message:
             return self.message(value)
+        if kind is Media:
+            return self._media(value)
         if isinstance(value, msgspec.Struct):
             return self._definition(value) if isinstance(value, AgentDefinition) else self._struct(value)
         if isinstance(value, dict):
@@ -273,6 +278,18 @@ class _Walk:
         if type(value) is Thinking:
             changes["signature"] = None  # the signature is of the text as it was
         return replace(value, **changes)
+
+    def _media(self, value: Media) -> Media:
+        """Return a file, redacted. Its bytes are searched if they are a text in UTF-8."""
+        made = self._struct(value)
+        if value.data is None or not _TEXTUAL.match(value.media_type):
+            return made
+        try:
+            text = value.data.decode()
+        except UnicodeDecodeError:
+            return made
+        redacted = self._redaction.text(text, self._counts)
+        return made if redacted == text else replace(made, data=redacted.encode())
 
     def _mapping(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         made: dict[str, Any] = {}

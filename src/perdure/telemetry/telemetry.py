@@ -7,10 +7,11 @@ import logging
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.checks import expect
 from perdure.model.definition import ModelConfig
 from perdure.model.session import AgentSession
+from perdure.model.value import brief
 from perdure.protocols import Driver
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class Telemetry:
         meter_provider: MeterProvider | None = None,
     ) -> None:
         self.content = expect(content, bool, "$.content")
+        for provider, path, method in (
+            (tracer_provider, "$.tracer_provider", "get_tracer"),
+            (meter_provider, "$.meter_provider", "get_meter"),
+        ):
+            if provider is not None and not callable(getattr(provider, method, None)):
+                raise InvalidData(path, f"expected a provider of OpenTelemetry, got {brief(provider)}")
         try:
             from perdure.telemetry.meters import Meters
             from perdure.telemetry.spans import Tracing

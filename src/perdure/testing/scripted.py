@@ -36,6 +36,8 @@ _USAGE = Usage(input_tokens=10, output_tokens=5)
 class ScriptedDriver:
     """A driver that replies by the step's index within the run, so that a recovered run continues where it was.
 
+    So each run begins with the first reply of a list.
+
     Give a function from the request to a reply instead of a list to script several runs, or several attempts
     at one step. `requests` has every request.
     """
