@@ -80,3 +80,10 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
     perdure("fsck", "--store", store, code=6)
     assert "1 repaired, 0 left" in perdure("fsck", "--repair", "--store", store).out
     perdure("fsck", "--store", store, code=0)
+
+
+def test_a_directory_without_backups_says_how_to_add_one(perdure: Perdure) -> None:
+    """The advice is not the command that has just failed."""
+    told = perdure("backup", "--list", "nosuch", code=3).err
+    assert "add one: `perdure backup /" in told
+    assert "--list" not in told
