@@ -268,14 +268,17 @@ def _model_change(ctx: click.Context, sessions: Sessions, session: AgentSession)
 
 
 def shown_url(url: str) -> str:
-    """Return a store's URL without the password that it may contain."""
+    """Return a store's URL without the password that it may contain. Of its options only the schema is shown."""
     try:
         parts = urlsplit(url)
         if parts.password is None and not parts.query:
             return url
         host = parts.netloc.rpartition("@")[2]
         user = f"{parts.username}:…@" if parts.password else f"{parts.username}@" if parts.username else ""
-        return urlunsplit((parts.scheme, user + host, parts.path, "…" if parts.query else "", ""))
+        options = parts.query.split("&") if parts.query else []
+        schema = [each for each in options if each.startswith("schema=")]
+        shown = "&".join([*schema, *(["…"] if len(options) > len(schema) else [])])
+        return urlunsplit((parts.scheme, user + host, parts.path, shown, ""))
     except ValueError:
         return url.partition("://")[0] + "://…"
 
