@@ -301,10 +301,16 @@ def _typed(ctx: click.Context, name: str) -> str | None:
 def require_store(ctx: click.Context) -> None:
     """Refuse to make a new store when the name of an existing one was probably mistyped."""
     from perdure.cli.hints import command
+    from perdure.errors import RestoreUnfinished
+    from perdure.stores.engine import unfinished
 
     chosen = store_url(ctx)
     path = path_of(chosen.value)
-    if path is not None and chosen.by != "default" and not path.exists():
+    if path is None or path.exists():
+        return
+    if path.name and unfinished(path).exists():
+        raise RestoreUnfinished(path, unfinished(path))
+    if chosen.by != "default":
         if ctx.info_name in _OF_OPERATORS:
             leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
             leave += "" if settings_of(ctx).model or settings_of(ctx).agent else " --model MODEL"
