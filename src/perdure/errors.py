@@ -493,7 +493,8 @@ class BackupNotFound(PerdureError):
         self.target = str(target)
         self.asked = asked
         what = f"No backup {asked} is in {self.target}." if asked else f"No backup is in {self.target}."
-        super().__init__(what, f"List those that are there: `perdure backup --list {self.target}`.")
+        listed = f"List those that are there: `perdure backup --list {self.target}`."
+        super().__init__(what, listed if asked else f"Check its name, or add one: `perdure backup {self.target}`.")
 
 
 class StoreError(PerdureError):

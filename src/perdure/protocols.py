@@ -1677,6 +1677,13 @@ class Problem(msgspec.Struct, frozen=True):
     """Whether nothing but a key is missing, so that this could not be checked."""
 
 
+MEND_FIRST = (
+    "An index repeats what its table says, and can be made again: `perdure fsck --repair`. Other problems of this "
+    "report may come from it, so check again afterwards."
+)
+"""The repair of a problem that may cause others in the same report."""
+
+
 @runtime_checkable
 class Checkable(Protocol):
     """A store that can check what is below its sessions: files, indexes, and rows that belong to no session."""

@@ -80,3 +80,21 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
     perdure("fsck", "--store", store, code=6)
     assert "1 repaired, 0 left" in perdure("fsck", "--repair", "--store", store).out
     perdure("fsck", "--store", store, code=0)
+
+
+def test_a_directory_without_backups_says_how_to_add_one(perdure: Perdure) -> None:
+    """The advice is not the command that has just failed."""
+    told = perdure("backup", "--list", "nosuch", code=3).err
+    assert "add one: `perdure backup /" in told
+    assert "--list" not in told
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_every_command_says_that_a_restore_is_not_finished(perdure: Perdure, tmp_path: Path, kind: str) -> None:
+    """A restore that was killed has left only what it had begun with. Nobody is told to begin a store there."""
+    url = f"sqlite:////{tmp_path}/shop" if kind == "sqlite" else f"file://{tmp_path}/shop"
+    left = tmp_path / "shop-restoring"
+    left.touch() if kind == "sqlite" else left.mkdir()
+    for words in (("ls",), ("fsck",), ("backup", "x"), ("send", "--new", "hello", "--model", "offline"), ("queue",)):
+        told = perdure(*words, "--store", url, code=7).err
+        assert "not finished" in told, words

@@ -123,6 +123,8 @@ def test_an_owner_sees_no_other(perdure: Callable[..., Any]) -> None:
     [
         ("postgresql://ada:secret@db.example/x", "postgresql://ada:…@db.example/x"),
         ("postgresql://db.example/x?password=secret", "postgresql://db.example/x?…"),
+        ("postgresql://postgres@/a?schema=b", "postgresql://postgres@/a?schema=b"),
+        ("postgresql://postgres@/a?host=/x&schema=b", "postgresql://postgres@/a?schema=b&…"),
         ("sqlite:///x.db", "sqlite:///x.db"),
     ],
 )

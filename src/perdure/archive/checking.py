@@ -28,6 +28,7 @@ from perdure.model.loop_events import KINDS
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.paging import pages
 from perdure.protocols import (
+    MEND_FIRST,
     Archive,
     ArchivedSession,
     Checkable,
@@ -55,6 +56,9 @@ _KEY = (
 )
 _HEADER = "Save the session once (a tag or a note will do): that writes its header again."
 _TRY_AGAIN = "Look at the reason, mend it, and check again."
+_AFTERWARDS = (
+    "This may come from the damaged index above. Repair that first with `perdure fsck --repair`, then check again."
+)
 _DECODED_AT_ONCE = 256
 
 # The errors that damaged data can cause in code that reads it. None of them may end the check.
@@ -87,9 +91,11 @@ async def fsck(store: SessionStore, *, session_id: str | None = None, progress: 
     if isinstance(store, Journal):
         with survey.watching(None, "claims"):
             await store.lapsed()
-    if session_id is None and isinstance(store, Checkable):
+    # Damage below sessions can look like damage of one session.
+    if isinstance(store, Checkable) and (session_id is None or survey.problems):
         with survey.watching(None, "the store"):
             survey.problems += await store.check()
+    survey.put_causes_first()
     return FsckReport(len(infos), survey.messages, tuple(survey.distinct(session_id)))
 
 
@@ -106,9 +112,17 @@ class _Survey:
         """Yield each problem once. Several checks may meet the same damaged record."""
         met: set[tuple[str | None, str]] = set()
         for problem in self.problems:
-            if (problem.session_id, problem.where) not in met and session_id in (None, problem.session_id):
+            is_asked_for = session_id in (None, problem.session_id) or problem.repair == MEND_FIRST
+            if (problem.session_id, problem.where) not in met and is_asked_for:
                 met.add((problem.session_id, problem.where))
                 yield problem
+
+    def put_causes_first(self) -> None:
+        """Put damaged indexes before all else. What is read by them is then not to be erased or restored yet."""
+        causes = [each for each in self.problems if each.repair == MEND_FIRST]
+        if causes:
+            rest = [each for each in self.problems if each.repair != MEND_FIRST]
+            self.problems = [*causes, *(msgspec.structs.replace(each, repair=_AFTERWARDS) for each in rest)]
 
     @contextmanager
     def watching(self, session_id: str | None, where: str) -> Iterator[None]:

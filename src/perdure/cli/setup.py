@@ -281,14 +281,17 @@ def _model_change(ctx: click.Context, sessions: Sessions, session: AgentSession)
 
 
 def shown_url(url: str) -> str:
-    """Return a store's URL without the password that it may contain."""
+    """Return a store's URL without the password that it may contain. Of its options only the schema is shown."""
     try:
         parts = urlsplit(url)
         if parts.password is None and not parts.query:
             return url
         host = parts.netloc.rpartition("@")[2]
         user = f"{parts.username}:…@" if parts.password else f"{parts.username}@" if parts.username else ""
-        return urlunsplit((parts.scheme, user + host, parts.path, "…" if parts.query else "", ""))
+        options = parts.query.split("&") if parts.query else []
+        schema = [each for each in options if each.startswith("schema=")]
+        shown = "&".join([*schema, *(["…"] if len(options) > len(schema) else [])])
+        return urlunsplit((parts.scheme, user + host, parts.path, shown, ""))
     except ValueError:
         return url.partition("://")[0] + "://…"
 
@@ -311,10 +314,16 @@ def _typed(ctx: click.Context, name: str) -> str | None:
 def require_store(ctx: click.Context) -> None:
     """Refuse to make a new store when the name of an existing one was probably mistyped."""
     from perdure.cli.hints import command
+    from perdure.errors import RestoreUnfinished
+    from perdure.stores.engine import unfinished
 
     chosen = store_url(ctx)
     path = path_of(chosen.value)
-    if path is not None and chosen.by != "default" and not path.exists():
+    if path is None or path.exists():
+        return
+    if path.name and unfinished(path).exists():
+        raise RestoreUnfinished(path, unfinished(path))
+    if chosen.by != "default":
         if ctx.info_name in _OF_OPERATORS:
             leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
             leave += "" if settings_of(ctx).model or settings_of(ctx).agent else " --model MODEL"

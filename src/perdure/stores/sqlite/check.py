@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import apsw
 
-from perdure.protocols import Problem
+from perdure.protocols import MEND_FIRST, Problem
 from perdure.stores.sqlite.schema import first_row, migrate, rows_of
 from perdure.stores.sqlite.search_check import check_index
 
 _FILE = (
-    "Stop all writers, keep a copy of the file, and restore it from a backup. An index alone is mended by "
-    "`sqlite3 FILE REINDEX`; of a file with damaged pages `sqlite3 FILE .recover` saves what it can."
+    "Stop all writers, keep a copy of the file, and restore it from a backup. "
+    "If there is none, `sqlite3 FILE .recover` saves what it can."
 )
 # SQLite's words, in its list of damage, for a page that it could not read.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
+_OF_INDEX = re.compile(r"\bindex (\w+)$")
+_OF_TREE = re.compile(r"(?:Tree|On tree page) (\d+) ")
+_UNUSED = re.compile(r"Page \d+(?:: | is )never used")
+_TREES = "*** in database main ***"
+GIVE_BACK = (
+    "It holds nothing. `perdure fsck --repair` gives it back. For that the whole file is written again, "
+    "and the disk needs room for a second one."
+)
 _COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it again."
 
 
@@ -44,13 +54,67 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
 
 
 def page_problems(db: apsw.Connection) -> Iterator[Problem]:
-    for (line,) in db.execute("PRAGMA integrity_check(20)"):
+    """Yield what SQLite finds damaged. The repair of a damaged index is MEND_FIRST."""
+    roots = _indexes_by_root(db)
+    try:
+        for line in _lines(db, "integrity_check(20)"):
+            name = _index_in(line, roots)
+            where = f"the database file: {line}" if name is None else f"index {name}: {line}"
+            repair = MEND_FIRST if name else GIVE_BACK if _UNUSED.match(line) and has_only_unused_pages(db) else _FILE
+            yield Problem(None, where[:200], "SQLite finds it damaged", repair)
+    except apsw.CorruptError:  # SQLite ends its check at a cell that it cannot decode, and does not say of which tree
+        problems = [*_unreadable_indexes(db)]
+        if not problems:
+            raise
+        yield from problems
+
+
+def tree_damage(db: apsw.Connection) -> set[str]:
+    """Return what is wrong with the trees of pages. Pages in no use are left out.
+
+    Raise apsw.CorruptError if the trees are sound, and a row of a table cannot be decoded.
+    """
+    row: Any = db.execute("PRAGMA quick_check(1000)").fetchone()
+    lines = row[0].splitlines()  # the first row has all about trees
+    return {line for line in lines[1:] if not _UNUSED.match(line)} if lines[0] == _TREES else set()
+
+
+def has_only_unused_pages(db: apsw.Connection) -> bool:
+    """Tell whether pages are in no use, and nothing else is wrong: beside other damage, they may hold rows."""
+    lines = [*_lines(db, "quick_check(1000)")]
+    return bool(lines) and all(map(_UNUSED.match, lines))
+
+
+def _lines(db: apsw.Connection, pragma: str) -> Iterator[str]:
+    for (text,) in db.execute(f"PRAGMA {pragma}"):
         # SQLite lists a failed read as damage. The low byte of an extended code is the primary one.
-        unread = _UNREAD.search(line)
+        unread = _UNREAD.search(text)
         if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
-            raise apsw.IOError(line)
-        if line != "ok":
-            yield Problem(None, f"the database file: {line}"[:200], "SQLite finds it damaged", _FILE)
+            raise apsw.IOError(text)
+        yield from (line for line in text.splitlines() if line not in ("ok", _TREES))
+
+
+def _indexes_by_root(db: apsw.Connection) -> dict[int, str]:
+    return dict(rows_of(db, "SELECT rootpage, name FROM sqlite_schema WHERE type = 'index'"))
+
+
+def _index_in(line: str, roots: Mapping[int, str]) -> str | None:
+    """Return the name of the index that a line of SQLite's is about."""
+    if named := _OF_INDEX.search(line):
+        return named[1]
+    tree = _OF_TREE.match(line)
+    return roots.get(int(tree[1])) if tree else None
+
+
+def _unreadable_indexes(db: apsw.Connection) -> Iterator[Problem]:
+    """Yield the tables whose rows can be read, and whose indexes cannot."""
+    for (table,) in rows_of(db, "SELECT DISTINCT tbl_name FROM sqlite_schema WHERE type = 'index'"):
+        with suppress(apsw.CorruptError):
+            [*_lines(db, f"quick_check('{table}')")]
+            try:
+                [*_lines(db, f"integrity_check('{table}')")]
+            except apsw.CorruptError as error:
+                yield Problem(None, f"index of table {table}", f"it cannot be read: {error}", MEND_FIRST)
 
 
 def missing_parts(db: apsw.Connection) -> Iterator[Problem]:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 
 import apsw
 
-from perdure.protocols import Problem
-from perdure.stores.sqlite.check import meta_problems, missing_parts, page_problems, tag_problems
+from perdure.protocols import MEND_FIRST, Problem
+from perdure.stores.sqlite.check import (
+    GIVE_BACK,
+    has_only_unused_pages,
+    meta_problems,
+    missing_parts,
+    page_problems,
+    tag_problems,
+    tree_damage,
+)
 from perdure.stores.sqlite.schema import exclusively, rows_of
 
 _COPIED = ("owner", "agent", "status", "spawned", "created", "recent")
@@ -20,12 +28,14 @@ _TAGS = (
     f" IS NOT ({', '.join(f'of.{name}' for name in _COPIED)}))"
 )
 _SEQUENCE = re.compile(r"the sequence of (\w+)")
-_OF_INDEX = re.compile(r"index \w+|Tree \d+ page \d+")
+_ANEW = "_made_anew"
+_INDEXES = "SELECT name FROM sqlite_schema WHERE type = 'index'"
+_Way = Callable[[apsw.Connection, str], None]
 
 
 def mendable(db: apsw.Connection) -> list[Problem]:
     """Return what is wrong and can be made again, as far as that shows before it is tried."""
-    pages = [problem for problem in _safely(page_problems, db) if _OF_INDEX.search(problem.where)]
+    pages = [problem for problem in _safely(page_problems, db) if problem.repair in (MEND_FIRST, GIVE_BACK)]
     return [*pages, *_beside_pages(db)]
 
 
@@ -52,22 +62,98 @@ def _beside_pages(db: apsw.Connection) -> list[Problem]:
 
 
 def _safely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Connection) -> list[Problem]:
-    try:
-        return [*look(db)]
-    except (apsw.CorruptError, UnicodeError):  # the check reports it
-        return []
+    """Return what a check finds until it meets something unreadable, which it reports itself."""
+    found: list[Problem] = []
+    with suppress(apsw.CorruptError, UnicodeError):
+        for problem in look(db):
+            found.append(problem)  # what it has found before it raises counts too
+    return found
 
 
 def _make_indexes_anew(db: apsw.Connection) -> None:
-    """Make all indexes again at once. If one of them prevents that, make those that can be made."""
-    with suppress(apsw.CorruptError):
+    """Make all indexes again: in their own pages if SQLite can clear them, else in new ones."""
+    ways: dict[str, _Way] = {name: _clear_and_fill for (name,) in rows_of(db, _INDEXES)}
+    # With this check on, SQLite refuses to clear a page with a damaged cell.
+    db.pragma("cell_size_check", 0)
+    try:
+        while ways and (failed := _tried(db, ways)):
+            for name in failed:
+                if ways.pop(name) is _clear_and_fill:
+                    ways[name] = _replace
+    except _Unverifiable:
+        _replace_each(db)
+    finally:
+        db.pragma("cell_size_check", 1)
+    with suppress(apsw.CorruptError, apsw.FullError):  # the check then reports the pages
+        if has_only_unused_pages(db):  # those of indexes that were replaced, now or before a kill
+            db.execute("VACUUM").fetchall()
+
+
+def _tried(db: apsw.Connection, ways: Mapping[str, _Way]) -> Collection[str]:
+    """Make indexes again in one transaction. Return those that prevent it, and then change nothing.
+
+    To clear a damaged index may free pages of a table. Which index has done that is not known, so all are returned.
+    """
+    damage = _verified(db)
+    name = ""
+    try:
         with exclusively(db):
-            db.execute("REINDEX").fetchall()
-        return
-    names = "SELECT name FROM sqlite_schema WHERE type = 'index'"
-    for (name,) in rows_of(db, names):
-        with suppress(apsw.CorruptError), exclusively(db):
-            db.execute(f'REINDEX "{name}"').fetchall()
+            for name, way in ways.items():  # after an error it is the one that has failed
+                way(db, name)
+            after = _verified(db)
+            # A page that was freed, and that a table still names. The same may have been said of it before.
+            is_shared = any("2nd reference" in line for line in after)
+            if not after <= damage or (is_shared and _clear_and_fill in ways.values()):
+                raise _Harmful
+    except _Harmful:
+        return [*ways]
+    except (apsw.CorruptError, apsw.ConstraintError):
+        return [name]
+    return ()
+
+
+def _verified(db: apsw.Connection) -> set[str]:
+    try:
+        return tree_damage(db)
+    except apsw.CorruptError:
+        raise _Unverifiable from None
+
+
+class _Harmful(Exception):
+    """The error that rolls back a repair that has damaged something else."""
+
+
+class _Unverifiable(Exception):
+    """The error for a damaged row of a table. SQLite then commits nothing in a transaction that verifies itself."""
+
+
+def _replace_each(db: apsw.Connection) -> None:
+    """Replace each index whose table can be read. This frees no page, so it needs no verification."""
+    for (name,) in rows_of(db, _INDEXES):
+        with suppress(apsw.CorruptError, apsw.ConstraintError), exclusively(db):
+            _replace(db, name)
+
+
+def _clear_and_fill(db: apsw.Connection, name: str) -> None:
+    db.execute(f'REINDEX "{name}"').fetchall()
+
+
+def _replace(db: apsw.Connection, name: str) -> None:
+    """Build an index again in new pages, without a look at its old ones. These are then in no use."""
+    ((table, made_by),) = rows_of(db, "SELECT tbl_name, sql FROM sqlite_schema WHERE name = ?", (name,))
+    new = name.removeprefix("sqlite_") + _ANEW
+    if made_by is None:  # the index of a UNIQUE column or of a key
+        columns = ", ".join(f'"{column}"' for _, _, column in rows_of(db, f'PRAGMA index_info("{name}")'))
+        db.execute(f'CREATE UNIQUE INDEX "{new}" ON "{table}" ({columns})').fetchall()
+    else:
+        db.execute(made_by.replace(name, new, 1)).fetchall()
+    db.pragma("writable_schema", 1)
+    try:
+        root = "(SELECT rootpage FROM sqlite_schema WHERE name = ?)"
+        db.execute(f"UPDATE sqlite_schema SET rootpage = {root} WHERE name = ?", (new, name))
+        db.execute("DELETE FROM sqlite_schema WHERE name = ?", (new,))
+    finally:
+        db.pragma("writable_schema", "RESET")  # this also reads the schema again
 
 
 def _statements_for(problem: Problem) -> list[str]:
