@@ -76,6 +76,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
     "forget": {"session_id": ID, "before": (*COUNT, 0)},
     "holds": {"session_ids": (*without([], {}), ["a b"], [None])},
+    "held_beside": {"owner": (*without("x"), HALF)},
     "own_rules": {},
     "overgrown": {"versions": COUNT, "after": TEXT, "limit": (*COUNT, 0)},
     "retire": {"due": RECORDS},

@@ -29,7 +29,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
 from perdure.model.retention import Retention
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
@@ -795,6 +795,7 @@ class Store:
     async def held_beside(self, owner: str) -> Mapping[SessionId, str]:
         from perdure.stores.jobs.holding import held_beside
 
+        check_owner(expect(owner, str, "$.owner"))
         return await self._engine.run(partial(held_beside, owner), long=True)
 
     async def own_rules(self) -> Sequence[Retention]:
