@@ -98,3 +98,21 @@ def test_every_command_says_that_a_restore_is_not_finished(perdure: Perdure, tmp
     for words in (("ls",), ("fsck",), ("backup", "x"), ("send", "--new", "hello", "--model", "offline"), ("queue",)):
         told = perdure(*words, "--store", url, code=7).err
         assert "not finished" in told, words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("backup", "bkd"),
+        ("fsck",),
+        ("fsck", "--repair"),
+        ("export", "-o", "x"),
+        ("copy", "sqlite:///y.db"),
+        ("purge", "z"),
+    ],
+)
+def test_a_store_that_was_forgotten_is_not_begun(perdure: Perdure, home: Path, words: tuple[str, ...]) -> None:
+    """Without --store and PERDURE_STORE a cron job fails, and is not green with a backup of nothing."""
+    told = perdure(*words, code=9).err
+    assert "PERDURE_STORE" in told
+    assert not [*home.rglob("*.db"), *home.rglob("bkd")]

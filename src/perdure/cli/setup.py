@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _OF_OPERATORS = ("worker", "queue", "schedule", "serve")
 """The commands of operators, who may never have talked to an agent."""
+_OF_KEEPERS = ("backup", "fsck", "purge", "copy", "export")
+"""The commands that would do nothing in a new store, and would look as if all was well."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -323,6 +325,8 @@ def require_store(ctx: click.Context) -> None:
         return
     if path.name and unfinished(path).exists():
         raise RestoreUnfinished(path, unfinished(path))
+    if chosen.by == "default" and ctx.info_name in _OF_KEEPERS:
+        raise ConfigurationError(f"No store is at {path}, the default. Name yours: --store URL, or set PERDURE_STORE.")
     if chosen.by != "default":
         if ctx.info_name in _OF_OPERATORS:
             leave = command("send", "--new", "TEXT", "--no-wait", begins=True)
