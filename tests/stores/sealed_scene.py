@@ -88,7 +88,7 @@ def bytes_in_schema(where: Path) -> dict[str, bytes]:
     """Return all rows of all tables of a schema in PostgreSQL's own binary form, and the texts of its indexes."""
     import psycopg
 
-    schema = postgres_server.lent_schema(where)
+    schema = postgres_server.schema_of(where)
     found: dict[str, bytes] = {}
     with psycopg.connect(postgres_server.dsn()) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
