@@ -31,7 +31,7 @@ from perdure.testing.rot.attack import Report
 from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
-ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 70, "search": 25, "wal": 80}
+ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 30, "search": 10, "wal": 40}
 STORES = {
     "main": "SQLite, database file",
     "search": "SQLite, search index",
@@ -119,7 +119,7 @@ def test_unprotected_damage_is_silent(memory: Path, kind: str, monkeypatch: pyte
 class TestRotOfFiles(RotContract):
     """The contract as others apply it, to a directory of files."""
 
-    flips = 400 if TORTURE else 3
+    flips = 400 if TORTURE else 1
     left_to_check = ("queue", "lenient")
 
     def open_store(self, where: Path) -> FileStore:
