@@ -40,13 +40,18 @@ class Listener:
             async with asyncio.timeout(most):
                 await self._start()
                 # Asked once the connection listens: what was written before is seen here, what comes later is heard.
-                row = await self._link.row("SELECT evt_end FROM session WHERE id = %s", (session_id,))
-                if row is not None and row[0] <= after:
+                # Asked again after each: news of something older may arrive late.
+                while await self._ends_by(session_id, after):
                     await news.wait()
+                    news.clear()
         except TimeoutError:
             pass
         finally:
             self._forget(session_id, news)
+
+    async def _ends_by(self, session_id: str, after: int) -> bool:
+        row = await self._link.row("SELECT evt_end FROM session WHERE id = %s", (session_id,))
+        return row is not None and bool(row[0] <= after)
 
     @asynccontextmanager
     async def listening(self, session_id: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
