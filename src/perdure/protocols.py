@@ -1674,7 +1674,7 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
     repair: str
     needs_key: bool = False
-    """Whether nothing but a key is missing, so that this could not be checked."""
+    """True if this could not be checked because a key is missing, and for no other reason."""
 
 
 MEND_FIRST = (

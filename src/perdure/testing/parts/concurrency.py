@@ -16,7 +16,7 @@ HISTORIES = 200 if _TORTURE else 3
 # Fewer, since each starts several processes.
 HISTORIES_APART = 40 if _TORTURE else 1
 CONTROLS, CONTROLS_APART = 20, 10
-"""How often a control is played. Outside of torture one that is found out is enough, and none is played apart."""
+"""The number of rounds of a control. Outside of torture, one round that fails is enough, and none is played apart."""
 _CLIENTS, _OPERATIONS, _SESSIONS = 6, 30, 2
 _KILLS = 2
 
@@ -24,7 +24,7 @@ _KILLS = 2
 class Concurrency(Contract):
     patience = 3600.0 if _TORTURE else PATIENCE
     name: ClassVar[str] = ""
-    """What the table of outcomes calls the store; empty to leave it out."""
+    """The name of the store in the table of outcomes. Leave it empty to write no outcome."""
 
     @in_directory
     async def test_what_clients_do_at_once_could_be_done_one_by_one(self, where: Path) -> None:
