@@ -56,6 +56,10 @@ class Findings:
     fork_bytes: float | None = None
     two_writers: str = ""
     killed: dict[str, str] = field(default_factory=dict)
+    power_cuts: int | None = None
+    """Power cuts after which an acknowledged turn was not there."""
+    flips: dict[str, int] = field(default_factory=dict)
+    """Loads after one bit had flipped: how many were right, refused, or silently wrong."""
     rounds: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The findings as the tables of docs/comparison.md."""
+"""The findings as the tables of docs/comparison.md, and of attacks in docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.documents import TableOf, markdown
+from benchmarks.others.attacks import Attacks
 from benchmarks.others.measure import PATIENCE, Findings, Sizes
 
 
-def tables(everything: Sequence[Findings], sizes: Sizes, machine: Mapping[str, Any]) -> TableOf:
-    """Return what writes the tables of the page, each by its name."""
+def tables(everything: Sequence[Findings], sizes: Sizes, times: Attacks, machine: Mapping[str, Any]) -> TableOf:
+    """Return what writes the tables of the pages, each by its name."""
     made = {
         "figures": markdown(_figures(everything, sizes)) + _circumstances(sizes, machine),
         "behaviour": markdown(_behaviour(everything)),
+        "attacks": markdown(_attacks(everything, times)),
         "versions": markdown(_versions(everything)),
     }
     return made.__getitem__
@@ -64,6 +66,21 @@ def _killed(findings: Findings) -> str:
     """Return what a killed run left. A second way to write with the same library is not killed again."""
     told = [what if setting == "default" else f"with `{setting}`: {what}" for setting, what in findings.killed.items()]
     return "<br>".join(told) or "as above"
+
+
+def _attacks(everything: Sequence[Findings], times: Attacks) -> list[list[str]]:
+    header = [
+        "",
+        f"acknowledged turns lost, of {times.cuts:,} power cuts",
+        f"silently wrong, of {times.flips:,} flipped bits",
+        "refused with an error",
+    ]
+    return [header, *(_attacked(findings) for findings in everything if findings.power_cuts is not None)]
+
+
+def _attacked(findings: Findings) -> list[str]:
+    counts = [findings.power_cuts or 0, findings.flips.get("wrong", 0), findings.flips.get("refused", 0)]
+    return [findings.name, *(f"{count:,}" for count in counts)]
 
 
 def _versions(everything: Sequence[Findings]) -> list[list[str]]:

@@ -29,6 +29,9 @@ def lines(
             yield f"  two writers  {findings.two_writers}"
         for setting, outcome in findings.killed.items():
             yield f"  killed       {'' if setting == 'default' else f'[{setting}] '}{outcome}"
+        if findings.power_cuts is not None:
+            yield f"  power cuts   {findings.power_cuts} lost what was acknowledged"
+            yield f"  flipped bits {', '.join(f'{number} {what}' for what, number in sorted(findings.flips.items()))}"
         for error in findings.errors:
             yield f"  NOT MEASURED {error}"
     for name, reason in missing.items():

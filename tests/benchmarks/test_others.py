@@ -25,7 +25,8 @@ def others(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_path, capsys) -> None:
     """Tiny sizes: what is tested is that the libraries are driven to the end, not what comes out as times."""
-    given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1", "--folder", str(tmp_path)]
+    given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1"]
+    given += ["--cuts", "12", "--flips", "40", "--folder", str(tmp_path)]
     assert others.main(given) == 0
     report = json.loads(capsys.readouterr().out)
     saved, run, json_file, adapter = report["libraries"]
@@ -48,6 +49,11 @@ def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_pat
         "there: nothing, on record: question, call, result; then the run is finished;"
         " now: question, call, result, answer"
     )
+    assert saved["power_cuts"] == adapter["power_cuts"] == 0
+    assert json_file["power_cuts"] > 0, "a file without fsync outlasts no power cut, or the attack proves nothing"
+    assert run["power_cuts"] is None, "a second way to write into the same files is not attacked again"
+    assert saved["flips"].get("wrong", 0) == adapter["flips"].get("wrong", 0) == 0
+    assert json_file["flips"]["wrong"] > 0, "flipped letters are read as they are, or the attack flips nothing"
     assert json_file["killed"]["default"].startswith("there: nothing; then a next message is answered")
     assert not list(tmp_path.iterdir()), "the stores that were measured are removed"
 
@@ -68,6 +74,7 @@ def test_the_table_names_every_library_and_what_could_not_be_measured(others) ->
 
 def test_the_page_is_written_from_the_findings(others) -> None:
     """All three tables of docs/comparison.md have a row for every library, and the sentence between them its load."""
+    from benchmarks.others.attacks import Attacks
     from benchmarks.others.measure import Findings, Sizes
     from benchmarks.others.page import tables
 
@@ -80,7 +87,7 @@ def test_the_page_is_written_from_the_findings(others) -> None:
     broken = Findings("broken", {"broken": "2.0"}, "unknown", errors=["starting: OSError: no disk"])
     machine = {"python": "3.11", "sqlite3": "3.50", "cores": 2, "load": "0.1"}
     page = documents.rewrite(
-        others.PAGE.read_text(), "others", tables([fine, second, broken], Sizes((0, 8), 3, 2), machine)
+        others.PAGES[0].read_text(), "others", tables([fine, second, broken], Sizes((0, 8), 3, 2), Attacks(), machine)
     )
     assert "| fine | 1.0 | 2.5 | 2.0 | 4 | 500.0 | 100.0 | 2 |\n" in page
     assert "| fine, twice | 1.0 | 3.0 | 2.0 | 4 | 500.0 | no |  |\n" in page
@@ -89,4 +96,8 @@ def test_the_page_is_written_from_the_findings(others) -> None:
     assert "| fine, twice |  | as above |\n" in page
     assert "| fine | fine 1.0 | fsync |\n" in page
     assert "load\n0.1: compare the rows" in page
+    fine.power_cuts, fine.flips = 0, {"right": 198, "refused": 2}
+    attacks = tables([fine, second], Sizes(), Attacks(), machine)("attacks")
+    assert attacks.count("\n") == 3, "a library that was not attacked has no row"
+    assert "| fine | 0 | 0 | 2 |\n" in attacks
     assert "LangGraph, as a run |" not in page, "what the page said before is gone"
