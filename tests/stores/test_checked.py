@@ -202,7 +202,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
         free = await store.save(await store.create(new_session("a", id="free")), key=Key("k", "d"))
         await store.post("free", Entry("steer"))
         await store.create(new_session("b", id="held"))
-        claim, _ = await store.claim("held", version=1, owner="ann", entries=[Entry("start", run="r")])
+        claim, _ = await store.claim("held", version=1, owner="ann", entries=[Entry("start", run="r")], lease=600)
         log, stop = await store.log_of("free")
         await store.add_token(Token(digest="0" * 64, owner="ann", may_write=True, created_at=free.info.created_at))
         timer = await store.set_timer(Timer(free.id, "t", 5.0, Entry("steer")))
