@@ -16,6 +16,7 @@ HELD = Outcome(
     control="no fsync",
     control_rounds=100,
     control_failures=97,
+    day="2026-11-19",
 )
 PAGE = "# Reliability\n\n<!-- attacks -->\nold\n<!-- end of attacks -->\n\nThe rest.\n"
 
@@ -38,16 +39,49 @@ def test_nothing_is_noted_unless_a_file_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_the_table_of_a_page_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands around the table stays as it is."""
+    """The text around the table stays as it is."""
     page, outcomes = tmp_path / "page.md", tmp_path / "out.jsonl"
     page.write_text(PAGE)
     monkeypatch.setenv("PERDURE_OUTCOMES", str(outcomes))
     note(HELD)
     assert main([str(outcomes), str(page)]) == 0
     text = page.read_text()
-    assert "| power cut | sqlite | 900 | 0 | no fsync | 97 of 100 |" in text
+    assert "| power cut | sqlite | 900 | 0 | no fsync | 97 of 100 | 2026-11-19 |" in text
     assert "old" not in text
     assert text.endswith("<!-- end of attacks -->\n\nThe rest.\n")
+
+
+def test_attacks_that_were_not_run_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one attack replaces all rows of it on that store, and no others."""
+    from msgspec.structs import replace
+
+    page, first, second = tmp_path / "page.md", tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    page.write_text(PAGE)
+    monkeypatch.setenv("PERDURE_OUTCOMES", str(first))
+    note(HELD)
+    note(replace(HELD, rounds=0, control="no rename"))
+    note(replace(HELD, store="files"))
+    assert main([str(first), str(page)]) == 0
+    monkeypatch.setenv("PERDURE_OUTCOMES", str(second))
+    note(replace(HELD, rounds=50, day="2026-12-01"))
+    assert main([str(second), str(page)]) == 0
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| power cut")]
+    assert rows == [
+        "| power cut | files | 900 | 0 | no fsync | 97 of 100 | 2026-11-19 |",
+        "| power cut | sqlite | 50 | 0 | no fsync | 97 of 100 | 2026-12-01 |",
+    ]
+
+
+def test_an_outcome_says_on_which_day_it_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack need not name the day itself."""
+    from datetime import date
+
+    from msgspec.structs import replace
+
+    monkeypatch.setenv("PERDURE_OUTCOMES", str(tmp_path / "out.jsonl"))
+    note(replace(HELD, day=""))
+    (found,) = read(tmp_path / "out.jsonl")
+    assert date.fromisoformat(found.day)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 PERDURE_OUTCOMES=outcomes.jsonl make torture
 python -m perdure.testing.outcomes outcomes.jsonl docs/reliability.md
+
+All attacks together take many hours, so a run of some of them replaces their rows and keeps the others.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 _START, _END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
-_HEADER = "| attack | store | rounds | failures | control | failures of the control |\n|---|---|---|---|---|---|\n"
+_HEADER = (
+    "| attack | store | rounds | failures | control | failures of the control | last run |\n|---|---|---|---|---|---|---|\n"
+)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,6 +33,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The protection that the control took away, for example "fsync does nothing". Empty without a control."""
     control_rounds: int = 0
     control_failures: int = 0
+    day: str = ""
+    """The day of the run, as in 2026-11-19."""
 
     @property
     def holds(self) -> bool:
@@ -42,6 +49,7 @@ def note(outcome: Outcome) -> None:
     """
     path = os.environ.get("PERDURE_OUTCOMES")
     if path:
+        outcome = msgspec.structs.replace(outcome, day=outcome.day or datetime.now(UTC).date().isoformat())
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, msgspec.json.encode(outcome) + b"\n")
@@ -60,22 +68,26 @@ def read(path: Path) -> Sequence[Outcome]:
     return [found[key] for key in sorted(found)]
 
 
-def table(outcomes: Iterable[Outcome]) -> str:
-    """Return outcomes as a table in Markdown."""
-    return _HEADER + "".join(f"| {' | '.join(_cells(outcome))} |\n" for outcome in outcomes)
+def table(outcomes: Iterable[Outcome], older: Iterable[str] = ()) -> str:
+    """Return outcomes as a table in Markdown. Rows of an older table stay if their attack on their store was not run."""
+    rows = [f"| {' | '.join(_cells(outcome))} |" for outcome in outcomes]
+    run = {_attacked(row) for row in rows}
+    rows += [row for row in older if _attacked(row) not in run]
+    return _HEADER + "".join(f"{row}\n" for row in sorted(rows))
 
 
 def write_table(outcomes: Iterable[Outcome], page: Path) -> None:
-    """Replace the table between the two marks of a page."""
+    """Write the table between the two marks of a page."""
     before, start, rest = page.read_text(encoding="utf-8").partition(_START)
-    _, end, after = rest.partition(_END)
+    old, end, after = rest.partition(_END)
     if not (start and end):
         raise SystemExit(f"{page} has no table: it needs the lines {_START.strip()} and {_END.strip()}.")
-    page.write_text(f"{before}{start}\n{table(outcomes)}\n{end}{after}", encoding="utf-8")
+    older = [line for line in old.splitlines()[3:] if line.startswith("| ")]
+    page.write_text(f"{before}{start}\n{table(outcomes, older)}\n{end}{after}", encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table of a page. Return 1 if an attack succeeded, or a control did not fail."""
+    """Write the rows of a page's table that were run. Return 1 if an attack succeeded, or a control did not fail."""
     outcomes = read(Path(arguments[0]))
     write_table(outcomes, Path(arguments[1]))
     # A control that does not fail counts as broken, too: an attack that cannot fail proves nothing.
@@ -90,13 +102,18 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
         name: getattr(one, name) + getattr(other, name)
         for name in ("rounds", "failures", "control_rounds", "control_failures")
     }
-    return msgspec.structs.replace(one, **counts)
+    return msgspec.structs.replace(one, day=max(one.day, other.day), **counts)
 
 
 def _cells(outcome: Outcome) -> Sequence[str]:
     control = f"{outcome.control_failures:,} of {outcome.control_rounds:,}" if outcome.control else "–"
     cells = (outcome.attack, outcome.store, f"{outcome.rounds:,}", f"{outcome.failures:,}", outcome.control or "–")
-    return *cells, control
+    return *cells, control, outcome.day
+
+
+def _attacked(row: str) -> tuple[str, ...]:
+    """Return the attack and the store that a row of the table is about."""
+    return tuple(cell.strip() for cell in row.split("|")[1:3])
 
 
 def _reasons(outcome: Outcome) -> Iterable[str]:
