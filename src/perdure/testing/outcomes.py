@@ -17,9 +17,8 @@ from pathlib import Path
 import msgspec
 
 _START, _END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
-_HEADER = (
-    "| attack | store | rounds | failures | control | failures of the control | last run |\n|---|---|---|---|---|---|---|\n"
-)
+_COLUMNS = ("attack", "store", "rounds", "failures", "control", "failures of the control", "last run")
+_HEADER = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}\n"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,7 +68,7 @@ def read(path: Path) -> Sequence[Outcome]:
 
 
 def table(outcomes: Iterable[Outcome], older: Iterable[str] = ()) -> str:
-    """Return outcomes as a table in Markdown. Rows of an older table stay if their attack on their store was not run."""
+    """Return outcomes as a table in Markdown, with the rows of an older table whose attacks were not run."""
     rows = [f"| {' | '.join(_cells(outcome))} |" for outcome in outcomes]
     run = {_attacked(row) for row in rows}
     rows += [row for row in older if _attacked(row) not in run]

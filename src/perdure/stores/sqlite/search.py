@@ -371,8 +371,8 @@ def _connected(path: Path) -> apsw.Connection:
     # Without a write-ahead log: what has been erased must not stay there until the last reader closes the file.
     db.execute("PRAGMA journal_mode = delete").fetchall()
     db.execute("PRAGMA secure_delete = 1").fetchall()
-    # FULL, though an index can be made again: at NORMAL the journal says how many pages it holds before they are surely on
-    # disk, and after a power cut SQLite would put back a page that was never written.
+    # FULL, though an index can be made again. At NORMAL the journal says how many pages it holds before they are surely
+    # on disk: after a power cut, SQLite would put back a page that was never written.
     db.execute("PRAGMA synchronous = 2").fetchall()
     db.execute("PRAGMA cache_size = -65536").fetchall()
     return db
