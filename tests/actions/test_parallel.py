@@ -525,7 +525,7 @@ async def test_a_steering_message_waits_for_the_selection(a_store: Any, monkeypa
     monkeypatch.setattr(LOOK, 0.001)
 
     def reply(request: ModelRequest) -> Any:
-        return Delay(0.05, "So.") if request.model.name in ("a", "b") else replies(request)
+        return Delay(0.5, "So.") if request.model.name in ("a", "b") else replies(request)
 
     async with a_store as store:
         runtime = SessionRuntime(store)

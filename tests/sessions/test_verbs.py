@@ -293,7 +293,12 @@ async def test_a_deleted_session_says_how_it_is_taken_back(connect: Connect) -> 
 
 async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> None:
     """And an answer of before is never taken for the answer to what is still to be sent."""
-    async with connect(driver=ScriptedDriver(lambda request: Delay(0.05, request.messages[-1].text))) as sessions:
+
+    def replies(request: perdure.ModelRequest) -> Any:
+        text = request.messages[-1].text
+        return Delay(0.5, text) if text == "two" else text
+
+    async with connect(driver=ScriptedDriver(replies)) as sessions:
         chat = await sessions.open()
         reply = await chat.send("one", when_busy="queue")
         assert (reply.queued, reply.text) == (False, "one")
