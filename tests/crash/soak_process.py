@@ -38,8 +38,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
     hour: int = 1
     """How many turns an hour has."""
-    keep: float = 10.0
-    """Seconds after which a session that nobody talks to is erased."""
+    keep: float = 60.0
+    """Seconds after which a session that nobody talks to is erased. A busy disk holds everybody up for some."""
     leaks: bool = False
     """Whether workers keep whatever they have asked the model."""
 

@@ -35,13 +35,6 @@ UNPROTECTED = {
     "rate": ("name", "until"),
 }
 """Columns that nothing says again. They are named in docs/reliability.md."""
-UNPROTECTED = {
-    "session": ("expires", "priority", "since", "epoch", "taken"),
-    "run": ("first_pos", "end_pos"),
-    "meta": ("value",),
-    "rate": ("name", "until"),
-}
-"""Columns that nothing says again. They are named in docs/reliability.md."""
 
 
 class Scene(NamedTuple):

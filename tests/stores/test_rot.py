@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from tests.store_breaks import (
     without_page_checksums,
 )
 from tests.stores.files import TORTURE
-from tests.stores.rotting import Scene, attack_on, furnished
+from tests.stores.rotting import PAGE, Scene, attack_on, furnished
 
 from perdure.errors import CorruptRecord
 from perdure.model.ids import use
@@ -27,7 +28,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import RotContract
 from perdure.testing.outcomes import Outcome, note
-from perdure.testing.rot.attack import Report
+from perdure.testing.rot.attack import Report, forget_claims
 from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
@@ -143,3 +144,56 @@ async def test_a_search_in_a_damaged_store_ends(tmp_path: Path) -> None:
             await store.search("word7")
         with pytest.raises(CorruptRecord):
             await store.find_message("nobody")
+
+
+async def test_a_session_row_of_zeros_is_damage(tmp_path: Path) -> None:
+    """It reads as a session without a claim and without a parent: each answer of these would be a wrong one."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        # The first row of a page is at its end: the sector of zeros covers this one whole.
+        child = await store.create(new_session("one", id="child", parent_id="parent"))
+        await store.claim(child.id, version=child.version, owner="holder")
+        forget_claims(store)
+    db = apsw.Connection(str(path))
+    (page,) = db.execute("SELECT pageno FROM dbstat WHERE name = 'session'").fetchone() or (0,)
+    db.close()
+    raw = bytearray(path.read_bytes())
+    raw[page * PAGE - 512 : page * PAGE] = bytes(512)
+    path.write_bytes(raw)
+    async with SqliteStore(path) as store:
+        for verb in (store.is_claimed, store.is_interrupted, store.line_of):
+            with pytest.raises(CorruptRecord):
+                await verb("child")
+
+
+async def test_a_parent_that_rotted_is_not_a_parent(tmp_path: Path) -> None:
+    """The head says which one it is."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        await store.create(new_session("one", id="child", parent_id="parent"))
+    for damage in ("'parenu'", "NULL"):
+        db = apsw.Connection(str(path))
+        db.execute(f"UPDATE session SET parent = {damage}")
+        db.close()
+        async with SqliteStore(path) as store:
+            with pytest.raises(CorruptRecord, match="parent"):
+                await store.line_of("child")
+
+
+async def test_a_lease_in_a_row_whose_columns_are_shifted_has_not_lapsed(tmp_path: Path) -> None:
+    """One byte says how wide a column is. If it is wrong, those behind it are read from elsewhere, the lease too."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("one", id="claimed"))
+        await store.claim("claimed", version=session.version, owner="holder")
+        forget_claims(store)
+    raw = bytearray(path.read_bytes())
+    # The types of a row's columns precede its first text, the id. A 7 is a number of eight bytes: there are two times.
+    times = re.search(rb"\x07\x07.{1,20}claimed.?active", raw, re.DOTALL)
+    assert times is not None
+    raw[times.start() + 1] = 5
+    path.write_bytes(raw)
+    async with SqliteStore(path) as store:
+        for verb in (store.is_claimed, store.is_interrupted):
+            with pytest.raises(CorruptRecord, match="claim"):
+                await verb("claimed")

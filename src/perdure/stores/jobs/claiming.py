@@ -218,10 +218,13 @@ def is_interrupted(session_id: str) -> Job[bool]:
 
 
 def _claim_of(session_id: str) -> Job[Facts]:
-    rows = yield Select("session", ("sid", "claim", "expires"), {"id": str(session_id)})
+    rows = yield Select("session", ("sid", "version", "claim", "expires"), {"id": str(session_id)})
     if not rows:
         yield from require_absent(session_id)
         return Facts()
-    sid, claim, expires = rows[0]
+    sid, version, claim, expires = rows[0]
+    number(version, session_id, "header")  # a row of zeros reads as one without a version, and without a claim
+    if claim is not None:
+        holder_of(session_id, claim)  # if the row's columns are shifted, the claim shows it, and the lease does not
     stands = claim is not None and (yield from is_in_future(expires))
     return Facts(sid=sid, claim=claim, stands=stands)

@@ -51,7 +51,10 @@ def _parents_near(session_id: str) -> Job[Parents]:
         return {}
     sid = rows[0][0]
     owners = yield from owners_of_logs((yield from _logs_shown(session_id, sid)))
-    return (yield from _parents_of({sid, *owners.values()}))
+    found: Parents = yield from _parents_of({sid, *owners.values()})
+    if session_id not in found:
+        found[session_id] = CorruptRecord(session_id, "header", "it has another id, or none")
+    return found
 
 
 def _logs_shown(session_id: str, sid: int) -> Job[set[int | str]]:
@@ -76,16 +79,29 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
     found: Parents = {}
     for sid, session_id, parent in rows:
         try:
-            if (yield from _is_fork(session_id, sid, firsts.get(sid))):
-                found[session_id] = parent
+            found[session_id] = yield from _parent_of_fork(session_id, sid, parent, firsts.get(sid))
         except CorruptRecord as damage:
             found[session_id] = damage
     return found
 
 
-def _is_fork(session_id: str, sid: int, first: tuple[int | None, bytes] | None) -> Job[bool]:
+def _parent_of_fork(
+    session_id: str, sid: int, noted: str | None, first: tuple[int | None, bytes] | None
+) -> Job[str | None]:
+    """Return the parent of a fork; None for a session that is not one. Raise CorruptRecord if the head has another."""
     if first is None:  # it was forgotten, or an index has lost it, which is an error then
-        return (yield from oldest_head(session_id, sid)).head.info.spawn_ref is None
-    raw = unpacked_head(first[1], first[0], session_id, sid, 1)
-    # Decoding takes longer than everything else here, and few heads have this word anywhere.
-    return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None
+        info = (yield from oldest_head(session_id, sid)).head.info
+    else:
+        raw = unpacked_head(first[1], first[0], session_id, sid, 1)
+        # Decoding takes longer than everything else here, and few heads have this word anywhere.
+        if b"spawn_ref" not in raw and _says(raw, noted):
+            return noted
+        info = decode_info(raw, session_id, 1)
+    if info.parent_id != noted:
+        raise CorruptRecord(session_id, "header", "it does not agree with its head about the parent")
+    return noted if info.spawn_ref is None else None
+
+
+def _says(raw: bytes, parent: str | None) -> bool:
+    """Tell whether a head surely has this parent. If it cannot be told without decoding, return False."""
+    return b'"parent_id"' not in raw if parent is None else b'"parent_id":"%b"' % parent.encode() in raw
