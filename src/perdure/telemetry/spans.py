@@ -53,7 +53,9 @@ Report = Callable[[Exception], None]
 _AGENT = contexts.create_key("perdure-agent")
 _SOON = 0.05
 """The most seconds until an ended span is passed to the SDK."""
-_MOST = 32
+_ENOUGH = 12
+"""The ended spans that are worth a call of the SDK while the run waits for the disk."""
+_MOST = 64
 """The most ended spans that wait for that."""
 _OTHER = "_OTHER"
 """The conventions' name for an error about which nothing is known."""
@@ -100,10 +102,15 @@ class Tracing:
             text = each.text(text)
         return text
 
-    def later(self, ended: _Call | _AgentTrace) -> None:
-        """Take an ended span, to be passed to the SDK soon."""
+    def later(self, ended: _Call | _AgentTrace, *, before_a_wait: bool = False) -> None:
+        """Take an ended span, to be passed to the SDK soon.
+
+        `before_a_wait` says that the run waits for the disk next, as it does after a call. The SDK works meanwhile.
+        """
         self._ended.append(ended)
-        if len(self._ended) >= _MOST:
+        if before_a_wait and len(self._ended) >= _ENOUGH:
+            asyncio.get_running_loop().call_soon(self.flush)
+        elif len(self._ended) >= _MOST:
             self.flush()
         elif self._timer_in is None or self._timer_in.is_closed():
             self._timer_in = asyncio.get_running_loop()
@@ -327,7 +334,7 @@ class _Call(Span):
         """End the call: its span is not the current one any more."""
         contexts.detach(self._token)
         self._at = time_ns()
-        self._tracing.later(self)
+        self._tracing.later(self, before_a_wait=True)
 
     def finish(self) -> None:
         """Pass the ended call to the SDK. If its span was not begun yet, make it in one step."""
