@@ -50,6 +50,9 @@ ApproveToolCalls
 AutoCompaction
 Block
 Blocked
+BlockingChat
+BlockingQueued
+BlockingRun
 BlockingSessions
 Branch
 BudgetGuard
