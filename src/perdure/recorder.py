@@ -35,6 +35,7 @@ class SessionRecorderConfig:
     """
 
     include_streaming_events: bool = False
+    """True to keep the pieces of streamed messages, too."""
     before_task: Callable[[SessionRecord], bool] | None = None
     after_task: Callable[[SessionRecord], None] | None = None
 

@@ -79,6 +79,7 @@ class WorkflowResult(msgspec.Struct, frozen=True):
     """The result of a workflow: the last stage's answer, and the reply of every stage by its name."""
 
     replies: Mapping[str, Reply[Any]]
+    """The replies, by the names of their stages."""
 
     @property
     def text(self) -> str:

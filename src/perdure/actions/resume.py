@@ -360,11 +360,13 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     """The outcome of a recovery of killed runs."""
 
     resumed: tuple[SessionId, ...] = ()
+    """The sessions whose runs were continued to their ends."""
     suspended: tuple[SessionId, ...] = ()
     """Resumed, and now waiting for a person."""
     busy: tuple[SessionId, ...] = ()
     """Conflicts: somebody else runs these sessions by now, or has changed them meanwhile."""
     failed: tuple[tuple[SessionId, str], ...] = ()
+    """The sessions whose runs could not be continued, each with the reason."""
     errors: tuple[PerdureError, ...] = ()
     """The errors of those that failed, in the same order."""
 

@@ -109,6 +109,7 @@ class Rewind:
     may_be_repeated: ClassVar[bool] = True
 
     to: int | str
+    """The number of a version, or the id of a message."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.to, int | str) or isinstance(self.to, bool):

@@ -36,9 +36,12 @@ class MoveReport(msgspec.Struct, frozen=True):
     """The result of an export or an import. Sessions that the store already has unchanged are `skipped`."""
 
     sessions: int = 0
+    """The number of sessions that were moved."""
     skipped: int = 0
     messages: int = 0
+    """The number of their messages."""
     bytes: int = 0
+    """The size of the file, or of what was read of it."""
 
     def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
         """Return the report with one more session."""

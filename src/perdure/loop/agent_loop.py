@@ -55,17 +55,29 @@ class LoopSetup(msgspec.Struct, frozen=True):
     """Everything that a loop works with. A capability changes it before the loop is built."""
 
     driver: Driver
+    """The driver that asks the model."""
     model: ModelConfig
+    """The model that is asked."""
     tools: ToolRegistry
+    """The tools that the model may call."""
     budget: ExecutionBudget = ExecutionBudget()
+    """The limits of the run."""
     guards: tuple[Guard, ...] = ()
+    """The guards that may stop the run before a step."""
     interceptors: tuple[Any, ...] = ()
+    """The objects that see, change or block model calls and tool calls, in this order."""
     input_filters: tuple[InputFilter, ...] = ()
+    """The filters that input passes before the model is asked."""
     events: EventHandler | None = None
+    """The handler that hears every event of the run."""
     concurrency: Concurrency = "parallel"
+    """"parallel" or "sequential": the way in which the tool calls of one step are made."""
     keep_traces: bool = True
+    """True if the prompt keeps the tool calls of earlier runs."""
     max_result_chars: int = 20_000
+    """The number of characters of a tool's result that the model is shown."""
     compaction: AutoCompactor | None = None
+    """The compactor that shortens the view when the model's window fills."""
     form: Form | None = None
     """The form of answers that the definition asks for."""
     after_each_step: Callable[[Run], Awaitable[None]] | None = None

@@ -23,8 +23,10 @@ class ExternalTool(CalledOutside):
     """A `Tool` that perdure never calls. `external_tool` makes one."""
 
     timeout: float | None = None
+    """None: perdure waits for the answer for as long as it takes."""
     idempotent = False
     on_unknown: Literal["ask"] = "ask"
+    """"ask": a call without an answer waits for one."""
 
     def __init__(self, spec: ExternalToolSpec) -> None:
         self.spec = spec

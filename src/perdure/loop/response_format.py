@@ -22,7 +22,9 @@ class Form(msgspec.Struct, frozen=True):
     """The form of an answer: its JSON schema, which is stored, and the type that it was made from, if known."""
 
     schema: Mapping[str, Any]
+    """The JSON schema."""
     kind: Any = None
+    """The type that the answer is read as, or None for plain data."""
 
     @classmethod
     def of(cls, wanted: object, path: str = "$.output") -> Form:

@@ -24,8 +24,11 @@ class Branch(msgspec.Struct, frozen=True):
     """One of the answers: which config gave it, in which loop, and the state it led to."""
 
     index: int
+    """The place of its config among those given."""
     loop_id: str
+    """The loop that gave the answer."""
     state: AgentState
+    """The state behind the answer."""
 
     @property
     def text(self) -> str:

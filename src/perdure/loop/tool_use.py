@@ -68,9 +68,13 @@ class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a call. A tool may return one to say more than its result: its usage, or the loop it spawned."""
 
     result: JSON = None
+    """The result that the model is given."""
     usage: Usage = Usage()
+    """The tokens and money that the tool has used, which are charged to the run."""
     child: ChildLoopRef | None = None
+    """The link to the loop that the tool has spawned in another session."""
     error: ErrorRecord | None = None
+    """The error, if the call has failed."""
 
 
 class AwaitsApproval(Exception):

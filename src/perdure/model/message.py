@@ -23,15 +23,20 @@ class Text(Value, frozen=True, tag="text"):
     """Plain text."""
 
     text: str
+    """The text."""
 
 
 class Thinking(Value, frozen=True, tag="thinking"):
     """The thoughts of a model before it answered. The signature goes back to its provider as it came."""
 
     text: str
+    """The thoughts, as far as the provider shows them."""
     signature: str | None = None
+    """The provider's signature."""
     provider: str | None = None
+    """The provider that the thoughts go back to."""
     id: str | None = None
+    """The provider's own id."""
 
 
 class Media(Value, frozen=True, tag="media"):
@@ -42,10 +47,15 @@ class Media(Value, frozen=True, tag="media"):
     """
 
     media_type: str
+    """The MIME type, such as `image/png`."""
     data: bytes | None = None
+    """The bytes."""
     url: str | None = None
+    """The address on the web."""
     name: str | None = None
+    """The name of the file, which the model is told."""
     hash: str | None = None
+    """The SHA-256 of the bytes, in hex."""
     size: int | None = None
     """The number of bytes that the `hash` stands for."""
 
@@ -98,10 +108,15 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
     """A model's request to call a tool."""
 
     name: str
+    """The name of the tool."""
     arguments: Mapping[str, Any] = EMPTY
+    """The arguments, as plain data."""
     id: str = msgspec.field(default_factory=new_id)
+    """The id that the result refers to."""
     provider: str | None = None
+    """The provider that `opaque` belongs to."""
     opaque: JSON = None
+    """Data that only that provider understands, which goes back to it."""
 
     def __post_init__(self) -> None:
         # One test for the usual case; `expect` finds the field that is wrong.
@@ -117,9 +132,13 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     """The result of a tool call."""
 
     call_id: str
+    """The id of the call."""
     content: JSON = None
+    """The result: a text, or any JSON value."""
     name: str | None = None
+    """The name of the tool."""
     is_error: bool = False
+    """True if the call failed. The content is then the error's text."""
 
     def __post_init__(self) -> None:
         if type(self.content) is not str:
@@ -135,7 +154,9 @@ class Opaque(Value, frozen=True, tag="opaque"):
     """Data that only its provider understands. It is kept, and sent back to that provider alone."""
 
     provider: str
+    """The provider."""
     body: JSON = None
+    """The data, as it came."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "body")
@@ -149,7 +170,9 @@ class Envelope(Value, frozen=True, tag="envelope"):
     """
 
     format: str
+    """The name of the framework's format."""
     body: JSON = None
+    """The rest of the item, as plain data."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "body")
@@ -159,6 +182,7 @@ class UnknownPart(Value, frozen=True, tag="~part"):
     """A part of a kind that a newer release has written. It is kept as it is."""
 
     body: Mapping[str, Any] = EMPTY
+    """The part as it is stored."""
 
     def __post_init__(self) -> None:
         freeze(self, "body")
@@ -175,9 +199,13 @@ class Message(Value, frozen=True):
     """One thing that was said. Messages are never changed once they are in a log."""
 
     role: Role
+    """"system", "user", "assistant" or "tool"."""
     parts: tuple[Part, ...] = ()
+    """The parts, in order."""
     id: str = msgspec.field(default_factory=new_id)
+    """The id, a UUIDv7 by default."""
     metadata: Mapping[str, Any] = EMPTY
+    """JSON values that are stored with the message, and never sent to a model."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

@@ -68,50 +68,85 @@ class Turn(Value, frozen=True):
     """One step on record: what the model said, what the tools did, what it cost."""
 
     step_id: str
+    """The step."""
     index: int
+    """Its place in the run, from 0."""
     started_at: datetime
+    """The time at which it began."""
     ended_at: datetime | None = None
+    """The time at which it ended, or None."""
     message_ids: tuple[str, ...] = ()
+    """The messages that it has added."""
     tool_executions: tuple[ToolExecution, ...] = ()
+    """The tool calls that were carried out."""
     usage: Usage = Usage()
+    """Tokens and money of the step."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the step and its tools."""
 
 
 class ParallelGroupRecord(Value, frozen=True):
     """The group of branches that a loop belongs to, and which of them was selected."""
 
     all_loop_ids: tuple[str, ...]
+    """The branches, in the order of their configs."""
     selected_loop_id: str | None = None
+    """The branch that was selected, or None."""
     selected_config_index: int | None = None
+    """The place of its config."""
     evaluation_usage: Usage = Usage()
+    """Tokens and money of the judge."""
     is_selected: bool = False
+    """True if this loop was selected."""
 
 
 class LoopRecord(Value, frozen=True, kw_only=True):
     """The complete record of one run."""
 
     loop_id: str
+    """The id of the run."""
     session_id: str
+    """The session that it ran in."""
     agent_id: str = ""
+    """The agent that ran."""
     parent_loop_id: str | None = None
+    """The run that this one follows, or branches off from."""
     continuation_kind: ContinuationKind = ContinuationKind()
+    """The relation to that run."""
     started_at: datetime | None = None
+    """The time at which it began, or None."""
     ended_at: datetime | None = None
+    """The time at which it ended, or None."""
     status: LoopStatus = LoopStatus.RUNNING
+    """The status of the run."""
     rejection: str | None = None
+    """The reason why an input filter has refused its input."""
     stop_reason: str | None = None
+    """The reason why it stopped, as a `StopReason`."""
     config: LoopConfigSnapshot | None = None
+    """The model, and how it was asked."""
     messages: tuple[Message, ...] = ()
+    """The messages that it was sent and has produced, in order."""
     turns: tuple[Turn, ...] = ()
+    """The steps, in order."""
     usage: Usage = Usage()
+    """Tokens and money of the whole run."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the run."""
     metadata: Mapping[str, Any] = EMPTY
+    """The values that the sender has put on the record of the run."""
     events: tuple[AnyLoopEvent, ...] = ()
+    """The events, if the whole record was asked for."""
     children_loop_ids: tuple[str, ...] = ()
+    """The runs of this session that follow it."""
     child_loop_refs: tuple[ChildLoopRef, ...] = ()
+    """The links to the loops of its sub-agents."""
     compaction_block: CompactionBlock | None = None
+    """The last compaction during the run."""
     compaction_usage: Usage = Usage()
+    """The part of `usage` that compactions took."""
     parallel_group: ParallelGroupRecord | None = None
+    """The branches that ran side by side with it."""
     idle: float = 0.0
     """Seconds that the run waited for a person, or was down after a crash."""
     redactions: Mapping[str, int] = EMPTY
@@ -408,11 +443,17 @@ class SessionRecord(Value, frozen=True, kw_only=True):
     """All the loops of one session, with the links between them."""
 
     session_id: str
+    """The session."""
     agent_id: str = ""
+    """Its agent."""
     created_at: datetime | None = None
+    """The time of the first event."""
     last_active_at: datetime | None = None
+    """The time of the last event."""
     parent_spawn_ref: SpawnRef | None = None
+    """The call that has spawned the session, if it is a sub-agent's."""
     loops: tuple[LoopRecord, ...] = ()
+    """The runs, in the order in which they began."""
 
     def get_loop(self, loop_id: str) -> LoopRecord | None:
         return next((loop for loop in self.loops if loop.loop_id == loop_id), None)

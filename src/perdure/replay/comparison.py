@@ -25,8 +25,11 @@ class CallChange(msgspec.Struct, frozen=True):
     """A tool call on record beside its counterpart in the replay."""
 
     kind: CallKind
+    """The kind of change."""
     recorded: Call | None = None
+    """The call on record, or None."""
     replayed: Call | None = None
+    """The call in the replay, or None."""
     source: Source | None = None
     """The source of the answer to the replayed call, or None if the call was made, as all are with live tools."""
 
@@ -51,9 +54,13 @@ class StepComparison(msgspec.Struct, frozen=True):
     index: int
     """The step's place in the turn on record, or in the replay if the step was added there."""
     recorded: Step | None = None
+    """The step on record, or None."""
     replayed: Step | None = None
+    """The step in the replay, or None."""
     calls: tuple[CallChange, ...] = ()
+    """The changes of its tool calls."""
     differences: tuple[Difference, ...] = ()
+    """The differences that were found."""
 
     @property
     def kind(self) -> Kind:
@@ -79,8 +86,11 @@ class TurnComparison(msgspec.Struct, frozen=True):
     """One turn on record beside its replay."""
 
     recorded: PlayedTurn
+    """The turn on record."""
     replayed: PlayedTurn
+    """The turn in the replay."""
     steps: tuple[StepComparison, ...]
+    """The steps of both, side by side."""
     session_id: str
     """The session that the turn was replayed in."""
     note: str | None = None
@@ -106,11 +116,15 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """The result of a replay."""
 
     session_id: str
+    """The session that was replayed."""
     turns: tuple[TurnComparison, ...] = ()
+    """The turns, in order."""
     left_out: tuple[LeftOut, ...] = ()
     """The runs that were not replayed, with the reasons."""
     notes: tuple[str, ...] = ()
+    """Sentences about what could not be replayed as it was."""
     children: tuple[ReplayResult, ...] = ()
+    """The replays of its sub-agents' sessions."""
     kept: tuple[str, ...] = ()
     """The ids of the sessions in which the replay was kept, if it was."""
 

@@ -31,7 +31,9 @@ class LeftOut(msgspec.Struct, frozen=True):
     """A run that is not replayed, and the reason."""
 
     loop_id: str
+    """The run."""
     reason: str
+    """A sentence about why."""
 
 
 class Recording:

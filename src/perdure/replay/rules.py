@@ -22,7 +22,9 @@ class Rule(msgspec.Struct, frozen=True):
     """
 
     name: Name
+    """The name of the difference."""
     most: float | None = None
+    """The ratio that is allowed, for `cost` and `tokens`."""
 
     @classmethod
     def of(cls, text: str) -> Rule:

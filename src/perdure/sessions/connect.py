@@ -31,20 +31,35 @@ class LoopOptions(TypedDict, total=False):
     """The options of the `LoopFactory` that runs agents."""
 
     tools: Iterable[Tool | Toolset | Callable[..., Any]]
+    """Tools, toolsets such as `mcp(…)`, and plain functions, which become tools."""
     model: ModelConfig | str | None
+    """The model for sessions that are created here, by name or as a `ModelConfig`."""
     driver: Driver | None
+    """A driver of your own, in place of the one that the model's provider has."""
     capabilities: Mapping[str, Capability] | None
+    """Capabilities by the names that definitions use: each adds tools, guards or interceptors to a run."""
     subagents: Sequence[AgentDefinition]
+    """Definitions of agents that other agents may call as tools."""
     subagent_policy: SubagentPolicy | None
+    """The limits for agents that call agents."""
     interceptors: Sequence[Any]
+    """Objects that see, change or block model calls and tool calls. See `Interceptor`."""
     input_filters: Sequence[InputFilter]
+    """Functions that may reject or mark what a user says before a model is asked."""
     concurrency: Concurrency
+    """"parallel" or "sequential": the way in which the tool calls of one step are made."""
     keep_traces: bool
+    """False to leave the tool calls of earlier runs out of prompts."""
     max_result_chars: int
+    """The number of characters of a tool's result that the model is shown."""
     compaction: AutoCompaction | None
+    """An `AutoCompaction` that shortens the view when the model's window fills."""
     context: MakeContext | None
+    """A function of the session and the `context_data`. It makes the context where the caller is gone."""
     title: MakeTitle | None
+    """A function of the session after its first answer, which returns its name."""
     telemetry: Telemetry | None
+    """A `Telemetry` by which runs are traced and measured."""
 
 
 def connect(

@@ -64,11 +64,13 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     """The outcome of erasing an owner."""
 
     owner: str
+    """The owner."""
     erased: tuple[SessionId, ...]
     """The sessions that are gone, sub-agents' included."""
     left: tuple[SessionId, ...]
     """The sessions that are still there, since their runs have not stopped, or they are under hold."""
     at: datetime
+    """The time of the erasure."""
     held: Mapping[SessionId, str] = {}
     """The sessions among these that a legal hold is on, each with its tag.
 

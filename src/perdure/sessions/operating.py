@@ -44,6 +44,7 @@ class Backlog(msgspec.Struct, frozen=True):
     delayed: Sequence[Timer]
     """The timers, the earliest first: messages to send later, schedules, and the ends of pauses."""
     parked: Sequence[ParkedSession]
+    """The sessions that were closed because their runs kept dying."""
     held: Sequence[Waiting] = ()
     """Sessions that are closed, in which messages wait behind a person's decision or the end of a pause."""
     handed_over: frozenset[SessionId] = frozenset()

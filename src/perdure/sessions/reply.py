@@ -25,6 +25,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
     """
 
     session: AgentSession
+    """The session as it was saved."""
     queued: bool = False
     """True if the answer is still to come. The message waits for another run, is being answered, or its run was left to
     a worker."""
@@ -94,6 +95,7 @@ class Chunk(str):
 
     __slots__ = ("offset", "place", "reply", "restarts")
     reply: Reply[Any] | None
+    """The whole reply, in the last chunk alone."""
     restarts: bool
     """True if an answer begins again: what comes behind the first `offset` characters of the run is void."""
     offset: int

@@ -31,6 +31,7 @@ class RetentionReport(msgspec.Struct, frozen=True):
     at: datetime
     """The time that ages were counted from."""
     dry_run: bool
+    """True if nothing was erased."""
     erased: Sequence[SessionId]
     """The sessions that are gone, sub-agents' included."""
     pruned: Sequence[SessionId]

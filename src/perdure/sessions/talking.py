@@ -51,23 +51,36 @@ class SendOptions(TypedDict, total=False):
     """The options of everything that sends."""
 
     key: str | None
+    """The idempotency key: the same key again returns the result of the first message."""
     when_busy: WhenBusy
+    """"raise" SessionBusy while another run is under way, or "queue" the message, or "steer" that run with it."""
     metadata: Mapping[str, Any] | None
+    """JSON values that are put on the record of the run."""
     any_role: bool
+    """True to let messages of other roles than `user` pass."""
     context: object
+    """The object that tools find in `ToolContext.context`. It is never stored."""
     context_data: Mapping[str, Any] | None
+    """JSON that is stored with the run. `connect(context=…)` makes a context of it where the caller is gone."""
     external_tools: Iterable[ExternalTool] | None
+    """Tools of `external_tool(…)` that this run alone may call."""
     instructions: str | None
+    """Instructions for this run alone."""
     model_options: ModelOptions | None
+    """Options for the model in this run alone."""
 
 
 class OnceOptions(TypedDict, total=False):
     """The options of a question that is asked without a session."""
 
     any_role: bool
+    """True to let messages of other roles than `user` pass."""
     external_tools: Iterable[ExternalTool] | None
+    """Tools of `external_tool(…)` that may be called. The first call ends the run."""
     instructions: str | None
+    """Instructions for this run."""
     model_options: ModelOptions | None
+    """Options for the model."""
 
 
 class Talking(Looking):

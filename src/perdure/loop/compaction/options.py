@@ -28,14 +28,23 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options for compacting a transcript. Any subset may be given; docs/compaction.md says what each does."""
 
     keep_last: int = 12
+    """The number of the last messages that stay unchanged."""
     token_threshold: int | None = None
+    """The number of tokens below which nothing happens."""
     tool_output_max_chars: int | None = None
+    """The number of characters of a tool's output that are kept."""
     compact_strategy: CompactStrategy | None = None
+    """The strategy. Without one it follows from the callbacks, or is "llm" if a model can be asked."""
     hard_limit_tokens: int | None = None
+    """The number of tokens that the result may have. Above it `hard_limit_strategy` is applied."""
     hard_limit_strategy: CompactStrategy | None = None
+    """The strategy above the hard limit, "truncate" by default."""
     custom_compactor: CustomCompactor | None = None
+    """The function of the strategy "custom". It returns what is shown instead of older messages."""
     mask_callback: MaskCallback | None = None
+    """The function that returns the text in place of a tool's output, for "observation_mask"."""
     compress_callback: CompressCallback | None = None
+    """The function that writes the summary, in place of a model."""
 
     def __post_init__(self) -> None:
         _check_count("keep_last", self.keep_last)

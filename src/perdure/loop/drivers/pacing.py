@@ -40,6 +40,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 60.0
     burst: int = 1
     name: str | None = None
+    """The name under which the rate is counted. Users of one name share it."""
 
     def __post_init__(self) -> None:
         for field in ("requests", "seconds"):
