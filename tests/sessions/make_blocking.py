@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ TWINS: dict[type, tuple[str, str]] = {
     Queued: ("BlockingQueued(Awaited[Queued])", "A `Queued` whose verbs are not awaited."),
 }
 TWIN_OF = {cls.__name__: head.partition("(")[0] for cls, (head, _) in TWINS.items()}
+SHARED = "Parameters that several verbs have:"
+"""The sentence that ends the paragraph before the list of these in a docstring."""
 LEFT_OUT = {"leave"}
 """The verbs that belong to the connection."""
 HEAD = '''"""The verbs of `Sessions` and `Chat` without `await`: a thread with an event loop awaits them.
@@ -66,9 +69,17 @@ def written() -> str:
     classes, needed = [], Needed()
     for cls, (head, about) in TWINS.items():
         members = [_member(each, needed) for each in _members(cls)]
-        classes.append(f'class {head}:\n    """{about}"""\n\n' + "\n".join(members))
+        classes.append(f"class {head}:\n{_about(cls, about)}\n" + "\n".join(members))
     parts = [HEAD, "from __future__ import annotations", OWN_IMPORTS, needed.imports()]
     return _laid_out("\n".join([*parts, 'T = TypeVar("T")', *classes]))
+
+
+def _about(cls: type, about: str) -> str:
+    """Return the docstring of a twin, with the parameters that the async class explains for all of its verbs."""
+    paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
+    start = next((place for place, each in enumerate(paragraphs) if each.endswith(SHARED)), len(paragraphs))
+    text = "\n\n".join([about, *paragraphs[start:]])
+    return indent(f'"""{text}"""' if start == len(paragraphs) else f'"""{text}\n"""', "    ") + "\n"
 
 
 def _members(cls: type) -> Iterator[Verb | Fact]:

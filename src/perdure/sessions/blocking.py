@@ -61,18 +61,31 @@ T = TypeVar("T")
 
 
 class BlockingSessions(AwaitedSessions):
-    """`Sessions` whose verbs are not awaited. Use them with `with`."""
+    """`Sessions` whose verbs are not awaited. Use them with `with`.
+
+    Most verbs are about one session, and take its `session_id` first. Parameters that several verbs have:
+
+    - `message`: a text, a `Message`, a dict `{role, content}`, or an item of OpenAI's Responses API.
+    - `parts`: images and files from `perdure.attach` or as paths, and further texts, which go with a text.
+    - `output`: the form of the answer, as a type or a JSON schema. `reply.value` has it in that form.
+    - `context`: the object that tools find in `ToolContext.context`. It is never stored.
+    - `call_ids`: the pending calls that are decided on, as in `reply.pending_calls`, or their ids. None means all.
+    - `answers`, `errors`: the results of calls that are made outside, or the reasons why they failed, by call ids.
+    - `wait`: False to leave the run to a worker, after the decision is on record.
+    - `detach`: True to let the run continue when you stop listening.
+    - `limit`: the number of items that are returned at most.
+    """
 
     def of(self, owner: str) -> BlockingSessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.
 
-        They are open while this connection is. For them, no other owner's session exists.
+        They are open while this connection is. For them, no session of anybody but `owner` exists.
         """
         self._running()
         return BlockingSessions(self._target.of(owner), self._loop)
 
     def expecting(self, version: int) -> BlockingSessions:
-        """Return these sessions for a change that is bound to a version: `sessions.expecting(7).trim("a", 4)`.
+        """Return these sessions for a change that is bound to a `version`: `sessions.expecting(7).trim("a", 4)`.
 
         If the session has another version by then, SessionConflict is raised and nothing is changed. A decision that is
         left to a worker is bound, too. Verbs that run an agent here are not: a message joins the conversation at
@@ -89,7 +102,9 @@ class BlockingSessions(AwaitedSessions):
         tags: Iterable[str] = (),
         on_change: OnChange = "raise",
     ) -> BlockingChat:
-        """Return a handle on a session: on a new one, or on the one with an id, which is created if it does not exist.
+        """Return a handle on a session: on a new one, or on the one with an `id`, which is created if it is missing.
+
+        A session that is created has the `agent`, by default a plain assistant with every tool, and the `tags`.
 
         `on_change` says what happens if the session keeps another definition of this agent. "raise" raises
         SessionConflict. With "keep" the session continues with its own. With "take" it is given the new one, on record.
@@ -105,7 +120,10 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.close(session_id))
 
     def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:
-        """Call a function, plain or async, with every event of a session in this process."""
+        """Call a function, the `subscriber`, plain or async, with every event of a session in this process.
+
+        It hears events until the returned subscription is cancelled, or the session is closed.
+        """
         return self._wait(self._target.subscribe(session_id, subscriber))
 
     def queue(self, *, limit: int = 100) -> Backlog:
@@ -126,13 +144,13 @@ class BlockingSessions(AwaitedSessions):
         """Take back every message that waits in a session's inbox, and return them.
 
         With a `key`, only the message of that key is taken back, and only if it is the next to be sent. Each is on
-        record as refused for this reason, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
+        record as refused for the `reason`, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
         is being run, and RunInterrupted if its run was killed.
         """
         return self._wait(self._target.drop_waiting(session_id, reason, key=key))
 
     def drop_timer(self, session_id: str, name: str) -> bool:
-        """Take back what is sent later, by a message's key or a timer's name. Return False if there is none."""
+        """Take back what is sent later, by its `name`: a message's key or a timer's. Return False if there is none."""
         return self._wait(self._target.drop_timer(session_id, name))
 
     def enqueue(
@@ -173,8 +191,11 @@ class BlockingSessions(AwaitedSessions):
     ) -> Timer:
         """Leave a message with a session again and again: `cron="0 7 * * MON", timezone="Europe/Oslo"`.
 
-        Without a `session_id` it is the session with the schedule's name, which is created if it does not exist. A
+        Without a `session_id` it is the session with the schedule's `name`, which is created if it does not exist. A
         schedule of the same name in that session is replaced. If no worker ran when it was due, it is sent once later.
+
+        Sessions whose messages have a higher `priority` are run first. The other options are those of `send`, except
+        for `key` and `context`.
         """
         return self._wait(
             self._target.schedule(
@@ -195,7 +216,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.schedules(session_id))
 
     def unschedule(self, name: str, session_id: str | None = None) -> bool:
-        """End a schedule. Return False if the session has none of that name."""
+        """End the schedule of a `name`. Return False if the session has none of that name."""
         return self._wait(self._target.unschedule(name, session_id))
 
     def timers(self, session_id: str | None = None) -> Sequence[Timer]:
@@ -271,7 +292,7 @@ class BlockingSessions(AwaitedSessions):
         return self._iterate(self._target.stream(session_id, message, *parts, output=output, detach=detach, **options))
 
     def result(self, session_id: str, key: str) -> Reply[Any] | None:
-        """Return the result of a key, without starting anything, or None if no message with it was ever sent.
+        """Return the result of a `key`, without starting anything, or None if no message with it was ever sent.
 
         While its message waits or is being answered, the reply is `queued`, and in the latter case also `running`.
         Raise RunFailed if its run ended without an answer.
@@ -335,11 +356,12 @@ class BlockingSessions(AwaitedSessions):
         output: object = None,
         **options: Unpack[OnceOptions],
     ) -> Reply[Any]:
-        """Ask once, without a session. Nothing is kept except for the reply.
+        """Ask an `agent` once, without a session. Nothing is kept except for the reply.
 
-        `any_role`, `external_tools`, `instructions` and `model_options` are those of `send`. The run ends with the
-        first call of an external tool, which `reply.pending_calls` has. Raise ConfigurationError if a tool is called
-        that needs a person's approval: nobody could give it afterwards.
+        Without an agent, a plain assistant with every tool is asked. `any_role`, `external_tools`, `instructions` and
+        `model_options` are those of `send`. The run ends with the first call of an external tool, which
+        `reply.pending_calls` has. Raise ConfigurationError if a tool is called that needs a person's approval: nobody
+        could give it afterwards.
         """
         return self._wait(self._target.run(message, agent, output=output, **options))
 
@@ -360,7 +382,7 @@ class BlockingSessions(AwaitedSessions):
     def deny(
         self, session_id: str, reason: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
     ) -> Reply[Any]:
-        """Deny pending tool calls. The model is told why, and continues.
+        """Deny pending tool calls. The model is told the `reason`, and continues.
 
         With `wait=False` a worker continues the run: see `approve`.
         """
@@ -381,7 +403,7 @@ class BlockingSessions(AwaitedSessions):
         context: object = None,
         detach: bool = False,
     ) -> Iterator[Chunk]:
-        """Deny pending tool calls, as `deny` does, and yield the text of what follows as it comes."""
+        """Deny pending tool calls for a `reason`, as `deny` does, and yield the text of what follows as it comes."""
         return self._iterate(self._target.stream_deny(session_id, reason, call_ids, context=context, detach=detach))
 
     def answer(
@@ -425,7 +447,7 @@ class BlockingSessions(AwaitedSessions):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Settle several pending calls at once, and continue the run: approve some, deny some, answer some.
+        """Settle several pending calls at once, and continue the run: `approve` some, `deny` some, answer some.
 
         `deny` has a reason for each call, by its id or digest. If one of the calls does not wait any more, nothing
         changes. With `wait=False` a worker continues the run: see `approve`.
@@ -446,7 +468,10 @@ class BlockingSessions(AwaitedSessions):
         errors: Mapping[str, str] = EMPTY,
         context: object = None,
     ) -> BlockingRun[Any]:
-        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does."""
+        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does.
+
+        `approve` has the calls to approve, and `deny` a reason for each call to deny.
+        """
         return BlockingRun(
             self._wait(
                 self._target.start_settle(
@@ -473,15 +498,21 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.inject(session_id, message, *parts))
 
     def trim(self, session_id: str, keep_last: int) -> int:
-        """Show only the last messages. Return how many are shown then."""
+        """Show only the last messages, `keep_last` of them. Return how many are shown then.
+
+        A few more are shown where a tool call would lose its result.
+        """
         return self._wait(self._target.trim(session_id, keep_last))
 
     def compact(self, session_id: str, **options: Any) -> int:
-        """Show a summary, or less, of older messages. Return how many are shown then. See `CompactionOptions`."""
+        """Show a summary, or less, of older messages. Return how many are shown then.
+
+        The `options` are the fields of `CompactionOptions`.
+        """
         return self._wait(self._target.compact(session_id, **options))
 
     def uncompact(self, session_id: str, block_id: str | None = None) -> int:
-        """Show again what the newest compaction covers, or the one with this id. Return how many messages are shown."""
+        """Show again what the newest compaction covers, or the one with a `block_id`. Return the number shown."""
         return self._wait(self._target.uncompact(session_id, block_id))
 
     def reset(self, session_id: str) -> None:
@@ -493,7 +524,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.undo(session_id))
 
     def rewind(self, session_id: str, to: int | str) -> int:
-        """Go back to a version, by its number, or to a message, by its id. Return how many messages are shown then."""
+        """Go back `to` a version, by its number, or a message, by its id. Return how many messages are shown then."""
         return self._wait(self._target.rewind(session_id, to))
 
     def suspend(self, session_id: str, *, until: datetime | None = None) -> None:
@@ -505,7 +536,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.resume(session_id))
 
     def rename(self, session_id: str, name: str | None) -> None:
-        """Give a session a name for people, or none."""
+        """Give a session a `name` for people, or none."""
         return self._wait(self._target.rename(session_id, name))
 
     def delete(self, session_id: str) -> None:
@@ -525,19 +556,20 @@ class BlockingSessions(AwaitedSessions):
         version: int | None = None,
         loop: str | None = None,
     ) -> BlockingChat:
-        """Make a session that begins where another one is, and return its handle.
+        """Make a session that begins where the session `src` is, and return its handle.
 
-        It begins at the other's end, at a message, at an older version, or where one of its loops ended. The loop may
-        be a branch that was not selected.
+        Its id is `dst`, or a new one. It begins at the other's end, or `at` a message: at a number of messages, or
+        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        begins where that run ended, also on a branch that was not selected.
         """
         return BlockingChat(self._wait(self._target.fork(src, dst, at=at, version=version, loop=loop)), self._loop)
 
     def adopt(self, session_id: str, branch: str) -> None:
-        """Show from now on what a fork of the session shows."""
+        """Show from now on what a fork of the session shows. `branch` is the fork's id."""
         return self._wait(self._target.adopt(session_id, branch))
 
     def retain(self, session_id: str, rule: Retention | None) -> None:
-        """Give a session a rule of its own about how long it is kept. None takes it away.
+        """Give a session a `rule` of its own about how long it is kept. None takes it away.
 
         It comes before the rules of its tags, its owner and the connection. Every worker obeys it.
         """
@@ -546,16 +578,20 @@ class BlockingSessions(AwaitedSessions):
     def hold(self, session_id: str, case: str | None = None) -> None:
         """Put a legal hold on a session: until it is lifted, nothing of it can be erased, forgotten or redacted.
 
-        The hold is the tag `hold`, or `hold:case`. It holds the sessions of sub-agents, too, and is put on record.
+        The hold is the tag `hold`, or `hold:case` for a `case`. It holds the sessions of sub-agents, too, and is put on
+        record.
         """
         return self._wait(self._target.hold(session_id, case))
 
     def lift_hold(self, session_id: str, case: str | None = None) -> None:
-        """Lift a legal hold, and put that on record. Raise InvalidData if the session has no such hold."""
+        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if there is no such hold."""
         return self._wait(self._target.lift_hold(session_id, case))
 
     def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
-        """Return the sessions that a legal hold is on, each with its tag. It may be on the caller's session."""
+        """Return those sessions of `session_ids` that a legal hold is on, each with its tag.
+
+        The hold may be on the session that has called a sub-agent's.
+        """
         return self._wait(self._target.holds(session_ids))
 
     def apply_retention(
@@ -570,7 +606,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.apply_retention(policy, dry_run=dry_run))
 
     def recover(self, session_id: str | None = None) -> RecoveryReport:
-        """Continue runs that were killed: that of one session, or all of them."""
+        """Continue runs that were killed: that of one session, or all of them without a `session_id`."""
         return self._wait(self._target.recover(session_id))
 
     def export(
@@ -584,7 +620,10 @@ class BlockingSessions(AwaitedSessions):
     ) -> MoveReport:
         """Write sessions, by default all, with their versions and runs to one file of JSON Lines.
 
-        In the format "openai" or "markdown" only what they show is written, or with `history` all that was said. As
+        `target` is a path or a binary file. `session_ids` are the sessions. `progress` is called with the number of
+        sessions that are done and of all, or 0 if that is not known.
+
+        In the `format` "openai" or "markdown" only what they show is written, or with `history` all that was said. As
         "openai", one session is a list of messages. Several are a line `{"messages": […]}` each.
         """
         return self._wait(self._target.export(target, session_ids, format=format, history=history, progress=progress))
@@ -619,8 +658,10 @@ class BlockingSessions(AwaitedSessions):
     ) -> MoveReport:
         """Import the sessions of a file that `export` has written. Sessions that exist already are skipped.
 
-        In the format "openai", a list of messages, or one message a line, makes one session. Lines `{"messages": […]}`
-        make one session each. Each has a new id, which the report names, and this `agent`.
+        `source` is a path or a binary file. `progress` is called as by `export`.
+
+        In the `format` "openai", a list of messages, or one message a line, makes one session. Lines `{"messages":
+        […]}` make one session each. Each has a new id, which the report names, and this `agent`.
         """
         return self._wait(self._target.import_(source, format=format, agent=agent, progress=progress))
 
@@ -629,8 +670,9 @@ class BlockingSessions(AwaitedSessions):
     ) -> int:
         """Erase sessions for good, and those of their sub-agents with them. What forks show stays.
 
-        Return how many were erased, sub-agents' sessions included. Sessions that are being run, or are under a legal
-        hold, are left alone.
+        `older_than` bounds their last update: by an age, or by a time. `status` narrows them to one status. Return how
+        many were erased, sub-agents' sessions included. Sessions that are being run, or are under a legal hold, are
+        left alone.
         """
         return self._wait(self._target.purge(older_than=older_than, status=status))
 
@@ -643,7 +685,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.erase(session_id))
 
     def erase_owner(self, owner: str | None = None, *, wait: float = 10.0, forget_key: bool = False) -> ErasureReceipt:
-        """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
+        """Erase a person: every session of an `owner`, hidden ones and forks too, with records, keys and index.
 
         The owner's access tokens go first, so that no service accepts them any more. Raise CorruptRecord, and erase
         nothing, if one of them is damaged.
@@ -662,7 +704,7 @@ class BlockingSessions(AwaitedSessions):
 
         A sub-agent's session and its caller's have copies of each other's texts in messages of their own. These stay,
         and `search` finds them. Subscribers of the session, and of its forks that are open here, hear of the redaction
-        once it is done.
+        once it is done. `message_ids` are the messages, and `replacement` is what is read in their place.
         """
         return self._wait(self._target.redact(session_id, message_ids, replacement=replacement))
 
@@ -685,7 +727,7 @@ class BlockingSessions(AwaitedSessions):
         gentle: bool = True,
         progress: Progress | None = None,
     ) -> BackupReport:
-        """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
+        """Add a backup of the whole store to a directory, the `target`, while others read and write. Not for one owner.
 
         Only what the directory does not have is written. With `keep`, that many backups of this store are left. `full`
         writes everything again. A `gentle` backup pauses for others in this process. `progress` is called with the
@@ -698,10 +740,11 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.gc())
 
     def exists(self, session_id: str) -> bool:
+        """Return whether a session exists within reach, hidden ones included."""
         return self._wait(self._target.exists(session_id))
 
     def session(self, session_id: str, version: int | None = None) -> AgentSession:
-        """Return the session itself, as of a version, by default the newest."""
+        """Return the session itself, as of a `version`, by default the newest."""
         return self._wait(self._target.session(session_id, version))
 
     def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
@@ -744,7 +787,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.history(session_id))
 
     def read(self, session_id: str, part: Media) -> Media:
-        """Return an image or a file of a session with its bytes in `data`. One that is on the web stays as it is.
+        """Return an image or a file, a `part` of a message, with its bytes in `data`. One on the web stays as it is.
 
         Bytes of more than a few KB are not loaded with a session. They are read when they are sent, or by this verb.
         """
@@ -755,32 +798,41 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.ancestry(session_id))
 
     def diff(self, left: str, right: str) -> Diff:
-        """Return what two sessions have in common from their beginning on, and how each continues."""
+        """Return what two sessions, `left` and `right`, have in common from their beginning, and how each continues."""
         return self._wait(self._target.diff(left, right))
 
     def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
-        """Return the messages that have every word of a text, best first, including covered and trimmed ones."""
+        """Return the messages that have every word of a `text`, best first, including covered and trimmed ones.
+
+        With a `session_id`, only that session is searched. docs/search.md has the queries.
+        """
         return self._wait(self._target.search(text, session_id=session_id, limit=limit))
 
     def find(self, message_id: str, *, limit: int = 10) -> Sequence[MessagePlace]:
-        """Return the places of the messages with an id, in any session, those in the newest sessions first.
+        """Return the places of the messages with a `message_id`, in any session, those in the newest sessions first.
 
         Covered, trimmed and rewound messages are found, too. An id that was given twice leads to several places.
         """
         return self._wait(self._target.find(message_id, limit=limit))
 
     def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
-        """Return what ran in a session: the headers of its loops."""
+        """Return what ran in a session: the headers of its loops, in the order in which they began.
+
+        With a `limit` only the last loops are returned. With `before`, the `cursor` of an event, they began before it.
+        """
         return self._wait(self._target.record(session_id, limit=limit, before=before))
 
     def loop(self, session_id: str, loop_id: str) -> LoopRecord:
-        """Return the whole record of one run."""
+        """Return the whole record of one run, by its `loop_id`."""
         return self._wait(self._target.loop(session_id, loop_id))
 
     def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> Iterator[AnyLoopEvent]:
-        """Yield the events on record, and with `follow` those to come, from any process."""
+        """Yield the events on record, and with `follow` those to come, from any process.
+
+        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        """
         return self._iterate(self._target.events(session_id, after=after, last=last, follow=follow))
 
     @property
@@ -789,14 +841,17 @@ class BlockingSessions(AwaitedSessions):
 
     @property
     def store(self) -> SessionStore:
+        """The store that has the sessions."""
         return self._target.store
 
     @property
     def loops(self) -> LoopFactory:
+        """The factory of the loops that run agents."""
         return self._target.loops
 
     @property
     def runtime(self) -> SessionRuntime:
+        """The runtime under the verbs."""
         return self._target.runtime
 
     @property
@@ -814,15 +869,33 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.info(session_id))
 
     def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
-        """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
+        """Execute any `action` on a session. After a conflict, one that may be repeated is applied again.
+
+        `on_conflict` is "retry" for that, or "raise" for SessionConflict. With "fork", the change is kept as a fork,
+        and the error names it.
+        """
         return self._wait(self._target.execute(session_id, action, on_conflict=on_conflict))
 
 
 class BlockingChat(Awaited[Chat]):
-    """A `Chat` whose verbs are not awaited."""
+    """A `Chat` whose verbs are not awaited.
+
+    `sessions.open` makes it. Parameters that several verbs have:
+
+    - `message`: a text, a `Message`, a dict `{role, content}`, or an item of OpenAI's Responses API.
+    - `parts`: images and files from `perdure.attach` or as paths, and further texts, which go with a text.
+    - `output`: the form of the answer, as a type or a JSON schema. `reply.value` has it in that form.
+    - `context`: the object that tools find in `ToolContext.context`. It is never stored.
+    - `call_ids`: the pending calls that are decided on, as in `reply.pending_calls`, or their ids. None means all.
+    - `answers`, `errors`: the results of calls that are made outside, or the reasons why they failed, by call ids.
+    - `wait`: False to leave the run to a worker, after the decision is on record.
+    - `detach`: True to let the run continue when you stop listening.
+    - `limit`: the number of items that are returned at most.
+    """
 
     @property
     def id(self) -> SessionId:
+        """The id of the session."""
         return self._target.id
 
     @property
@@ -841,7 +914,8 @@ class BlockingChat(Awaited[Chat]):
     def send(self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
         """Send a message and wait for the answer. Raise RunFailed if the run ends without one.
 
-        `output`, a type or a JSON schema, is the form of the answer, which `reply.value` has.
+        While another run is under way, SessionBusy is raised, unless `when_busy` leaves the message with that run. The
+        other options are the fields of `SendOptions`.
         """
         return self._wait(self._target.send(message, *parts, output=output, **options))
 
@@ -879,20 +953,24 @@ class BlockingChat(Awaited[Chat]):
         output: object = None,
         **options: Unpack[SendOptions],
     ) -> BlockingQueued:
-        """Leave a message for a worker to send, now or at a time, and return at once."""
+        """Leave a message for a worker to send, now or `at` a time, and return at once.
+
+        Sessions whose messages have a higher `priority` are run first.
+        """
         return BlockingQueued(
             self._wait(self._target.enqueue(message, *parts, priority=priority, at=at, output=output, **options)),
             self._loop,
         )
 
     def result(self, key: str) -> Reply[Any] | None:
-        """Return the result of a key, without starting anything, or None if no message with it was ever sent."""
+        """Return the result of a `key`, without starting anything, or None if no message with it was ever sent."""
         return self._wait(self._target.result(key))
 
     def follow(self, *, after: str | None = None, timeout: float = 60.0) -> Iterator[Chunk]:
         """Yield the text of the run under way, or of the last one, behind the chunk whose `cursor` is given as `after`.
 
-        It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`.
+        It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`. A run whose
+        process has died is waited for. RunInterrupted is raised if nobody recovers it within `timeout` seconds.
         """
         return self._iterate(self._target.follow(after=after, timeout=timeout))
 
@@ -920,7 +998,7 @@ class BlockingChat(Awaited[Chat]):
     def deny(
         self, reason: str, call_ids: Shown | None = None, *, context: object = None, wait: bool = True
     ) -> Reply[Any]:
-        """Deny pending tool calls. The model is told why, and continues, here or at a worker."""
+        """Deny pending tool calls. The model is told the `reason`, and continues, here or at a worker."""
         return self._wait(self._target.deny(reason, call_ids, context=context, wait=wait))
 
     def stream_approve(
@@ -932,7 +1010,7 @@ class BlockingChat(Awaited[Chat]):
     def stream_deny(
         self, reason: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
     ) -> Iterator[Chunk]:
-        """Deny pending tool calls, and yield the text of what follows as it comes."""
+        """Deny pending tool calls for a `reason`, and yield the text of what follows as it comes."""
         return self._iterate(self._target.stream_deny(reason, call_ids, context=context, detach=detach))
 
     def answer(
@@ -959,9 +1037,9 @@ class BlockingChat(Awaited[Chat]):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Settle several pending calls at once, and continue the run: approve some, deny some, answer some.
+        """Settle several pending calls at once, and continue the run: `approve` some, `deny` some, answer some.
 
-        With `wait=False` a worker continues it.
+        `deny` has a reason for each call. With `wait=False` a worker continues the run.
         """
         return self._wait(
             self._target.settle(approve=approve, deny=deny, answers=answers, errors=errors, context=context, wait=wait)
@@ -976,7 +1054,10 @@ class BlockingChat(Awaited[Chat]):
         errors: Mapping[str, str] = EMPTY,
         context: object = None,
     ) -> BlockingRun[Any]:
-        """Settle several pending calls, and return once the run continues. It belongs to the connection."""
+        """Settle several pending calls, and return once the run continues. It belongs to the connection.
+
+        `approve` has the calls to approve, and `deny` a reason for each call to deny.
+        """
         return BlockingRun(
             self._wait(
                 self._target.start_settle(approve=approve, deny=deny, answers=answers, errors=errors, context=context)
@@ -996,13 +1077,18 @@ class BlockingChat(Awaited[Chat]):
         return self._iterate(self._target.stream_answer(answers, errors=errors, context=context, detach=detach))
 
     def cancel(self, *, run: str | None = None) -> bool:
+        """Ask the run that is under way, in any process, to stop. Return False if there is none.
+
+        With `run`, the id of a run, no other run is stopped.
+        """
         return self._wait(self._target.cancel(run=run))
 
     def read(self, part: Media) -> Media:
-        """Return an image or a file of this session with its bytes in `data`."""
+        """Return an image or a file, a `part` of a message of this session, with its bytes in `data`."""
         return self._wait(self._target.read(part))
 
     def inject(self, message: object, *parts: Sent) -> None:
+        """Append a message, or a list of them, without running the agent. `parts` go behind a single one."""
         return self._wait(self._target.inject(message, *parts))
 
     def fork(
@@ -1013,31 +1099,50 @@ class BlockingChat(Awaited[Chat]):
         version: int | None = None,
         loop: str | None = None,
     ) -> BlockingChat:
+        """Make a session that begins where this one is, and return its handle. Nothing is copied.
+
+        Its id is `dst`, or a new one. It begins at this one's end, or `at` a message: at a number of messages, or
+        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        begins where that run ended.
+        """
         return BlockingChat(self._wait(self._target.fork(dst, at=at, version=version, loop=loop)), self._loop)
 
     def adopt(self, branch: BlockingChat | str) -> None:
-        """Show from now on what a fork of this session shows."""
+        """Show from now on what a fork of this session shows. `branch` is the fork's handle or id."""
         return self._wait(self._target.adopt(branch._target if isinstance(branch, BlockingChat) else branch))
 
     def diff(self, other: BlockingChat | str) -> Diff:
+        """Return what this session and the `other` have in common from their beginning on, and how each continues."""
         return self._wait(self._target.diff(other._target if isinstance(other, BlockingChat) else other))
 
     def trim(self, keep_last: int) -> int:
+        """Show only the last messages, `keep_last` of them. Return how many are shown then.
+
+        A few more are shown where a tool call would lose its result.
+        """
         return self._wait(self._target.trim(keep_last))
 
     def compact(self, **options: Any) -> int:
+        """Show a summary, or less, of older messages. Return how many are shown then.
+
+        The `options` are the fields of `CompactionOptions`.
+        """
         return self._wait(self._target.compact(**options))
 
     def uncompact(self, block_id: str | None = None) -> int:
+        """Show again what the newest compaction covers, or the one with a `block_id`. Return the number shown."""
         return self._wait(self._target.uncompact(block_id))
 
     def reset(self) -> None:
+        """Show nothing of what was said so far."""
         return self._wait(self._target.reset())
 
     def undo(self) -> int:
+        """Take back the last change of what is shown. Return how many messages are shown then."""
         return self._wait(self._target.undo())
 
     def rewind(self, to: int | str) -> int:
+        """Go back `to` a version, by its number, or a message, by its id. Return how many messages are shown then."""
         return self._wait(self._target.rewind(to))
 
     def suspend(self, *, until: datetime | None = None) -> None:
@@ -1049,7 +1154,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.resume())
 
     def rename(self, name: str | None) -> None:
-        """Give the session a name for people, or none."""
+        """Give the session a `name` for people, or none."""
         return self._wait(self._target.rename(name))
 
     def delete(self) -> None:
@@ -1057,6 +1162,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.delete())
 
     def restore(self) -> None:
+        """Take the deletion of the session back. What was erased cannot be restored."""
         return self._wait(self._target.restore())
 
     def erase(self) -> Sequence[SessionId]:
@@ -1064,6 +1170,10 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.erase())
 
     def redact(self, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        """Replace the content of messages for good, wherever it is: in versions, forks, records and the search index.
+
+        `message_ids` are the messages, and `replacement` is what is read in their place. Return how many were replaced.
+        """
         return self._wait(self._target.redact(message_ids, replacement=replacement))
 
     def forget(self, *, before: int) -> Forgotten:
@@ -1071,23 +1181,29 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.forget(before=before))
 
     def retain(self, rule: Retention | None) -> None:
-        """Give the session a rule of its own about how long it is kept. None takes it away."""
+        """Give the session a `rule` of its own about how long it is kept. None takes it away."""
         return self._wait(self._target.retain(rule))
 
     def hold(self, case: str | None = None) -> None:
-        """Put a legal hold on the session: nothing of it can be erased, forgotten or redacted until it is lifted."""
+        """Put a legal hold on the session: nothing of it can be erased, forgotten or redacted until it is lifted.
+
+        The hold is the tag `hold`, or `hold:case` for a `case`.
+        """
         return self._wait(self._target.hold(case))
 
     def lift_hold(self, case: str | None = None) -> None:
-        """Lift a legal hold, and put that on record."""
+        """Lift the legal hold of a `case`, and put that on record."""
         return self._wait(self._target.lift_hold(case))
 
     def session(self, version: int | None = None) -> AgentSession:
-        """Return the session itself, as of a version, by default the newest."""
+        """Return the session itself, as of a `version`, by default the newest."""
         return self._wait(self._target.session(version))
 
     def versions(self, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
-        """Return a page of the session's versions, newest first, without what they show."""
+        """Return a page of the session's versions, newest first, without what they show.
+
+        For the next page, give the version of the last one as `before`.
+        """
         return self._wait(self._target.versions(before=before, limit=limit))
 
     def view(self) -> View:
@@ -1098,30 +1214,40 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.view())
 
     def snapshot(self) -> dict[str, Any] | None:
+        """Return a copy of what the model is shown, as plain data, or None if the session does not exist."""
         return self._wait(self._target.snapshot())
 
     def length(self) -> int:
+        """Return how many messages the model is shown."""
         return self._wait(self._target.length())
 
     def history(self) -> Sequence[Message]:
+        """Return all that was said, also what is covered, trimmed or rewound now."""
         return self._wait(self._target.history())
 
     def search(self, text: str, *, limit: int = 20) -> Sequence[SearchHit]:
+        """Return the messages of this session that have every word of a `text`, best first."""
         return self._wait(self._target.search(text, limit=limit))
 
     def ancestry(self) -> Ancestry:
+        """Return what the session was forked from, what was forked from it, and the first of its line."""
         return self._wait(self._target.ancestry())
 
     def record(self) -> SessionRecord:
+        """Return what ran in the session: the headers of its loops."""
         return self._wait(self._target.record())
 
     def events(
         self, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> Iterator[AnyLoopEvent]:
+        """Yield the events on record, and with `follow` those to come, from any process.
+
+        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        """
         return self._iterate(self._target.events(after=after, last=last, follow=follow))
 
     def subscribe(self, subscriber: Subscriber) -> LiveSubscription:
-        """Call a function, plain or async, with every event of this session.
+        """Call a function, the `subscriber`, plain or async, with every event of this session.
 
         It hears events until the returned subscription is cancelled, or the session is closed.
         """
@@ -1131,7 +1257,10 @@ class BlockingChat(Awaited[Chat]):
     def export(
         self, target: str | os.PathLike[str] | BinaryIO, *, format: Format = "perdure", history: bool = False
     ) -> MoveReport:
-        """Write the session to a file: whole, or as a conversation in the format "openai" or "markdown"."""
+        """Write the session to a file: whole, or as a conversation in the `format` "openai" or "markdown".
+
+        `target` is a path or a binary file. A conversation has what is shown, or with `history` all that was said.
+        """
         return self._wait(self._target.export(target, format=format, history=history))
 
     def recover(self) -> bool:
@@ -1139,6 +1268,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.recover())
 
     def close(self) -> None:
+        """Drop the session from memory, and its subscribers with it. The store keeps the session."""
         return self._wait(self._target.close())
 
     def new_session(self) -> SessionId:
@@ -1166,10 +1296,12 @@ class BlockingRun(Awaited[StartedRun[T]], Generic[T]):
 
     @property
     def session_id(self) -> SessionId:
+        """The session that it runs in."""
         return self._target.session_id
 
     @property
     def is_done(self) -> bool:
+        """True once the run is over."""
         return self._target.is_done
 
     def begun(self) -> None:

@@ -139,7 +139,7 @@ class Operating(Queueing):
         """Take back every message that waits in a session's inbox, and return them.
 
         With a `key`, only the message of that key is taken back, and only if it is the next to be sent. Each is on
-        record as refused for this reason, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
+        record as refused for the `reason`, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
         is being run, and RunInterrupted if its run was killed.
         """
         action = DropWaiting(reason, key=key)
@@ -147,7 +147,7 @@ class Operating(Queueing):
         return [_dropped(item) for item in action.dropped]
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
-        """Take back what is sent later, by a message's key or a timer's name. Return False if there is none."""
+        """Take back what is sent later, by its `name`: a message's key or a timer's. Return False if there is none."""
         return await self._queue().drop_timer((await self.info(session_id)).id, name)
 
 

@@ -43,6 +43,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def message(self) -> Message | None:
+        """The message that `text` is from, or None if there is none."""
         if self.queued:
             return None
         state = self.session.state
@@ -58,6 +59,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def stop_reason(self) -> StopReason | None:
+        """The reason why the run stopped, or None if the answer is still to come."""
         return None if self.queued else self.session.state.stop_reason
 
     @property

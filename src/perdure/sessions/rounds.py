@@ -177,8 +177,8 @@ class Round:
 def load_policy(path: str | os.PathLike[str]) -> RetentionPolicy:
     """Return the policy in a TOML file. Raise InvalidData, which names the field, if something in it is wrong.
 
-    The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and `[owners.NAME]` have the same
-    fields.
+    `path` is the file. The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and
+    `[owners.NAME]` have the same fields.
     """
     file = Path(path)
     try:
