@@ -498,20 +498,35 @@ class Filters(TypedDict, total=False):
     """
 
     id: str
+    """Only the session with this id."""
     agent: str
+    """Only sessions of the agent with this name."""
     status: SessionStatus | str
+    """Only sessions with this status."""
     owner: str | None
+    """Only sessions of this owner."""
     tag: str
+    """Only sessions with this tag."""
     metadata: Mapping[str, str | int | bool]
+    """Only sessions with these values in their metadata."""
     parent: str
+    """Only forks of this session, and sessions that its runs have spawned."""
     top_level: bool
+    """True to leave out the sessions of sub-agents."""
     created_after: datetime
+    """Only sessions that were created later."""
     created_before: datetime
+    """Only sessions that were created earlier."""
     updated_after: datetime
+    """Only sessions that were updated later."""
     updated_before: datetime
+    """Only sessions that were updated earlier."""
     order: Literal["created", "updated"]
+    """"created" or "updated". The newest come first."""
     limit: int
+    """The number of sessions on a page at most."""
     after: str | None
+    """The `next` of the page before."""
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -597,6 +612,7 @@ class SessionStore(Protocol):
         """Return the session as of a version, by default the newest. Return None if it is not there."""
         ...
 
+                                                     """Return whether a session exists, hidden ones included."""
     async def exists(self, session_id: str) -> bool: ...
 
     async def delete(self, session_id: str) -> None:
@@ -1209,6 +1225,7 @@ class Timer(msgspec.Struct, frozen=True):
     """An item that is put into a session's inbox at a time. One that repeats has a schedule."""
 
     session_id: SessionId
+    """The session."""
     name: str
     """Its name. No other timer of the session has the same."""
     due: float
@@ -1216,8 +1233,11 @@ class Timer(msgspec.Struct, frozen=True):
     entry: Entry | None = None
     """The item. A timer without one puts nothing into the inbox."""
     priority: int = 0
+    """The priority of the item. Higher ones are sent first."""
     cron: str | None = None
+    """The times at which it rings again, such as `0 7 * * MON`."""
     timezone: str | None = None
+    """The time zone that `cron` is in, such as `Europe/Oslo`."""
     id: int = 0
     """The number that the store gave it. A timer that is replaced gets another."""
 
@@ -1475,7 +1495,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidData("$.retain_every", "the time between two rounds of retention is more than 0 seconds")
 
     def takes(self, priority: int) -> bool:
-        """Tell whether messages of a priority are urgent enough for this worker."""
+        """Tell whether messages of a `priority` are urgent enough for this worker."""
         return self.least_priority is None or priority >= self.least_priority
 
 
@@ -1490,13 +1510,17 @@ class Dispatcher(Protocol):
     """
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
-        """Have a worker look at a session soon."""
+        """Have a worker look at a session soon.
+
+        `session_id` names the session, `priority` is how urgent it is, and `owner` is its owner.
+        """
         ...
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
         """Hand sessions to this process until `stopped` is set. Then wait for those that are under way.
 
-        After `options.drain` seconds, return even if some still run: the caller takes care of those.
+        `advance` is called with the id of each session. After `options.drain` seconds, return even if some still run:
+        the caller takes care of those.
         """
         ...
 
@@ -1784,11 +1808,15 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The session in which it was said."""
     message_id: str | None = None
+    """The message that says it."""
     role: str | None = None
+    """The role of its sender."""
     created_at: datetime | None = None
+    """The time at which it was said."""
     score: float | None = None
     """A number for how well it fits, if that is known. More is better."""
     metadata: Mapping[str, Any] = EMPTY
+    """The metadata that it was remembered with."""
 
 
 @runtime_checkable
@@ -1799,11 +1827,11 @@ class Memory(Protocol):
     """
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Store a text. Return its id. A text with the same `call_id` in its metadata is stored once."""
+        """Store a `text`. Return its id. A text with the same `call_id` in its `metadata` is stored once."""
         ...
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
-        """Return the memories that fit a question, the best first. Raise InvalidData if the question is blank."""
+        """Return the memories that fit a `query`, at most `limit`, the best first. Raise InvalidData if it is blank."""
         ...
 
 

@@ -372,7 +372,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
-        """Return several reports as one."""
+        """Return several `reports` as one."""
         columns = zip(*map(msgspec.structs.astuple, reports), strict=True)
         return cls(*(sum(column, start=()) for column in columns))
 

@@ -70,10 +70,11 @@ class ModelConfig(Value, frozen=True):
 
     @classmethod
     def of(cls, model: str | ModelConfig) -> ModelConfig:
+        """Return a `model` that is given as a config or by its name."""
         return model if isinstance(model, ModelConfig) else cls(model)
 
     def asked(self, options: ModelOptions | None) -> ModelConfig:
-        """Return the model as a run with options of its own asks it."""
+        """Return the model as a run with `options` of its own asks it."""
         if options is None:
             return self
         given = {name: getattr(options, name) for name in ("temperature", "max_tokens", "thinking")}
@@ -139,6 +140,7 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
 
     @property
     def model_config(self) -> ModelConfig | None:
+        """The model as a `ModelConfig`, or None."""
         return None if self.model is None else ModelConfig.of(self.model)
 
 

@@ -55,6 +55,7 @@ class ExecutionBudget(Value, frozen=True):
 
     @classmethod
     def unlimited(cls) -> ExecutionBudget:
+        """Return a budget without limits."""
         return cls()
 
     @property
@@ -63,7 +64,7 @@ class ExecutionBudget(Value, frozen=True):
         return self == ExecutionBudget()
 
     def reached(self, spent: Spent) -> str | None:
-        """Return the name of the first limit that is reached, if any."""
+        """Return the name of the first limit that is reached by what was `spent`, if any."""
         limits = (
             ("max_steps", self.max_steps, spent.steps),
             ("max_tokens", self.max_tokens, spent.usage.total_tokens),
@@ -78,7 +79,7 @@ class ExecutionBudget(Value, frozen=True):
         return None
 
     def is_exhausted(self, spent: Spent) -> bool:
-        """Tell whether any limit is reached."""
+        """Tell whether any limit is reached by what was `spent`."""
         return self.reached(spent) is not None
 
 
@@ -158,7 +159,10 @@ class PendingCall(ToolCall, frozen=True):
         *,
         external: bool = False,
     ) -> PendingCall:
-        """Return a call as one that waits."""
+        """Return a `call` as one that waits.
+
+        `session_id`, `waits_for` and `external` are the fields that it gets.
+        """
         facts = (call.name, call.arguments, call.id, call.provider, call.opaque)
         return cls(*facts, session_id, waits_for, external, unknown=call.unknown)
 

@@ -217,10 +217,18 @@ class Message(Value, frozen=True):
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        """Return a message of the user. `content` are texts and parts.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         return cls("user", _parts(content), _id(id), metadata)
 
     @classmethod
     def system(cls, text: str, *, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        """Return a message of the system, which says a `text`.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         return cls("system", _parts((text,)), _id(id), metadata)
 
     @classmethod
@@ -231,6 +239,10 @@ class Message(Value, frozen=True):
         id: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
+        """Return a message of the assistant. `content` are texts and parts, and `tool_calls` come behind them.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         said = _parts([part for part in content if part != ""])
         if tool_calls != ():
             said += tuple(expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls"))
@@ -247,16 +259,21 @@ class Message(Value, frozen=True):
         id: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
+        """Return the message with the result of the call `call_id`. `content` is a text or any JSON value.
+
+        `name` is the name of the tool. With `is_error` the content is the reason why the call failed. Without an `id`
+        it gets one. `metadata` is stored with it.
+        """
         settled = clean_text(content) if isinstance(content, str) else content
         result = ToolResult(expect(call_id, str, "$.call_id"), settled, name, is_error)
         return cls("tool", (result,), _id(id), metadata)
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """Return a message from what a caller has: a message, a text, a part, or a dict.
+        """Return a message from a `value` that a caller has: a message, a text, a part, or a dict.
 
         A dict has a role, content and perhaps tool calls, in our form or in OpenAI's. Or it is an item of OpenAI's
-        Responses API.
+        Responses API. A text or a part gets the `role`.
         """
         if isinstance(value, Message):
             return value
@@ -280,10 +297,12 @@ class Message(Value, frozen=True):
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The parts that are tool calls."""
         return tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
+        """The parts that are results of tool calls."""
         return tuple([part for part in self.parts if isinstance(part, ToolResult)])
 
     @property
@@ -292,7 +311,7 @@ class Message(Value, frozen=True):
         return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
 
     def with_files(self, bodies: Mapping[str, bytes]) -> Message:
-        """Return the message with bytes put back into it, by their hashes."""
+        """Return the message with bytes put back into it. `bodies` has them by their hashes."""
         parts = [
             msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
             if type(part) is Media and part.hash is not None and part.hash in bodies
@@ -331,6 +350,7 @@ class Message(Value, frozen=True):
         return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
 
     def with_metadata(self, **values: JSON) -> Message:
+        """Return the message with further metadata, given as the keywords `values`."""
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
 
 

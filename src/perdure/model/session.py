@@ -294,7 +294,8 @@ def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
 class SessionInfoList(Sequence[I_co]):
     """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
 
-    `damaged` names the sessions of this page with an unreadable header. They do not stop the list of the others.
+    `infos` are the headers. `damaged` names the sessions of this page with an unreadable header. They do not stop the
+    list of the others.
     """
 
     def __init__(
@@ -309,6 +310,7 @@ class SessionInfoList(Sequence[I_co]):
         self.damaged = tuple(damaged)
 
     def all(self) -> tuple[I_co, ...]:
+        """Return the headers of the page as a tuple."""
         return self._infos
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ class Usage(Value, frozen=True):
 
     @property
     def total_tokens(self) -> int:
+        """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
     @property

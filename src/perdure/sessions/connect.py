@@ -80,7 +80,7 @@ def connect(
     keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
-    """Return the sessions in a store. The URL is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
+    """Return the sessions in a store. The `url` is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
 
     A store may also be given itself. Use the sessions with `async with`. With an `owner`, every verb sees only that
     owner's sessions. `live` is the number of open sessions that are kept in memory. `events` hears everything.
@@ -176,7 +176,7 @@ def connect_blocking(
 ) -> BlockingSessions:
     """Return the same sessions for scripts and notebooks. Use it with `with`; no verb is awaited.
 
-    A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
+    The options are those of `connect`. A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
     """
     from perdure.sessions.blocking import BlockingSessions
 

@@ -55,7 +55,9 @@ class Dropped(msgspec.Struct, frozen=True):
     """A message that was taken back."""
 
     key: str | None
+    """The key of the message, if it had one."""
     text: str
+    """Its text."""
 
 
 class Operating(Queueing):

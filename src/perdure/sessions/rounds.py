@@ -47,11 +47,13 @@ class RetentionReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, erased: Erased, at: datetime, *, dry_run: bool) -> Self:
+        """Return the report of what was `erased`, or in a `dry_run` would be, by ages counted from `at`."""
         counts = (erased.versions, erased.messages, erased.bytes)
         return cls(at, dry_run, tuple(erased.erased), tuple(erased.pruned), *counts, tuple(erased.left))
 
     @property
     def sessions(self) -> int:
+        """The number of sessions that are gone."""
         return len(self.erased)
 
 

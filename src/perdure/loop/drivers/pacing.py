@@ -52,7 +52,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rate: RateLimit | str) -> RateLimit:
-        """Return a rate, given as one or as a text: `"60/m"`, `"10/s"`, `"1000/h"`."""
+        """Return a `rate`, given as one or as a text: `"60/m"`, `"10/s"`, `"1000/h"`."""
         if isinstance(rate, RateLimit):
             return rate
         found = _TEXT.fullmatch(rate) if isinstance(rate, str) else None
