@@ -612,8 +612,9 @@ class SessionStore(Protocol):
         """Return the session as of a version, by default the newest. Return None if it is not there."""
         ...
 
-                                                     """Return whether a session exists, hidden ones included."""
-    async def exists(self, session_id: str) -> bool: ...
+    async def exists(self, session_id: str) -> bool:
+        """Return whether there is a session with a `session_id`, hidden ones included."""
+        ...
 
     async def delete(self, session_id: str) -> None:
         """Erase this one session. Nothing of it is left, except what versions of other sessions show.

@@ -84,7 +84,7 @@ class Value(
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the value that `plain` was made of by `to_dict`. Raise InvalidData, with the path, for anything else."""
+        """Return the value that `to_dict` made `plain` of. Raise InvalidData, with the path, for anything else."""
         from perdure import codec
 
         return codec.from_dict(cls, plain)

@@ -837,6 +837,7 @@ class BlockingSessions(AwaitedSessions):
 
     @property
     def owner(self) -> str | None:
+        """The owner whose sessions these are, or None for those of everybody."""
         return self._target.owner
 
     @property
@@ -1332,6 +1333,7 @@ class BlockingQueued(Awaited[Queued]):
 
     @property
     def session_id(self) -> SessionId:
+        """The session that it was left with."""
         return self._target.session_id
 
     @property

@@ -39,6 +39,7 @@ class Queued:
         self._sessions = sessions
         self._item = item
         self.session_id = session_id
+        """The session that it was left with."""
         self.key = key
         """The key by which `result` finds its answer, also from another process."""
         self.at = at

@@ -29,6 +29,7 @@ class Reach:
         check_owner(owner)
         self._connection = connection
         self.owner = owner
+        """The owner whose sessions these are, or None for those of everybody."""
         self._expected: int | None = None
         """The version that a session must have to be changed; None for any."""
 
