@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from perdure.model.state import AgentState
 
 WhenBusy = Literal["raise", "steer", "queue"]
+"""What becomes of a message while another run is under way: an error, a part of that run, or a message after it."""
 _SPEC = ("name", "description", "parameters")
 
 

@@ -71,7 +71,7 @@ class LoopSetup(msgspec.Struct, frozen=True):
     events: EventHandler | None = None
     """The handler that hears every event of the run."""
     concurrency: Concurrency = "parallel"
-    """"parallel" or "sequential": the way in which the tool calls of one step are made."""
+    """The way in which the tool calls of one step are made: "parallel", "sequential", or how many at once."""
     keep_traces: bool = True
     """True if the prompt keeps the tool calls of earlier runs."""
     max_result_chars: int = 20_000

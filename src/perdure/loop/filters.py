@@ -38,6 +38,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 Verdict = Warned | Rejected | None
 InputFilter = Callable[[Sequence[Message]], Verdict | Awaitable[Verdict]]
+"""A function, plain or async, of what a user says. It returns `Rejected`, `Warned`, or None."""
 
 
 async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> tuple[list[Warned], Rejected | None]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.telemetry.spans import RunTrace
 
 Concurrency = Literal["sequential", "parallel"] | int
+"""The way in which the tool calls of one step are made. A number says how many are made at once."""
 
 _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 

@@ -70,3 +70,4 @@ class SessionSaveFailed(Value, frozen=True, tag="session_save_failed"):
 
 
 SessionEvent = SessionLoaded | SessionActionExecuted | SessionSaved | SessionLoadFailed | SessionSaveFailed
+"""An event about a session itself."""

@@ -392,6 +392,7 @@ AnyLoopEvent = (
     | AgentEnd
     | UnknownEvent
 )
+"""An event of a run."""
 
 KINDS = frozenset(str(event.__struct_config__.tag) for event in get_args(AnyLoopEvent))
 """The kinds of entries that this release knows."""

@@ -14,6 +14,7 @@ from perdure.model.ids import new_id
 from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_alike, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
+"""The sender of a message."""
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REDACTIONS = "redactions"
 """The key in a message's metadata for the number of replacements by each redactor before it was stored."""
@@ -193,6 +194,7 @@ class UnknownPart(Value, frozen=True, tag="~part"):
 
 _KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque", "envelope")
 Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | Envelope | UnknownPart
+"""A part of a message."""
 
 
 class Message(Value, frozen=True):

@@ -14,6 +14,7 @@ from perdure.model.checks import expect, expect_function
 
 E = TypeVar("E")
 Subscriber = Callable[[Any], Awaitable[None] | None]
+"""A function, plain or async, that is called with events."""
 
 _log = logging.getLogger("perdure.events")
 

@@ -47,7 +47,7 @@ class LoopOptions(TypedDict, total=False):
     input_filters: Sequence[InputFilter]
     """Functions that may reject or mark what a user says before a model is asked."""
     concurrency: Concurrency
-    """"parallel" or "sequential": the way in which the tool calls of one step are made."""
+    """The way in which the tool calls of one step are made: "parallel", "sequential", or how many at once."""
     keep_traces: bool
     """False to leave the tool calls of earlier runs out of prompts."""
     max_result_chars: int
