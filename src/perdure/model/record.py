@@ -126,9 +126,9 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     config: LoopConfigSnapshot | None = None
     """The model, and how it was asked."""
     messages: tuple[Message, ...] = ()
-    """The messages that it was sent and has produced, in order."""
+    """The messages that it was sent and has produced, in order. In a header they are empty."""
     turns: tuple[Turn, ...] = ()
-    """The steps, in order."""
+    """The steps, in order. A header has none."""
     usage: Usage = Usage()
     """Tokens and money of the whole run."""
     errors: tuple[ErrorRecord, ...] = ()
@@ -136,7 +136,7 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = EMPTY
     """The values that the sender has put on the record of the run."""
     events: tuple[AnyLoopEvent, ...] = ()
-    """The events, if the whole record was asked for."""
+    """The events, in order. A header has none."""
     children_loop_ids: tuple[str, ...] = ()
     """The runs of this session that follow it."""
     child_loop_refs: tuple[ChildLoopRef, ...] = ()
@@ -447,9 +447,9 @@ class SessionRecord(Value, frozen=True, kw_only=True):
     agent_id: str = ""
     """Its agent."""
     created_at: datetime | None = None
-    """The time of the first event."""
+    """The time at which the record begins."""
     last_active_at: datetime | None = None
-    """The time of the last event."""
+    """The time at which something last ran."""
     parent_spawn_ref: SpawnRef | None = None
     """The call that has spawned the session, if it is a sub-agent's."""
     loops: tuple[LoopRecord, ...] = ()
