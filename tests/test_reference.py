@@ -9,6 +9,7 @@ import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -42,19 +43,25 @@ MODULES = [
 ]
 """The public modules beside the root."""
 VERBS = [
-    "connect",
-    "sessions",
-    "blocking",
+    "actions",
     "agents",
-    "messages",
+    "blocking",
+    "connect",
     "events",
+    "loop",
+    "memory",
+    "messages",
+    "moving",
+    "record",
+    "redaction",
+    "replay",
+    "sessions",
     "workers",
     "workflows",
-    "moving",
-    "redaction",
-    "memory",
 ]
 """The pages on which every parameter is explained. The others are for those who extend perdure."""
+OF_PROTOCOLS = ["execute_on", "install", "respond", "select"]
+"""The methods that a protocol explains, for all classes that have them."""
 MADE_BY_PERDURE = [
     "BlockingChat",
     "BlockingQueued",
@@ -134,14 +141,21 @@ def is_field(name: str, kind: ast.expr) -> bool:
 
 
 def verbs_of(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the constructor, if users call it, the public methods, and the properties, each by its own definition."""
+    """Yield the constructor, if users call it, the public methods, and the properties, each by its last definition."""
+    seen = set(OF_PROTOCOLS)
     for base in own_bases(cls):
         for name, member in vars(base).items():
             verb = getattr(member, "__func__", member)
-            is_own = getattr(verb, "__qualname__", "").startswith(base.__qualname__)  # not that of every Protocol
-            is_called = name == "__init__" and is_own and cls.__name__ not in MADE_BY_PERDURE
-            if (is_called or not name.startswith("_")) and (inspect.isfunction(verb) or isinstance(verb, property)):
+            is_verb = not name.startswith("_") or (name == "__init__" and has_constructor(base, cls))
+            if is_verb and name not in seen and (inspect.isfunction(verb) or isinstance(verb, property)):
+                seen.add(name)
                 yield f"{base.__name__}.{name}", verb
+
+
+def has_constructor(base: type, cls: type) -> bool:
+    """Tell whether users call a constructor that is written out in `base`, and not made of its fields."""
+    is_written = base.__init__.__qualname__.startswith(base.__qualname__) and not is_dataclass(base)
+    return is_written and cls.__name__ not in MADE_BY_PERDURE
 
 
 def without_text(name: str, verb: Any, cls: type | None) -> Iterator[str]:

@@ -50,7 +50,7 @@ class ChangeModel:
         return session.with_state(self.state_of(session.state))
 
     def state_of(self, state: AgentState) -> AgentState:
-        """Return a state with the other model."""
+        """Return a `state` with the other model."""
         model = None if self.config is None else ModelConfig.of(self.config)
         return state.with_default_model(model) if self.as_default else state.with_model(model)
 

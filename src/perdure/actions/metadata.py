@@ -54,7 +54,7 @@ class UpdateTask:
 
 
 class TagSession:
-    """An action that adds tags, and takes some away."""
+    """An action that adds tags, and takes some away. `tags` are added, and those in `remove` taken away."""
 
     may_be_repeated = True
 

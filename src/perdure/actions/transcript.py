@@ -21,7 +21,7 @@ _ORPHAN = (
 
 
 class InjectMessage:
-    """An action that appends messages without running the agent: messages, texts, or dicts as in OpenAI's APIs."""
+    """An action that appends `messages` without running the agent: messages, texts, or dicts as in OpenAI's APIs."""
 
     may_be_repeated = True
 

@@ -127,20 +127,26 @@ BY_ITSELF = RunStart()
 
 
 class AgentLoop:
-    """A loop that runs an agent's state to the end of an execution. It keeps nothing between runs."""
+    """A loop that runs an agent's state to the end of an execution, with a `setup`. It keeps nothing between runs."""
 
     def __init__(self, setup: LoopSetup) -> None:
         self.setup = setup
 
     async def run(self, state: AgentState) -> AgentState:
-        """Return the state at the end of the run. A run in progress is continued, with the same execution id."""
+        """Return the state at the end of the run. A run in progress is continued, with the same execution id.
+
+        `state` is the state from which it begins.
+        """
         run = self.start(state)
         async for _ in run.steps():
             pass
         return run.state
 
     async def iterate(self, state: AgentState) -> AsyncGenerator[AgentState, None]:
-        """Yield the state after each step, and at last the state at the end of the run."""
+        """Yield the state after each step, and at last the state at the end of the run.
+
+        `state` is the state from which it begins.
+        """
         run = self.start(state)
         async with aclosing(run.steps()) as steps:
             async for after_step in steps:
@@ -148,7 +154,10 @@ class AgentLoop:
         yield run.state
 
     def start(self, state: AgentState, start: RunStart = BY_ITSELF) -> Run:
-        """Return a run that has not begun yet, for callers that need its state at any time."""
+        """Return a run that has not begun yet, for callers that need its state at any time.
+
+        `state` is the state from which it begins, and `start` has the facts of a run in a session.
+        """
         return Run(self.setup, state, start)
 
 

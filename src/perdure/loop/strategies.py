@@ -32,6 +32,7 @@ class Branch(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The text of the answer."""
         response = self.state.final_response
         return response.text if response is not None else ""
 
@@ -87,7 +88,7 @@ class LongestAnswer:
 
 
 class Judge:
-    """The answer that a model finds best. The judge's usage is on record."""
+    """The answer that a `model` finds best by the `criteria`. The judge's usage is on record."""
 
     ends_early = False
 
@@ -131,7 +132,7 @@ async def _unheard(delta: Delta) -> None:
 
 
 class Chosen:
-    """The answer whose index a function, plain or async, returns."""
+    """The answer whose index a `function` of the branches, plain or async, returns."""
 
     ends_early = False
 

@@ -52,6 +52,7 @@ class LoopStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
+        """True once the loop has ended, in whatever way."""
         return self not in (LoopStatus.PENDING, LoopStatus.RUNNING)
 
 
@@ -158,7 +159,7 @@ class LoopRecord(Value, frozen=True, kw_only=True):
 
     @classmethod
     def pending(cls, group: ParallelLoopStart, loop_id: str) -> LoopRecord:
-        """Return the record of a branch that has been announced and has not begun."""
+        """Return the record of a branch, the `loop_id` of a `group`, that was announced and has not begun."""
         kind = ContinuationKind("branch", str(group.loop_ids.index(loop_id)))
         return cls(
             loop_id=loop_id,
@@ -178,25 +179,34 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         return max(0.0, (self.ended_at - self.started_at).total_seconds() - self.idle)
 
     def after(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopRecord:
-        """Return the record after an event. For many events, use `LoopFold`."""
+        """Return the record after an `event`. For many events, use `after_all`.
+
+        `keep_event` is False to leave the event itself out.
+        """
         return LoopFold(self).take(event, keep_event=keep_event).record()
 
     def after_all(self, events: Iterable[AnyLoopEvent]) -> LoopRecord:
-        """Return the record after all these events, in their order."""
+        """Return the record after all these `events`, in their order."""
         fold = LoopFold(self)
         for event in events:
             fold.take(event)
         return fold.record()
 
     def aborted(self, at: datetime) -> LoopRecord:
-        """Return the record of a loop that did not reach its end. It keeps the messages and usage it has reached."""
+        """Return the record of a loop that did not reach its end, and was given up `at` a time.
+
+        It keeps the messages and usage it has reached.
+        """
         if self.status.is_over:
             return self
         ended_at = self.ended_at or at
         return replace(self, status=LoopStatus.ABORTED, ended_at=ended_at, turns=_closed(self.turns, ended_at))
 
     def selected(self, event: ParallelLoopEnd) -> LoopRecord:
-        """Return the record of a branch once one of its group has been selected. One that never began is aborted."""
+        """Return the record of a branch after the `event` that selects one of its group.
+
+        A branch that never began is aborted.
+        """
         group = ParallelGroupRecord(
             event.loop_ids,
             event.selected_loop_id,
@@ -456,6 +466,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
     """The runs, in the order in which they began."""
 
     def get_loop(self, loop_id: str) -> LoopRecord | None:
+        """Return the run `loop_id`, or None."""
         return next((loop for loop in self.loops if loop.loop_id == loop_id), None)
 
     def root_loops(self) -> tuple[LoopRecord, ...]:
@@ -464,10 +475,14 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(loop for loop in self.loops if loop.parent_loop_id not in known)
 
     def children_of(self, loop_id: str) -> tuple[LoopRecord, ...]:
+        """Return the runs that follow the run `loop_id`, or branch off from it."""
         return tuple(loop for loop in self.loops if loop.parent_loop_id == loop_id)
 
     def parallel_siblings(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """Return the branches of a loop's parallel group, itself included, in the order of their configs."""
+        """Return the branches of a loop's parallel group, itself included, in the order of their configs.
+
+        `loop_id` names the loop.
+        """
         loop = self.get_loop(loop_id)
         if loop is None or loop.parallel_group is None:
             return ()
@@ -475,7 +490,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(each for each in found if each is not None)
 
     def chain_to(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """Return the loops from a root down to one, in order."""
+        """Return the loops from a root down to the loop `loop_id`, in order."""
         left = {loop.loop_id: loop for loop in self.loops}
         chain: list[LoopRecord] = []
         loop = left.pop(loop_id, None)

@@ -35,6 +35,7 @@ class CallChange(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """The name of the tool."""
         call = self.replayed or self.recorded
         assert call is not None
         return call.name
@@ -64,6 +65,7 @@ class StepComparison(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Kind:
+        """ "same", "changed", "added" or "missing"."""
         if self.recorded is None:
             return "added"
         if self.replayed is None:
@@ -72,6 +74,7 @@ class StepComparison(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
+        """True if nothing differs."""
         return self.kind == "same"
 
     def answer_diff(self) -> list[str]:
@@ -109,6 +112,7 @@ class TurnComparison(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
+        """True if no step differs, and the turn ends in the same way."""
         return all(step.is_same for step in self.steps) and not self.ends_otherwise
 
 
@@ -146,10 +150,12 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def changed_answers(self) -> int:
+        """The number of steps with another answer."""
         return sum("answer" in step.differences for step in self.steps)
 
     @property
     def changed_calls(self) -> int:
+        """The number of steps with other tool calls."""
         return sum("calls" in step.differences for step in self.steps)
 
     @property

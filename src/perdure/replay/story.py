@@ -80,6 +80,7 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The text of the answer."""
         return self.message.text
 
     @property
@@ -168,10 +169,12 @@ class PlayedTurn(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
+        """The usage of all steps."""
         return sum((step.usage for step in self.steps), start=Usage())
 
     @property
     def seconds(self) -> float:
+        """Seconds of all steps whose times are known."""
         return sum(step.seconds or 0.0 for step in self.steps)
 
 

@@ -60,7 +60,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> CompactionOptions:
-        """Return options from a caller's keywords. Raise InvalidData for an unknown one."""
+        """Return options from a caller's keywords, the `options`. Raise InvalidData for an unknown one."""
         for name in options:
             if name not in cls.__struct_fields__:
                 known = ", ".join(cls.__struct_fields__)
@@ -78,7 +78,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
     def strategy(self, *, has_model: bool) -> CompactStrategy:
         """Return the named strategy, or else the one that a callback is for.
 
-        Without either, it is a summary if a model can write one, and otherwise truncation.
+        Without either, it is a summary if it `has_model`, a model that can write one, and otherwise truncation.
         """
         if self.compact_strategy is not None:
             return self.compact_strategy
@@ -94,7 +94,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.hard_limit_strategy or "truncate"
 
     def calls_model(self, *, has_model: bool) -> bool:
-        """Tell whether a model may be asked for a summary."""
+        """Tell whether a model may be asked for a summary, if it `has_model`."""
         wanted = {self.strategy(has_model=has_model)}
         if self.hard_limit_tokens is not None:
             wanted.add(self.strategy_over_limit)
