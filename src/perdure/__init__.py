@@ -245,6 +245,9 @@ if TYPE_CHECKING:
     from perdure.runtime.repository import SessionRepository as SessionRepository
     from perdure.runtime.runtime import SessionRuntime as SessionRuntime
     from perdure.sessions.attaching import attach as attach
+    from perdure.sessions.blocking import BlockingChat as BlockingChat
+    from perdure.sessions.blocking import BlockingQueued as BlockingQueued
+    from perdure.sessions.blocking import BlockingRun as BlockingRun
     from perdure.sessions.blocking import BlockingSessions as BlockingSessions
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
@@ -351,7 +354,7 @@ _HOMES = {
     "runtime.repository": "SessionFactory SessionRepository",
     "runtime.runtime": "SessionRuntime",
     "sessions.attaching": "attach",
-    "sessions.blocking": "BlockingSessions",
+    "sessions.blocking": "BlockingChat BlockingQueued BlockingRun BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
     "sessions.sessions": "Sessions",

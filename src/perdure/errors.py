@@ -612,6 +612,7 @@ class RunFailed(DriverError):
     cause: Cause | None = None
     session: Any = None
     problem: str = ""
+    """A sentence about the cause."""
 
     def __init__(
         self,

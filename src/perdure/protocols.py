@@ -150,18 +150,23 @@ class ActionContext:
     """The context that the runtime gives an action. Most actions ignore it, and none can change it."""
 
     store: SessionStore
+    """The store of the session."""
     emit: Callable[[object], Awaitable[None]]
+    """The function that tells subscribers of an event."""
     execute: Callable[[str, Action], Awaitable[AgentSession]]
+    """The function that executes an action on another session, by its id."""
     create: Callable[[AgentSession], Awaitable[AgentSession]]
     """Keeps a new session. It goes through the same stages as every other."""
     journal: Journal | None
     """The store's journal, which is the store itself. None if the store has no journal and records no runs."""
     under_way: UnderWay
+    """The work that is under way in this process."""
     hold: Callable[[ClaimingRecord, Sequel | None], None]
     """Hands a claim to the runtime, which gives it back unless the action's result is saved with it.
 
     The sequel is carried out once the claim is given back, in either case."""
     terms: Terms = DEFAULT_TERMS
+    """The lease of claims, and the limit for each owner."""
 
     @property
     def is_closing(self) -> bool:
@@ -176,6 +181,7 @@ class Next(msgspec.Struct, frozen=True):
     """
 
     session: AgentSession
+    """The next version."""
     saving: Saving | None = None
     """The claim of a run, and the part of it that is on record already."""
     tells: Sequence[object] = ()
@@ -186,6 +192,7 @@ class Answer(msgspec.Struct, frozen=True):
     """The result of an action that makes no new version. Nothing is saved, and the caller gets this session."""
 
     session: AgentSession
+    """The session that the caller gets."""
     sequel: Sequel | None = None
     """Work that follows, in a task of the runtime's own."""
 
@@ -285,8 +292,11 @@ class ToolSpec(msgspec.Struct, frozen=True):
     """The description of a tool that a model is given."""
 
     name: str
+    """The name of the tool."""
     description: str
+    """A text for the model about when to call it."""
     parameters: Mapping[str, Any]
+    """The JSON schema of the arguments."""
 
 
 ReadFiles = Callable[[Collection[str]], Awaitable[Mapping[str, bytes]]]
@@ -301,10 +311,14 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """
 
     model: ModelConfig
+    """The model that is asked."""
     messages: Sequence[Message]
     system_prompt: str = ""
+    """The instructions that it is told first."""
     tools: tuple[ToolSpec, ...] = ()
+    """The tools that it may call."""
     response_format: Mapping[str, Any] | None = None
+    """The JSON schema of the answer, if one is wanted."""
     step: int = 0
     """The index of the step within its run. A recovered run continues to count where it stopped."""
     read_files: ReadFiles | None = None
@@ -331,15 +345,20 @@ class Delta(Value, frozen=True):
     kind: Literal["text", "thinking", "tool_call", "restart"]
     """`restart` means that all earlier pieces are void: the answer begins again."""
     text: str
+    """The piece."""
     call_id: str | None = None
+    """The tool call that the piece belongs to."""
     name: str | None = None
+    """The name of the tool, if the piece belongs to a call."""
 
 
 class ModelReply(msgspec.Struct, frozen=True):
     """A whole answer: the assistant's message, and what the provider told about it."""
 
     message: Message
+    """The message."""
     response: InferenceResponse = InferenceResponse()
+    """The facts about the answer."""
 
 
 OnDelta = Callable[[Delta], Awaitable[None]]
@@ -374,9 +393,13 @@ class ToolContext(msgspec.Struct, Generic[C], frozen=True):
     """
 
     call_id: str
+    """The id of the call."""
     execution_id: str
+    """The run that makes the call."""
     agent_id: str
+    """The agent that makes it."""
     session_id: str | None = None
+    """The session of the run."""
     progress: Callable[[JSON], Awaitable[None]] = _unheard
     """Tells the followers of the run how far the call has come."""
     spawn: Callable[..., Awaitable[Any]] | None = None
@@ -475,20 +498,35 @@ class Filters(TypedDict, total=False):
     """
 
     id: str
+    """Only the session with this id."""
     agent: str
+    """Only sessions of the agent with this name."""
     status: SessionStatus | str
+    """Only sessions with this status."""
     owner: str | None
+    """Only sessions of this owner."""
     tag: str
+    """Only sessions with this tag."""
     metadata: Mapping[str, str | int | bool]
+    """Only sessions with these values in their metadata."""
     parent: str
+    """Only forks of this session, and sessions that its runs have spawned."""
     top_level: bool
+    """True to leave out the sessions of sub-agents."""
     created_after: datetime
+    """Only sessions that were created later."""
     created_before: datetime
+    """Only sessions that were created earlier."""
     updated_after: datetime
+    """Only sessions that were updated later."""
     updated_before: datetime
+    """Only sessions that were updated earlier."""
     order: Literal["created", "updated"]
+    """"created" or "updated". The newest come first."""
     limit: int
+    """The number of sessions on a page at most."""
     after: str | None
+    """The `next` of the page before."""
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -574,7 +612,9 @@ class SessionStore(Protocol):
         """Return the session as of a version, by default the newest. Return None if it is not there."""
         ...
 
-    async def exists(self, session_id: str) -> bool: ...
+    async def exists(self, session_id: str) -> bool:
+        """Return whether there is a session with a `session_id`, hidden ones included."""
+        ...
 
     async def delete(self, session_id: str) -> None:
         """Erase this one session. Nothing of it is left, except what versions of other sessions show.
@@ -621,8 +661,11 @@ class SessionHead(msgspec.Struct, frozen=True):
     """A session without its messages: its header, its definition and its metadata."""
 
     info: AgentSessionInfo
+    """The header."""
     definition: AgentDefinition
+    """The definition of the agent."""
     metadata: Mapping[str, Any] = EMPTY
+    """The session's metadata."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
@@ -762,10 +805,14 @@ class Claim(msgspec.Struct, frozen=True):
     """The right to run one session. The store compares `epoch` on every write made under it."""
 
     session_id: SessionId
+    """The session."""
     epoch: int
     version: int
+    """The version that was claimed."""
     owner: str
+    """The name of the process that holds the claim."""
     lease: float
+    """Seconds without a sign of life after which the claim lapses."""
 
     def __post_init__(self) -> None:
         expect(self.session_id, str, "$.session_id")
@@ -779,8 +826,11 @@ class Entry(Value, frozen=True):
     """Something to put on record: an event of a run, or an item for an inbox."""
 
     kind: str
+    """The kind, such as the tag of an event."""
     body: JSON = None
+    """The rest, as plain data."""
     run: str | None = None
+    """The run that it belongs to, or None."""
 
     def __post_init__(self) -> None:
         # The types are tested here first: each event of a run makes an entry, and this saves two calls for each.
@@ -794,9 +844,13 @@ class JournalEntry(msgspec.Struct, frozen=True):
     """An entry that is on record, with its place in the session's sequence."""
 
     seq: int
+    """The place in the session's sequence."""
     kind: str
+    """The kind, such as the tag of an event."""
     body: JSON
+    """The rest, as plain data."""
     run: str | None = None
+    """The run that it belongs to, or None."""
 
 
 def check_page(limit: object, before: object) -> None:
@@ -862,8 +916,11 @@ class Change(msgspec.Struct, frozen=True):
     """A session to save together with others, with its key and entries. A session of version 0 is created."""
 
     session: AgentSession
+    """The session."""
     key: Key | None = None
+    """The idempotency key that the change answers."""
     entries: Sequence[Entry] = ()
+    """The entries that go on record with it."""
 
 
 @runtime_checkable
@@ -1052,8 +1109,11 @@ class Sketch(msgspec.Struct, frozen=True):
     """A piece of the text of an answer that is not whole yet."""
 
     run: str
+    """The run that writes the answer."""
     message_id: str
+    """The message that the piece belongs to."""
     text: str
+    """The piece."""
     start: int = 0
     """The number of characters of the answer that come before it."""
     attempt: int = 0
@@ -1086,7 +1146,9 @@ class RunProgress(msgspec.Struct, frozen=True):
     seq: int
     """The number of the last entry on record."""
     is_claimed: bool
+    """True if a run is under way."""
     is_interrupted: bool
+    """True if a run was killed, or waits to be continued."""
     sketches: Sequence[Sketch] = ()
     """The pieces of the answer that the record does not have yet, in order."""
 
@@ -1164,6 +1226,7 @@ class Timer(msgspec.Struct, frozen=True):
     """An item that is put into a session's inbox at a time. One that repeats has a schedule."""
 
     session_id: SessionId
+    """The session."""
     name: str
     """Its name. No other timer of the session has the same."""
     due: float
@@ -1171,8 +1234,11 @@ class Timer(msgspec.Struct, frozen=True):
     entry: Entry | None = None
     """The item. A timer without one puts nothing into the inbox."""
     priority: int = 0
+    """The priority of the item. Higher ones are sent first."""
     cron: str | None = None
+    """The times at which it rings again, such as `0 7 * * MON`."""
     timezone: str | None = None
+    """The time zone that `cron` is in, such as `Europe/Oslo`."""
     id: int = 0
     """The number that the store gave it. A timer that is replaced gets another."""
 
@@ -1430,7 +1496,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidData("$.retain_every", "the time between two rounds of retention is more than 0 seconds")
 
     def takes(self, priority: int) -> bool:
-        """Tell whether messages of a priority are urgent enough for this worker."""
+        """Tell whether messages of a `priority` are urgent enough for this worker."""
         return self.least_priority is None or priority >= self.least_priority
 
 
@@ -1445,13 +1511,17 @@ class Dispatcher(Protocol):
     """
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
-        """Have a worker look at a session soon."""
+        """Have a worker look at a session soon.
+
+        `session_id` names the session, `priority` is how urgent it is, and `owner` is its owner.
+        """
         ...
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
         """Hand sessions to this process until `stopped` is set. Then wait for those that are under way.
 
-        After `options.drain` seconds, return even if some still run: the caller takes care of those.
+        `advance` is called with the id of each session. After `options.drain` seconds, return even if some still run:
+        the caller takes care of those.
         """
         ...
 
@@ -1552,6 +1622,7 @@ class Forgotten(msgspec.Struct, frozen=True):
     """The amount of data that was erased with the older versions of a session."""
 
     versions: int = 0
+    """The number of versions."""
     messages: int = 0
     """The erased messages: nothing shows them any more."""
     bytes: int = 0
@@ -1699,11 +1770,15 @@ class SearchHit(Value, frozen=True):
     session_id: SessionId
     """The session whose log holds it. If that one was erased, one that still shows it."""
     message_id: str
+    """The message."""
     role: str
+    """The role of its sender."""
     snippet: str
+    """The piece of its text."""
     matches: tuple[tuple[int, int], ...] = ()
     """The start and end of each matching word in the snippet."""
     score: float = 0.0
+    """The rank. A higher one is a better match."""
     position: int = 0
     """Its place in the log."""
     created_at: datetime | None = None
@@ -1734,11 +1809,15 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The session in which it was said."""
     message_id: str | None = None
+    """The message that says it."""
     role: str | None = None
+    """The role of its sender."""
     created_at: datetime | None = None
+    """The time at which it was said."""
     score: float | None = None
     """A number for how well it fits, if that is known. More is better."""
     metadata: Mapping[str, Any] = EMPTY
+    """The metadata that it was remembered with."""
 
 
 @runtime_checkable
@@ -1749,11 +1828,11 @@ class Memory(Protocol):
     """
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Store a text. Return its id. A text with the same `call_id` in its metadata is stored once."""
+        """Store a `text`. Return its id. A text with the same `call_id` in its `metadata` is stored once."""
         ...
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
-        """Return the memories that fit a question, the best first. Raise InvalidData if the question is blank."""
+        """Return the memories that fit a `query`, at most `limit`, the best first. Raise InvalidData if it is blank."""
         ...
 
 
@@ -1763,7 +1842,9 @@ class MessagePlace(msgspec.Struct, frozen=True):
     session_id: SessionId
     """The session whose log holds it. If that one was erased or is hidden, one that still shows it."""
     log: LogRef
+    """The log that has the message."""
     position: int
+    """Its place in that log."""
 
 
 @runtime_checkable

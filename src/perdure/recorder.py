@@ -35,6 +35,7 @@ class SessionRecorderConfig:
     """
 
     include_streaming_events: bool = False
+    """True to keep the pieces of streamed messages, too."""
     before_task: Callable[[SessionRecord], bool] | None = None
     after_task: Callable[[SessionRecord], None] | None = None
 
@@ -44,7 +45,7 @@ class SessionRecorder:
 
     If events of a session come after a flush, they continue its record, and the next flush gives the whole record. So
     the recorder remembers every session. A `Redacted` event replaces the content of messages in all that is remembered,
-    and the next flush gives the record without it.
+    and the next flush gives the record without it. `config` has its settings.
     """
 
     def __init__(self, config: SessionRecorderConfig | None = None) -> None:
@@ -64,7 +65,7 @@ class SessionRecorder:
         """The number of events that came after the end of their loop, or a second time."""
 
     def on_event(self, event: AnyLoopEvent | object) -> bool:
-        """Take an event. Return True if it was recorded.
+        """Take an `event`. Return True if it was recorded.
 
         An event is not recorded if its session was refused, or its loop is unknown or has ended. Nor are events that
         belong to no loop, so a recorder may listen to a whole `EventBus`. A redaction counts if it changed a record.

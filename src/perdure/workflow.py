@@ -40,9 +40,10 @@ Prompt = str | Callable[[Results], str | Awaitable[str]]
 class Stage:
     """One agent's part in a workflow.
 
-    `prompt` is the message to the agent: a text, or a function of the results. In a text, `{input}` is replaced by the
-    workflow's input, and `{name}` by the result of another stage. By default the message is the results of the stages
-    before. `after` names those stages. By default it is the one before.
+    `name` is the stage's name, and `agent` its definition, by default a plain assistant. `prompt` is the message to the
+    agent: a text, or a function of the results. In a text, `{input}` is replaced by the workflow's input, and `{name}`
+    by the result of another stage. By default the message is the results of the stages before. `after` names those
+    stages. By default it is the one before.
 
     Stages that name the same `session` share a transcript. Without it, a stage has a session of its own, with the same
     id in every process. `fork_from` is a session, or the name of a stage: the stage's session begins as a fork of it.
@@ -79,9 +80,11 @@ class WorkflowResult(msgspec.Struct, frozen=True):
     """The result of a workflow: the last stage's answer, and the reply of every stage by its name."""
 
     replies: Mapping[str, Reply[Any]]
+    """The replies, by the names of their stages."""
 
     @property
     def text(self) -> str:
+        """The answer of the last stage."""
         return list(self.replies.values())[-1].text
 
     def __getitem__(self, stage: str) -> Reply[Any]:
@@ -89,9 +92,9 @@ class WorkflowResult(msgspec.Struct, frozen=True):
 
 
 class Workflow:
-    """Stages in order, or as a graph. The id names one run of it: running it again continues where that run stopped.
+    """Stages in order, or as a graph. The `id` names one run of it: running it again continues where that run stopped.
 
-    A stage that was answered is not run again, in any process: its message has a key that the store keeps.
+    A stage of `stages` that was answered is not run again, in any process: its message has a key that the store keeps.
     """
 
     def __init__(self, id: str, stages: Sequence[Stage]) -> None:
@@ -129,7 +132,7 @@ class Workflow:
         return tuple(dict.fromkeys((*named, *sharing[-1:])))
 
     def session_of(self, stage: Stage) -> SessionId:
-        """Return the id of a stage's session: the one it names, or one made of the workflow's id and its name.
+        """Return the id of a `stage`'s session: the one it names, or one made of the workflow's id and its name.
 
         The part after the last dot is the stage, so two workflows never share an id by accident. The dots in a stage's
         name are therefore written with `_`, and such a part begins with `_`, as no name does.
@@ -150,7 +153,10 @@ class Workflow:
         return SessionId(earlier) if is_own else session_id
 
     async def run(self, sessions: Sessions, input: str) -> WorkflowResult:
-        """Run every stage that was not answered yet. Stages that do not wait for each other run at the same time."""
+        """Run every stage that was not answered yet. Stages that do not wait for each other run at the same time.
+
+        `sessions` are those of `connect`. `input` is the text that prompts name as `{input}`.
+        """
         expect(sessions, Sessions, "$.sessions")
         expect_text(input, "$.input", blank=False)
         replies: dict[str, Reply[Any]] = {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
+import runpy
 import signal
 import threading
 import time
@@ -14,6 +17,8 @@ import pytest
 import perdure
 from perdure import ConfigurationError, SessionNotFound
 from perdure.testing import Chunks, Delay, ScriptedDriver
+
+HERE = Path(__file__).parent
 
 
 def connect(*replies: Any, **options: Any) -> perdure.BlockingSessions:
@@ -175,3 +180,107 @@ def test_a_chat_may_be_named() -> None:
         chat = sessions.open()
         chat.send("hello")
         assert len(chat.diff(other=chat.fork()).common) == 2
+
+
+def test_the_face_is_what_the_async_verbs_say() -> None:
+    """A verb, a parameter or a docstring that has changed is missing here until the script has run again."""
+    spec = importlib.util.spec_from_file_location("make_blocking", HERE / "make_blocking.py")
+    assert spec is not None
+    assert spec.loader is not None
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    there = make.WRITTEN.read_text(encoding="utf-8")
+    assert there == make.written(), "run `python tests/sessions/make_blocking.py`"
+
+
+@pytest.mark.parametrize(
+    ("plain", "twin"),
+    [
+        (perdure.Sessions, perdure.BlockingSessions),
+        (perdure.Chat, perdure.BlockingChat),
+        (perdure.StartedRun, perdure.BlockingRun),
+        (perdure.Queued, perdure.BlockingQueued),
+    ],
+)
+def test_every_verb_has_a_twin_with_its_parameters(plain: type, twin: type) -> None:
+    """`help()` and a prompt that completes see the same verbs, parameters and docstrings. None is a coroutine."""
+    verbs = {name: verb for name, verb in vars(plain).items() if inspect.isfunction(verb) and name[0] != "_"}
+    for name, verb in verbs.items():
+        if name == "leave":  # the connection's own
+            continue
+        same = getattr(twin, name)
+        assert list(inspect.signature(same).parameters) == list(inspect.signature(verb).parameters)
+        assert (inspect.getdoc(same), inspect.iscoroutinefunction(same)) == (inspect.getdoc(verb), False)
+
+
+@pytest.mark.parametrize("name", ["talk", "start"])
+def test_the_types_are_those_of_the_values(name: str) -> None:
+    """What mypy is told in blocking_types.py runs as well."""
+    runpy.run_path(str(HERE / "blocking_types.py"))[name]()
+
+
+async def test_it_works_inside_a_running_event_loop() -> None:
+    """As in a notebook: the verbs run in another thread, and the loop of the caller waits meanwhile."""
+    with connect() as sessions:
+        assert sessions.open().send("hello").text == "yes"
+
+
+def test_the_sessions_of_a_chat_block_as_well() -> None:
+    """A chat leads back to sessions whose verbs are not awaited."""
+    with connect() as sessions:
+        chat = sessions.open("mine")
+        assert chat.sessions.exists("mine") is True
+
+
+def test_what_a_verb_has_returned_is_closed_with_the_sessions() -> None:
+    """Runs, messages, owners' sessions and streams say that they are not open, each as soon as it is used."""
+    with connect("one", "two") as sessions:
+        chat = sessions.open("mine")
+        run, hers, late = chat.start("hello"), sessions.of("ada"), chat.enqueue("later")
+        text = run.stream()
+        assert next(text) == "one"
+    uses: list[Any] = [
+        run.result, run.stream, late.reply, late.drop, hers.list, chat.stream, chat.send, lambda: chat.subscribe(print),
+        lambda: next(text), lambda: hers.of("bo"), lambda: hers.expecting(1),
+    ]  # fmt: skip
+    for use in uses:
+        given = ["x"] if use in (chat.stream, chat.send) else []
+        with pytest.raises(ConfigurationError, match="not open"):
+            use(*given)
+
+
+def test_only_what_connect_returns_is_opened() -> None:
+    """Opening twice would leave the first thread without an end. Nothing is closed by the attempt."""
+    with connect() as sessions:
+        for opened in (sessions, sessions.of("ada")):
+            with pytest.raises(ConfigurationError, match="open already"), opened:
+                pass
+        assert sessions.open().send("hello").text == "yes"
+
+
+def test_two_threads_may_wait_for_one_run() -> None:
+    """Each of them has the answer, and a third that stops it ends both waits."""
+    with connect("one", Delay(30, "late")) as sessions:
+        chat = sessions.open()
+        assert {reply.text for reply in _waited_for(chat.start("hello"))} == {"one"}
+        run = chat.start("again")
+        threading.Timer(0.2, run.cancel).start()
+        assert len(_waited_for(run)) == 2
+
+
+def _waited_for(run: perdure.BlockingRun[Any]) -> list[Any]:
+    """Wait for a run in two threads. Return what each was told: a reply or an error."""
+    told: list[Any] = []
+
+    def wait() -> None:
+        try:
+            told.append(run.result())
+        except perdure.PerdureError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return told

@@ -23,6 +23,7 @@ class AdoptBranch:
     may_be_repeated: ClassVar[bool] = True
 
     branch_id: str
+    """The id of the fork."""
 
     def __post_init__(self) -> None:
         SessionId(self.branch_id)

@@ -64,6 +64,9 @@ class ApproveToolCalls(_Decision):
 
     With `wait=False` nothing is run here, and neither tools nor a model are needed. The decision is put on record in
     one commit, and a worker or `recover` continues the run. `DenyToolCalls` and `AnswerToolCalls` have it, too.
+
+    `call_ids` are the calls, as they were shown, or their ids. `loops` runs the agent. `context` is what tools find in
+    `ToolContext.context`. `model_for` returns the `ChangeModel` that a session needs first, or None.
     """
 
     def __init__(
@@ -89,7 +92,11 @@ class ApproveToolCalls(_Decision):
 
 
 class DenyToolCalls(_Decision):
-    """An action that denies pending calls: all of them, unless some are named. The model is told why, and continues."""
+    """An action that denies pending calls: all of them, unless some are named. The model is told why, and continues.
+
+    `reason` is what the model is told, and `call_ids` are the calls. `wait`, `loops`, `context` and `model_for` are
+    those of `ApproveToolCalls`.
+    """
 
     def __init__(
         self,
@@ -119,6 +126,9 @@ class SettleToolCalls(_Decision):
     The run continues once, with all decisions. Other calls stay pending. `deny` has a reason for each call, by its id
     or digest. For the rest see `ApproveToolCalls`, `DenyToolCalls` and `AnswerToolCalls`. If one of the calls has
     changed or does not wait any more, nothing changes.
+
+    `approve` has the calls to approve. `answers` has results, and `errors` reasons, by call ids. The other parameters
+    are those of `ApproveToolCalls`: `wait`, `loops`, `context` and `model_for`.
     """
 
     def __init__(
@@ -166,6 +176,8 @@ class AnswerToolCalls(SettleToolCalls):
 
     `answers` has a result for each call, by its id or digest. A sub-agent's calls are answered in the same way. Calls
     in `errors` have failed, and the model is told why. If a call does not wait for an answer, nothing changes.
+
+    `wait`, `loops`, `context` and `model_for` are those of `ApproveToolCalls`.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class CompactTranscript:
     """An action that shows less of what was said, by the options of `CompactionOptions`.
 
     If there is nothing to compact, nothing happens. A summary is written by the session's own model, or by `model`.
-    Both are reached through `loops`.
+    Both are reached through `loops`. The other `options` are the fields of `CompactionOptions`.
     """
 
     def __init__(
@@ -166,7 +166,10 @@ def _ids_of(start: AgentStart) -> dict[str, Any]:
 
 
 class UncompactTranscript:
-    """An action that takes a compaction block off, by default the view's newest. What it covers is shown again."""
+    """An action that takes a compaction block off. What it covers is shown again.
+
+    It is the view's newest block, or the one with a `block_id`.
+    """
 
     may_be_repeated = True
 

@@ -20,6 +20,7 @@ class ChangeSystemPrompt:
     may_be_repeated: ClassVar[bool] = True
 
     text: object
+    """The prompt from the next model call on."""
 
     def __post_init__(self) -> None:
         text_of(self.text, "$.text")
@@ -38,6 +39,7 @@ class ChangeModel:
     may_be_repeated: ClassVar[bool] = True
 
     config: ModelConfig | str | None
+    """The model, as a `ModelConfig` or by its name."""
     as_default: bool = False
 
     def __post_init__(self) -> None:
@@ -48,7 +50,7 @@ class ChangeModel:
         return session.with_state(self.state_of(session.state))
 
     def state_of(self, state: AgentState) -> AgentState:
-        """Return a state with the other model."""
+        """Return a `state` with the other model."""
         model = None if self.config is None else ModelConfig.of(self.config)
         return state.with_default_model(model) if self.as_default else state.with_model(model)
 
@@ -60,6 +62,7 @@ class ChangeDefinition:
     may_be_repeated: ClassVar[bool] = True
 
     definition: AgentDefinition
+    """The definition from the next run on."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.definition, AgentDefinition):

@@ -36,6 +36,7 @@ class ForkSession:
 
     at: int | str | None = None
     dst: str | None = None
+    """The id of the new session. Without one it gets a UUIDv7."""
     loop: str | None = None
 
     def __post_init__(self) -> None:

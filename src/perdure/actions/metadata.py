@@ -22,7 +22,9 @@ class WriteMetadata:
     may_be_repeated: ClassVar[bool] = True
 
     key: str
+    """The name of the value."""
     value: JSON
+    """Any JSON value."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) or not self.key:
@@ -41,6 +43,7 @@ class UpdateTask:
     may_be_repeated: ClassVar[bool] = True
 
     text: object
+    """The task, as a text or as anything that has a text form."""
 
     def __post_init__(self) -> None:
         if self.text is not None:
@@ -51,7 +54,7 @@ class UpdateTask:
 
 
 class TagSession:
-    """An action that adds tags, and takes some away."""
+    """An action that adds tags, and takes some away. `tags` are added, and those in `remove` taken away."""
 
     may_be_repeated = True
 
@@ -78,6 +81,7 @@ class RenameSession:
     may_be_repeated: ClassVar[bool] = True
 
     name: str | None
+    """A text of 1 to 500 characters, or None."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -96,6 +100,7 @@ class RetainSession:
     may_be_repeated: ClassVar[bool] = True
 
     rule: Retention | None
+    """The rule, or None."""
 
     def __post_init__(self) -> None:
         if self.rule is not None:

@@ -75,6 +75,10 @@ class SendParallel:
 
     A config is a model, or a definition in place of the session's. Every branch is on record in a log of its own. The
     branches that were not selected stay there, to be read and forked from.
+
+    `configs` are two or more configurations. `strategy` is one of `First`, `FewestTokens`, `LongestAnswer`, `Judge` and
+    `Chosen`, or a function of the branches. `loops` runs the agent. `message`, `metadata`, `context` and `context_data`
+    are those of `SendMessage`.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class ResumeExecution:
 
     With `give_up` the run is ended where it is instead. What was said until then is kept, and the run counts as
     cancelled, or as failed if a `failure` is given. What waits in the inbox is sent next, unless the run is continued
-    `alone`.
+    `alone`. `loops` runs the agent. `context` is what tools find in `ToolContext.context`.
     """
 
     ends_interruption = True
@@ -360,23 +360,28 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     """The outcome of a recovery of killed runs."""
 
     resumed: tuple[SessionId, ...] = ()
+    """The sessions whose runs were continued to their ends."""
     suspended: tuple[SessionId, ...] = ()
     """Resumed, and now waiting for a person."""
     busy: tuple[SessionId, ...] = ()
     """Conflicts: somebody else runs these sessions by now, or has changed them meanwhile."""
     failed: tuple[tuple[SessionId, str], ...] = ()
+    """The sessions whose runs could not be continued, each with the reason."""
     errors: tuple[PerdureError, ...] = ()
     """The errors of those that failed, in the same order."""
 
     @classmethod
     def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
-        """Return several reports as one."""
+        """Return several `reports` as one."""
         columns = zip(*map(msgspec.structs.astuple, reports), strict=True)
         return cls(*(sum(column, start=()) for column in columns))
 
 
 async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
-    """Resume every run whose claim has lapsed, or only that of one session. One that fails does not stop the others."""
+    """Resume every run whose claim has lapsed, or only that of one session. One that fails does not stop the others.
+
+    `runtime` has the sessions, and `loops` runs their agents. With a `session_id` only that session is recovered.
+    """
     journal = expect_method(runtime, "execute", "$.runtime").journal
     require_loops(loops)
     if journal is None:

@@ -56,23 +56,31 @@ if TYPE_CHECKING:
     from perdure.model.state import AgentState
 
 WhenBusy = Literal["raise", "steer", "queue"]
+"""What becomes of a message while another run is under way: an error, a part of that run, or a message after it."""
 _SPEC = ("name", "description", "parameters")
 
 
 class SendMessage:
     """An action that appends a user's message, runs the agent, and keeps the answer.
 
+    `message` is a text, a `Message`, a dict, or several of them. `loops` runs the agent.
+
     `key` makes a repeated request return the result of the first one. `when_busy` is for a session that is being run.
     "raise" raises an error at once. "steer" delivers the message to the run between two steps. "queue" sends it when
     the run ends.
+
     `metadata` is put on the record of the run. `context` is what tools find in `ToolContext.context`. It is never
     stored. `context_data` is JSON that is stored with the run. Where the caller is gone, `connect(context=…)` makes a
     context of it.
+
     `output`, a type or a JSON schema, is the form of this answer alone. `external_tools` are tools that this run alone
     may call, and that are called outside. `instructions` are given to this run alone, behind the system prompt.
     `model_options` say how it alone asks the model.
-    `model_for` returns the `ChangeModel` that a session needs first, or None. It is executed once nothing else
-    prevents the run.
+
+    `model_for` returns the `ChangeModel` that a session needs first, or None. It is executed once nothing else prevents
+    the run. `depth` is the number of agents above this one. `answers` is the entry of the inbox that is answered, if
+    there is one.
+
     Messages of other roles than `user` are refused unless `any_role` is set. `InjectMessage` accepts them all.
     """
 
@@ -153,12 +161,13 @@ class SendMessage:
 
     @property
     def may_be_queued(self) -> bool:
+        """True if the message waits for its turn while another run is under way."""
         return self._may_be_left == QUEUE
 
     def in_place_of(self, loop_id: str, key: Key | None) -> Self:
-        """Have the messages replace a run, which leaves the view in the same commit. Return this action.
+        """Have the messages replace the run `loop_id`, which leaves the view in the same commit. Return this action.
 
-        Without a key of their own they take over that of the run.
+        Without a key of their own they take over the `key` of the run.
         """
         self._takes_back = loop_id
         if self._key is None and key is not None:

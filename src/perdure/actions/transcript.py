@@ -21,7 +21,7 @@ _ORPHAN = (
 
 
 class InjectMessage:
-    """An action that appends messages without running the agent: messages, texts, or dicts as in OpenAI's APIs."""
+    """An action that appends `messages` without running the agent: messages, texts, or dicts as in OpenAI's APIs."""
 
     may_be_repeated = True
 
@@ -109,6 +109,7 @@ class Rewind:
     may_be_repeated: ClassVar[bool] = True
 
     to: int | str
+    """The number of a version, or the id of a message."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.to, int | str) or isinstance(self.to, bool):

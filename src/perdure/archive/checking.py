@@ -69,18 +69,23 @@ class FsckReport(msgspec.Struct, frozen=True):
     """The result of a check: how much it has read, and the problems that it has found."""
 
     sessions: int = 0
+    """The number of sessions that were read."""
     messages: int = 0
+    """The number of their messages."""
     problems: tuple[Problem, ...] = ()
+    """The problems, causes first."""
 
     @property
     def is_sound(self) -> bool:
+        """True if no problem was found."""
         return not self.problems
 
 
 async def fsck(store: SessionStore, *, session_id: str | None = None, progress: Progress | None = None) -> FsckReport:
-    """Check a store, or one session of it. Damage is reported, and never raised.
+    """Check a `store`, or one session of it. Damage is reported, and never raised.
 
-    A session that is being run is checked as of its last version. Raise SessionNotFound for an unknown id.
+    With a `session_id` only that session is checked. A session that is being run is checked as of its last version.
+    Raise SessionNotFound for an unknown id. `progress` is called after each session.
     """
     survey = _Survey(store)
     infos = await survey.listed(session_id)

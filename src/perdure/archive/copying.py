@@ -24,8 +24,8 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
     """Copy every session of one store into another: versions, records, links, idempotency keys, unfinished runs.
 
     It can be stopped at any instant and repeated: sessions that were copied are not written twice. Nothing in the
-    source is changed. Raise SessionBusy if a session is being run, and SessionConflict if another session has its id in
-    the target.
+    `source` is changed. Raise SessionBusy if a session is being run, and SessionConflict if another session has its id
+    in the `target`. `progress` is called after each session.
     """
     ids = await in_order(source)
     tell = progress or _nobody

@@ -36,12 +36,18 @@ class MoveReport(msgspec.Struct, frozen=True):
     """The result of an export or an import. Sessions that the store already has unchanged are `skipped`."""
 
     sessions: int = 0
+    """The number of sessions that were moved."""
     skipped: int = 0
     messages: int = 0
+    """The number of their messages."""
     bytes: int = 0
+    """The size of the file, or of what was read of it."""
 
     def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
-        """Return the report with one more session."""
+        """Return the report with one more session.
+
+        `archived` is the session, `size` the number of its bytes, and `is_new` False if it was skipped.
+        """
         messages = self.messages + (message_count(archived) if is_new else 0)
         return MoveReport(self.sessions + is_new, self.skipped + (not is_new), messages, self.bytes + size)
 
@@ -53,7 +59,11 @@ async def export_sessions(
     *,
     progress: Progress | None = None,
 ) -> MoveReport:
-    """Write sessions into a file, all of them by default. A file at a path appears when it is complete."""
+    """Write sessions into a file, all of them by default. A file at a path appears when it is complete.
+
+    `store` has the sessions, and `session_ids` names them. `target` is a path or a binary file. `progress` is called
+    after each session.
+    """
     if isinstance(target, str | os.PathLike):
         return await _export_to_path(store, checked_path(target, "$.target"), session_ids, progress)
     ids = await in_order(store, session_ids)
@@ -97,9 +107,11 @@ async def import_sessions(
 ) -> MoveReport:
     """Take in the sessions of a file, each in one commit. Sessions that the store already has unchanged are skipped.
 
+    `source` is a path or a binary file, and `store` takes the sessions in. `progress` is called after each.
+
     Raise InvalidData with the line at which a file was altered, or SessionConflict if another session has the same id.
     The sessions before that line are taken in. Import the file again to take in the rest; nothing is taken in twice.
-    With an `owner`, sessions of other owners are refused, and so are ids that any owner could have: see `_check_owner`.
+    With an `owner`, sessions of other owners are refused, and so are ids that any owner could have.
     """
     if isinstance(source, str | os.PathLike):
         with await opened(checked_path(source, "$.source")) as file:

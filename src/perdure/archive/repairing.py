@@ -26,18 +26,23 @@ class RepairReport(msgspec.Struct, frozen=True):
     left: tuple[Problem, ...] = ()
     """The problems that a check finds afterwards; in a dry run, those that cannot be repaired."""
     is_dry_run: bool = False
+    """True if nothing was repaired."""
 
     @property
     def is_sound(self) -> bool:
+        """True if no problem is left."""
         return not self.left
 
 
 async def repair(store: SessionStore, *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
-    """Repair a store: indexes, columns and notes that follow from versions and messages. Others may use it meanwhile.
+    """Repair a `store`: indexes, columns and notes that follow from versions and messages.
 
-    No version, message or earlier entry of a record is changed. What was repaired in a session is added to its record,
-    as an entry of the kind "repaired". It may be killed at any instant and repeated. Raise ConfigurationError if the
-    store cannot be repaired.
+    Others may use the store meanwhile. No version, message or earlier entry of a record is changed. What was repaired
+    in a session is added to its record, as an entry of the kind "repaired". It may be killed at any instant and
+    repeated. Raise ConfigurationError if the store cannot be repaired.
+
+    A `dry_run` changes nothing, and reports what would be repaired. `progress` is called with the steps that are done
+    and the steps in all.
     """
     expect(dry_run, bool, "$.dry_run")
     if progress is not None:

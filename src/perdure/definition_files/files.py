@@ -31,12 +31,15 @@ READERS: dict[str, Callable[[Source], Any]] = {
 
 
 def load_definition(path: str | PathLike[str]) -> AgentDefinition:
-    """Return the agent that a file defines. An agent without a name gets that of its file, without the suffix."""
+    """Return the agent that a file defines. An agent without a name gets that of its file, without the suffix.
+
+    `path` is a Markdown, YAML, TOML or JSON file.
+    """
     return _load(Source(Path(path)))
 
 
 def load_definitions(directory: str | PathLike[str]) -> dict[str, AgentDefinition]:
-    """Return the agents of a directory by name.
+    """Return the agents of a `directory` by name.
 
     Its .md, .markdown, .yaml, .yml, .toml and .json files are read, except hidden ones.
     """

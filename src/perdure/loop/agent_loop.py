@@ -55,17 +55,29 @@ class LoopSetup(msgspec.Struct, frozen=True):
     """Everything that a loop works with. A capability changes it before the loop is built."""
 
     driver: Driver
+    """The driver that asks the model."""
     model: ModelConfig
+    """The model that is asked."""
     tools: ToolRegistry
+    """The tools that the model may call."""
     budget: ExecutionBudget = ExecutionBudget()
+    """The limits of the run."""
     guards: tuple[Guard, ...] = ()
+    """The guards that may stop the run before a step."""
     interceptors: tuple[Any, ...] = ()
+    """The objects that see, change or block model calls and tool calls, in this order."""
     input_filters: tuple[InputFilter, ...] = ()
+    """The filters that input passes before the model is asked."""
     events: EventHandler | None = None
+    """The handler that hears every event of the run."""
     concurrency: Concurrency = "parallel"
+    """The way in which the tool calls of one step are made: "parallel", "sequential", or how many at once."""
     keep_traces: bool = True
+    """True if the prompt keeps the tool calls of earlier runs."""
     max_result_chars: int = 20_000
+    """The number of characters of a tool's result that the model is shown."""
     compaction: AutoCompactor | None = None
+    """The compactor that shortens the view when the model's window fills."""
     form: Form | None = None
     """The form of answers that the definition asks for."""
     after_each_step: Callable[[Run], Awaitable[None]] | None = None
@@ -115,20 +127,26 @@ BY_ITSELF = RunStart()
 
 
 class AgentLoop:
-    """A loop that runs an agent's state to the end of an execution. It keeps nothing between runs."""
+    """A loop that runs an agent's state to the end of an execution, with a `setup`. It keeps nothing between runs."""
 
     def __init__(self, setup: LoopSetup) -> None:
         self.setup = setup
 
     async def run(self, state: AgentState) -> AgentState:
-        """Return the state at the end of the run. A run in progress is continued, with the same execution id."""
+        """Return the state at the end of the run. A run in progress is continued, with the same execution id.
+
+        `state` is the state from which it begins.
+        """
         run = self.start(state)
         async for _ in run.steps():
             pass
         return run.state
 
     async def iterate(self, state: AgentState) -> AsyncGenerator[AgentState, None]:
-        """Yield the state after each step, and at last the state at the end of the run."""
+        """Yield the state after each step, and at last the state at the end of the run.
+
+        `state` is the state from which it begins.
+        """
         run = self.start(state)
         async with aclosing(run.steps()) as steps:
             async for after_step in steps:
@@ -136,7 +154,10 @@ class AgentLoop:
         yield run.state
 
     def start(self, state: AgentState, start: RunStart = BY_ITSELF) -> Run:
-        """Return a run that has not begun yet, for callers that need its state at any time."""
+        """Return a run that has not begun yet, for callers that need its state at any time.
+
+        `state` is the state from which it begins, and `start` has the facts of a run in a session.
+        """
         return Run(self.setup, state, start)
 
 

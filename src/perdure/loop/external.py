@@ -20,11 +20,13 @@ MOST = 128
 
 
 class ExternalTool(CalledOutside):
-    """A `Tool` that perdure never calls. `external_tool` makes one."""
+    """A `Tool` that perdure never calls. `external_tool` makes one of a `spec`."""
 
     timeout: float | None = None
+    """None: perdure waits for the answer for as long as it takes."""
     idempotent = False
     on_unknown: Literal["ask"] = "ask"
+    """"ask": a call without an answer waits for one."""
 
     def __init__(self, spec: ExternalToolSpec) -> None:
         self.spec = spec
@@ -34,10 +36,11 @@ class ExternalTool(CalledOutside):
         self.check = SchemaCheck(spec.name, self.parameters)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Return True: a call always waits for its answer."""
+        """Return True: a call always waits for its answer, whatever its `arguments`."""
         return True
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:
+        """Raise ConfigurationError: nobody calls it here, with any `arguments` in any `context`."""
         raise ConfigurationError(f"{self.name} is called outside. Hand its answer in: chat.answer({{call_id: …}}).")
 
     def __repr__(self) -> str:
@@ -47,8 +50,9 @@ class ExternalTool(CalledOutside):
 def external_tool(name: str, description: str = "", parameters: Mapping[str, Any] | None = None) -> ExternalTool:
     """Declare a tool that is called outside, such as in a browser. `parameters` is the JSON schema of its arguments.
 
-    Give it to `connect(tools=…)`, or to one message: `chat.send(…, external_tools=[…])`. A call of it suspends the
-    session, like one that needs approval, and `chat.answer({call_id: result})` lets the run continue.
+    The model calls it by its `name`, and reads its `description`. Give it to `connect(tools=…)`, or to one message:
+    `chat.send(…, external_tools=[…])`. A call of it suspends the session, like one that needs approval, and
+    `chat.answer({call_id: result})` lets the run continue.
     """
     if not is_tool_name(expect(name, str, "$.name")):
         raise ConfigurationError(f"{name!r} cannot be the name of a tool: use up to 64 letters, digits, _ and -.")

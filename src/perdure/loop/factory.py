@@ -67,12 +67,13 @@ class Capability(Protocol):
 
 
 class UseGuards:
-    """A capability that holds runs to a budget, in addition to the definition's own."""
+    """A capability that holds runs to a `budget`, in addition to the definition's own."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
 
     def install(self, setup: LoopSetup) -> LoopSetup:
+        """Return the `setup` with one more guard."""
         return replace(setup, guards=(*setup.guards, BudgetGuard(self._budget)))
 
 
@@ -81,6 +82,11 @@ class LoopFactory:
 
     A session keeps the first of these: the override of `ChangeModel`, its definition's model, and the one given at its
     creation. An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
+
+    `tools`, `capabilities`, `subagents`, `subagent_policy`, `interceptors`, `input_filters`, `concurrency`,
+    `keep_traces`, `max_result_chars`, `compaction`, `context`, `title` and `telemetry` are those of `LoopOptions`.
+    `events` hears every event. `pace` is the rate at which models are asked, and `redact` has redactors: `connect`
+    gives both.
     """
 
     def __init__(
@@ -159,6 +165,8 @@ class LoopFactory:
         """Return a factory like this one whose loops all have one more capability, whatever their definitions name.
 
         It shares connections with this one, which closes them. Events of its loops are sent to no handler.
+
+        `capability` is that one. `tools` are further tools, and `driver` replaces the factory's own.
         """
         other, more = copy(self), tuple(tools)
         other._always = (*self._always, capability)
@@ -183,6 +191,8 @@ class LoopFactory:
 
         `depth` is how many agents have called each other to get here. `model` is that of a run that is continued.
         `external` are tools for one run alone. Raise InvalidData if one of them has the name of another tool.
+
+        `definition` is the agent, and `state` the state that the loop is for.
         """
         setup = self._setup(definition, model or self.model_of(definition, state), depth)
         if external:
@@ -192,7 +202,10 @@ class LoopFactory:
         return AgentLoop(setup)
 
     def all_tools(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
-        """Return the tools of a definition, including those that its capabilities add."""
+        """Return the tools of a `definition`, including those that its capabilities add.
+
+        `depth` is the number of agents above this one.
+        """
         return self._setup(definition, UNASKED, depth).tools
 
     def _setup(self, definition: AgentDefinition, model: ModelConfig, depth: int) -> LoopSetup:
@@ -220,7 +233,7 @@ class LoopFactory:
     def learn_output(self, definition: AgentDefinition) -> None:
         """Remember the type of an agent's answers, if it was given as one: a store keeps only the schema.
 
-        Raise InvalidData if no answer could be checked against its output.
+        `definition` is the agent. Raise InvalidData if no answer could be checked against its output.
         """
         output, known = expect(definition, AgentDefinition, "$.agent").output, self._forms.get(definition.name)
         if output is None or (known is not None and known.schema is output):
@@ -231,7 +244,10 @@ class LoopFactory:
             self._forms[definition.name] = form
 
     def form_of(self, definition: AgentDefinition) -> Form | None:
-        """Return the form of an agent's answers, with its type if that was learned here."""
+        """Return the form of an agent's answers, with its type if that was learned here.
+
+        `definition` is the agent.
+        """
         if definition.output is None:
             return None
         known = self._forms.get(definition.name)
@@ -243,7 +259,10 @@ class LoopFactory:
     def compactor_of(
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
     ) -> Compactor:
-        """Return a compactor of views that a model is shown. That model writes summaries, unless another is named."""
+        """Return a compactor of views that a `model` is shown, by `options`.
+
+        That model writes summaries, unless the `summary_model` is another.
+        """
         from perdure.loop.compaction.compactor import Compactor  # most connections never compact
 
         summariser = self._summariser_of(summary_model or model)
@@ -256,7 +275,7 @@ class LoopFactory:
         return AutoCompactor(self._compaction, model, self._tokens, summariser)
 
     def redacted(self, value: T) -> T:
-        """Return a value from a caller, without what redactors find in it."""
+        """Return a `value` from a caller, without what redactors find in it."""
         return value if self.redaction is None else self.redaction.value(value)
 
     def _summariser_of(self, model: ModelConfig) -> NoteTaker:
@@ -279,13 +298,15 @@ class LoopFactory:
         return Summariser(self.traced(self.driver_of(model)), model)
 
     def traced(self, driver: Driver) -> Driver:
-        """Return a driver with traced calls, if anything is traced: for models that are asked beside a run's own."""
+        """Return a `driver` with traced calls, if anything is traced: for models that are asked beside a run's own."""
         return driver if self.telemetry is None else self.telemetry.driver(driver)
 
     async def connect_tools(self, definition: AgentDefinition) -> None:
         """Connect to the toolsets that an agent may need, and read what has changed there.
 
         Every run does this before it begins. An agent that names only tools that are already here needs no toolset.
+
+        `definition` is the agent.
         """
         if not self.needs_toolsets(definition):
             return
@@ -300,7 +321,7 @@ class LoopFactory:
         return frozenset(each.name for each in self._with_agents(None, depth=0))
 
     def needs_toolsets(self, definition: AgentDefinition) -> bool:
-        """Tell whether an agent may call tools that need a connection."""
+        """Tell whether an agent, by its `definition`, may call tools that need a connection."""
         if self._toolsets is None:
             return False
         here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
@@ -321,14 +342,20 @@ class LoopFactory:
         return self._model
 
     def model_of(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig:
-        """Return the model that an agent asks. Raise ConfigurationError if none is named anywhere."""
+        """Return the model that an agent asks. Raise ConfigurationError if none is named anywhere.
+
+        `definition` is the agent, and `state` the state that it is asked in.
+        """
         found = self.named_model(definition, state)
         if found is None:
             raise _no_model(definition.name)
         return found
 
     def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
-        """Return the model that an agent asks, or the name of the caller's own driver as one. None without either."""
+        """Return the model that an agent asks, or the name of the caller's own driver as one. None without either.
+
+        `definition` is the agent, and `state` the state that it is asked in.
+        """
         kept = definition.model_config if state is None else state.model_for(definition)
         return kept or self._model or self._own_model
 
@@ -373,7 +400,10 @@ class LoopFactory:
         return PacedDriver(driver, self._pace, name_key)
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
-        """Return the definition's tools. Sub-agents are among them until agents have called each other too deep."""
+        """Return the definition's tools. Sub-agents are among them until agents have called each other too deep.
+
+        `definition` is the agent, and `depth` the number of agents above it.
+        """
         if self._toolsets is not None and not self._toolsets.are_connected and self.needs_toolsets(definition):
             raise ConfigurationError(
                 f"The tools of {self._toolsets} are not known yet.",

@@ -20,6 +20,7 @@ class Warned(msgspec.Struct, frozen=True):
     """A verdict: the input may pass, and the model is given a warning about it."""
 
     text: str
+    """The warning."""
 
     def __post_init__(self) -> None:
         expect_text(self.text, "$.text")
@@ -29,6 +30,7 @@ class Rejected(msgspec.Struct, frozen=True):
     """A verdict: the input may not pass. A run that was to answer it ends with this reason, and asks no model."""
 
     reason: str
+    """The reason, which the sender gets with `InputRefused`."""
 
     def __post_init__(self) -> None:
         expect_text(self.reason, "$.reason")
@@ -36,6 +38,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 Verdict = Warned | Rejected | None
 InputFilter = Callable[[Sequence[Message]], Verdict | Awaitable[Verdict]]
+"""A function, plain or async, of what a user says. It returns `Rejected`, `Warned`, or None."""
 
 
 async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> tuple[list[Warned], Rejected | None]:

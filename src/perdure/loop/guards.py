@@ -30,25 +30,31 @@ _REASONS = {
 
 
 class BudgetGuard:
-    """A guard that stops a run before a step that would begin over a limit."""
+    """A guard that stops a run before a step that would begin over a limit of a `budget`."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
 
     def check(self, state: AgentState, spent: Spent) -> StopSignal | None:
+        """Return the signal to stop, if a limit is reached by what a run in this `state` has `spent`."""
         limit = self._budget.reached(spent)
         return None if limit is None else self.signal(limit)
 
     def signal(self, limit: str) -> StopSignal:
+        """Return the signal for a `limit`, the name of a field of the budget."""
         allowed = getattr(self._budget, limit)
         return StopSignal(_REASONS[limit], f"{limit} of {allowed} reached", source="budget", limit=limit)
 
     @property
     def limits_time(self) -> bool:
+        """True if the budget limits time."""
         return self._budget.max_seconds is not None or self._budget.deadline is not None
 
     def time_limits(self, seconds: float, at: datetime) -> Iterator[tuple[float, StopSignal]]:
-        """Yield how long a call may still take after `seconds` of the run, with the signal for when that is over."""
+        """Yield how long a call may still take after `seconds` of the run, with the signal for when that is over.
+
+        `at` is the time now.
+        """
         if self._budget.max_seconds is not None:
             yield self._budget.max_seconds - seconds, self.signal("max_seconds")
         if self._budget.deadline is not None:

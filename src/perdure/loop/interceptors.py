@@ -15,7 +15,7 @@ from perdure.protocols import ModelReply, ModelRequest
 
 
 class Blocked:
-    """The value that `before_tool_use` returns to prevent a call. The model is told the reason."""
+    """The value that `before_tool_use` returns to prevent a call. The model is told the `reason`."""
 
     __slots__ = ("reason",)
 
@@ -27,36 +27,43 @@ class Interceptor:
     """An interceptor that passes everything on. Override what you need, with plain or async methods."""
 
     def before_execution(self, state: AgentState) -> Any:
+        """Return the `state` with which a run begins, changed or not."""
         return state
 
     def after_execution(self, state: AgentState) -> Any:
+        """Return the `state` with which a run ends, changed or not."""
         return state
 
     def before_step(self, state: AgentState) -> Any:
+        """Return the `state` before a step, changed or not."""
         return state
 
     def after_step(self, state: AgentState) -> Any:
+        """Return the `state` after a step, changed or not."""
         return state
 
     def before_inference(self, request: ModelRequest, state: AgentState) -> Any:
+        """Return the `request` to a model, changed or not. `state` is the state of the run."""
         return request
 
     def after_inference(self, reply: ModelReply, state: AgentState) -> Any:
+        """Return the `reply` of a model, changed or not. `state` is the state of the run."""
         return reply
 
     def before_tool_use(self, call: ToolCall, state: AgentState) -> Any:
-        """Return the call, changed or not, or `Blocked(reason)`."""
+        """Return the `call`, changed or not, or `Blocked(reason)`. `state` is the state of the run."""
         return call
 
     def after_tool_use(self, execution: ToolExecution, state: AgentState) -> Any:
+        """Return the `execution` of a tool call, changed or not. `state` is the state of the run."""
         return execution
 
     def on_stop(self, state: AgentState) -> Any:
-        """Return the state of a run that is about to stop: `with_continuation_requested()` for another step."""
+        """Return the `state` of a run that is about to stop: `with_continuation_requested()` for another step."""
         return state
 
     def on_error(self, error: BaseException, state: AgentState) -> Any:
-        """Return the state of a run that has met an error which will end it."""
+        """Return the `state` of a run that has met an `error` which will end it."""
         return state
 
 

@@ -39,7 +39,7 @@ _LATEST = 50
 
 
 class StoreMemory:
-    """A memory in a store. It remembers in one session for each owner, and recalls from all sessions of an owner."""
+    """A memory in a `store`. It remembers in one session for each owner, and recalls from all sessions of an owner."""
 
     def __init__(self, store: SessionStore) -> None:
         if not (isinstance(store, SessionStore) and isinstance(store, Search)):
@@ -47,7 +47,10 @@ class StoreMemory:
         self._store: Any = store
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Put a text into the owner's memory, and return the id of its message."""
+        """Put a `text` into the memory of the `owner`, and return the id of its message.
+
+        `metadata` is stored with it.
+        """
         expect_text(text, "$.text", blank=False)
         check_owner(owner)
         refuse_secrets(metadata, "$.metadata")
@@ -69,13 +72,19 @@ class StoreMemory:
                 continue
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:
-        """Return messages of the owner's sessions that have the words of a query, or else some of the words."""
+        """Return messages of the owner's sessions that have the words of a `query`, or else some of the words.
+
+        At most `limit` messages of the `owner` are returned.
+        """
         return await self.found(query, owner=owner, limit=limit)
 
     async def found(
         self, query: str, *, owner: str | None = None, limit: int = 10, without: Collection[str] = ()
     ) -> Sequence[Remembered]:
-        """Return the same as `recall`, without the messages of these ids."""
+        """Return the same as `recall`, without the messages of these ids.
+
+        `query`, `owner` and `limit` are those of `recall`. `without` are the ids.
+        """
         expect_text(query, "$.query", blank=False)
         check_owner(owner)
         expect_count(limit, "$.limit", least=1)
@@ -184,7 +193,7 @@ def recall(
 
     Each finding is a quotation with its session, message, role and time. What the model is shown already is left out.
     There are at most `limit` findings, with at most `max_chars` characters in all. Without a `memory`, the sessions of
-    the store are searched. A run without an owner searches those without one.
+    the store are searched. A run without an owner searches those without one. The model calls the tool by its `name`.
     """
     expect_count(limit, "$.limit", least=1)
     expect_count(max_chars, "$.max_chars", least=1)
@@ -217,7 +226,8 @@ def remember(
     """Return a tool that keeps a text for later sessions of the running session's owner.
 
     Without a `memory`, the text is kept in the store, in a session of the owner. A call that is made again after a
-    crash keeps it once.
+    crash keeps it once. The model calls the tool by its `name`. With `needs_approval`, True or a function of the
+    arguments, a person decides first.
     """
     _check(memory)
 

@@ -22,11 +22,16 @@ class Form(msgspec.Struct, frozen=True):
     """The form of an answer: its JSON schema, which is stored, and the type that it was made from, if known."""
 
     schema: Mapping[str, Any]
+    """The JSON schema."""
     kind: Any = None
+    """The type that the answer is read as, or None for plain data."""
 
     @classmethod
     def of(cls, wanted: object, path: str = "$.output") -> Form:
-        """Return the form that a caller gives as a type or a JSON schema. Raise if it cannot be used for checks."""
+        """Return the form that a caller gives as a type or a JSON schema. Raise if it cannot be used for checks.
+
+        `wanted` is the type or schema, and `path` names it in errors.
+        """
         schema = output_schema(wanted, path)
         codec.check_json(schema, path)
         try:
@@ -38,7 +43,7 @@ class Form(msgspec.Struct, frozen=True):
     def value(self, text: str) -> Any:
         """Return the value of an answer, in its type if that is known. Raise InvalidData if the answer does not fit.
 
-        A type may ask for more than its schema can say, so both are checked.
+        `text` is the answer. A type may ask for more than its schema can say, so both are checked.
         """
         raw = _json_in(text)
         plain = _read(raw)
@@ -46,7 +51,7 @@ class Form(msgspec.Struct, frozen=True):
         return plain if self.kind is None else _as_type(raw, self.kind)
 
     def problem(self, answer: Message | None) -> str | None:
-        """Return the fault of an answer, or None. Without an answer, there is none."""
+        """Return the fault of an `answer`, or None. Without an answer, there is none."""
         if answer is None:
             return None
         try:
@@ -72,7 +77,10 @@ def is_complaint(message: Message) -> bool:
 
 
 def final_value(state: AgentState, kind: type[T] | None = None) -> Any:
-    """Return the final response as the value that was asked for, made into `kind` if one is given."""
+    """Return the final response as the value that was asked for, made into `kind` if one is given.
+
+    `state` is the state at the end of the run.
+    """
     response = state.final_response
     if response is None:
         raise InvalidData("$", "this run has no final response")

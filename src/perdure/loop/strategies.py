@@ -24,11 +24,15 @@ class Branch(msgspec.Struct, frozen=True):
     """One of the answers: which config gave it, in which loop, and the state it led to."""
 
     index: int
+    """The place of its config among those given."""
     loop_id: str
+    """The loop that gave the answer."""
     state: AgentState
+    """The state behind the answer."""
 
     @property
     def text(self) -> str:
+        """The text of the answer."""
         response = self.state.final_response
         return response.text if response is not None else ""
 
@@ -84,7 +88,7 @@ class LongestAnswer:
 
 
 class Judge:
-    """The answer that a model finds best. The judge's usage is on record."""
+    """The answer that a `model` finds best by the `criteria`. The judge's usage is on record."""
 
     ends_early = False
 
@@ -128,7 +132,7 @@ async def _unheard(delta: Delta) -> None:
 
 
 class Chosen:
-    """The answer whose index a function, plain or async, returns."""
+    """The answer whose index a `function` of the branches, plain or async, returns."""
 
     ends_early = False
 

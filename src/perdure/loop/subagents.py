@@ -25,6 +25,7 @@ class SubagentPolicy(msgspec.Struct, frozen=True):
     """The limit on how deep agents may call agents. At the last level, sub-agents are not among the tools."""
 
     max_depth: int = 3
+    """The number of levels of sub-agents below the first agent."""
 
     def __post_init__(self) -> None:
         if type(self.max_depth) is not int or self.max_depth < 0:

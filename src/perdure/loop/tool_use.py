@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.telemetry.spans import RunTrace
 
 Concurrency = Literal["sequential", "parallel"] | int
+"""The way in which the tool calls of one step are made. A number says how many are made at once."""
 
 _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 
@@ -68,9 +69,13 @@ class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a call. A tool may return one to say more than its result: its usage, or the loop it spawned."""
 
     result: JSON = None
+    """The result that the model is given."""
     usage: Usage = Usage()
+    """The tokens and money that the tool has used, which are charged to the run."""
     child: ChildLoopRef | None = None
+    """The link to the loop that the tool has spawned in another session."""
     error: ErrorRecord | None = None
+    """The error, if the call has failed."""
 
 
 class AwaitsApproval(Exception):

@@ -48,7 +48,13 @@ class CalledOutside:
 
 
 class FunctionTool:
-    """A Python function as a tool: its schema comes from its type hints, its descriptions from its docstring."""
+    """A Python `function` as a tool: its schema comes from its type hints, its descriptions from its docstring.
+
+    `name` and `description` replace those of the function. `idempotent` says that a call whose outcome is unknown after
+    a crash may be made again. `needs_approval`, a bool or a predicate on the arguments, suspends the session until a
+    person agrees. A call has `timeout` seconds. `on_unknown` overrides what happens to a call whose outcome is unknown:
+    tell the model ("error"), call again ("rerun"), or wait for a person ("ask").
+    """
 
     def __init__(
         self,
@@ -82,12 +88,12 @@ class FunctionTool:
         self.parameters = _schema_of(self.name, self._arguments)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Tell whether a person must agree to a call with these arguments."""
+        """Tell whether a person must agree to a call with these `arguments`."""
         wanted = self._needs_approval
         return bool(wanted(arguments)) if callable(wanted) else wanted
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments as the function takes them. Raise ToolError, with the fault, if they do not fit."""
+        """Return the `arguments` as the function takes them. Raise ToolError, with the fault, if they do not fit."""
         try:
             fitted = msgspec.convert(thawed(arguments), self._arguments, strict=False, dec_hook=_revive)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -96,7 +102,10 @@ class FunctionTool:
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call the function. A plain function runs in a thread, where it holds up nothing else."""
+        """Call the function. A plain function runs in a thread, where it holds up nothing else.
+
+        `arguments` are those of the model. `context` goes to the parameter of the type `ToolContext`.
+        """
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
@@ -126,11 +135,12 @@ def tool(
     on_unknown: OnUnknown | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function a tool: `@tool`, or `@tool(idempotent=True, needs_approval=…, timeout=…)`.
+    """Make a `function` a tool: `@tool`, or `@tool(idempotent=True, needs_approval=…, timeout=…)`.
 
-    `idempotent` says that a call whose outcome is unknown after a crash may be made again. `needs_approval`, a bool or
-    a predicate on the arguments, suspends the session until a person agrees. `on_unknown` overrides what happens to a
-    call whose outcome is unknown: tell the model ("error"), call again ("rerun"), or wait for a person ("ask").
+    The `options` are the parameters of `FunctionTool`. `idempotent` says that a call whose outcome is unknown after a
+    crash may be made again. `needs_approval`, a bool or a predicate on the arguments, suspends the session until a
+    person agrees. `on_unknown` overrides what happens to a call whose outcome is unknown: tell the model ("error"),
+    call again ("rerun"), or wait for a person ("ask").
     """
     if function is not None:
         return FunctionTool(function)
@@ -141,7 +151,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 class ToolRegistry:
-    """The registered tools, by name."""
+    """The registered `tools`, by name."""
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
@@ -150,6 +160,7 @@ class ToolRegistry:
 
     def add(self, given: Tool | Callable[..., Any]) -> None:
         # Most are functions. Asking anything else for the members of a protocol takes 12 µs.
+        """Register a tool. `given` is a tool or a function. Raise ConfigurationError if its name is taken."""
         is_tool = type(given) is FunctionTool or isinstance(given, Tool)
         self._put(given if is_tool else _as_tool(given))  # type: ignore[arg-type]  # as was just asked
 
@@ -159,7 +170,10 @@ class ToolRegistry:
         self._tools[made.name] = made
 
     def select(self, allow: Iterable[str] | None, deny: Iterable[str] = ()) -> ToolRegistry:
-        """Return the tools that are allowed (None: all) and not denied. Raise ConfigurationError if one is unknown."""
+        """Return the tools that `allow` names (None: all), without those of `deny`.
+
+        Raise ConfigurationError if one is unknown.
+        """
         denied = set(deny)
         for name in (*(allow or ()), *denied):
             if name not in self._tools:
@@ -170,7 +184,7 @@ class ToolRegistry:
         return self._of(self._tools[name] for name in names if name not in denied)
 
     def without(self, kind: type) -> ToolRegistry:
-        """Return the tools that are not of a kind."""
+        """Return the tools that are not of a `kind`, a class."""
         return self._of(each for each in self._tools.values() if not isinstance(each, kind))
 
     def _of(self, tools: Iterable[Tool]) -> ToolRegistry:
@@ -181,6 +195,7 @@ class ToolRegistry:
         return chosen
 
     def get(self, name: str) -> Tool | None:
+        """Return the tool of a `name`, or None."""
         return self._tools.get(name)
 
     def __iter__(self) -> Iterator[Tool]:

@@ -25,13 +25,21 @@ class ModelConfig(Value, frozen=True):
     """A model, how it is asked, and the name of the environment variable that holds its key."""
 
     name: str
+    """The provider and the model, such as `openai:gpt-5`; or `offline`."""
     base_url: str | None = None
+    """The address of the provider's API, if it is not the usual one. It carries no credentials."""
     api_key_env: str | None = None
+    """The name of the environment variable that holds the key."""
     temperature: float | None = None
+    """The sampling temperature. None leaves it to the provider."""
     max_tokens: int | None = None
+    """The number of tokens that one answer may have. None leaves it to the provider."""
     thinking: str | None = None
+    """`on`, `off`, or how much: `minimal`, `low`, `medium`, `high`, `xhigh`, `max`."""
     context_window: int | None = None
+    """The number of tokens that fit into a prompt, if perdure does not know it for the model."""
     settings: Mapping[str, Any] = EMPTY
+    """Further settings of the provider's API, as plain data without secrets."""
 
     def __post_init__(self) -> None:
         freeze(self, "settings")
@@ -62,10 +70,11 @@ class ModelConfig(Value, frozen=True):
 
     @classmethod
     def of(cls, model: str | ModelConfig) -> ModelConfig:
+        """Return a `model` that is given as a config or by its name."""
         return model if isinstance(model, ModelConfig) else cls(model)
 
     def asked(self, options: ModelOptions | None) -> ModelConfig:
-        """Return the model as a run with options of its own asks it."""
+        """Return the model as a run with `options` of its own asks it."""
         if options is None:
             return self
         given = {name: getattr(options, name) for name in ("temperature", "max_tokens", "thinking")}
@@ -83,20 +92,29 @@ class ModelConfig(Value, frozen=True):
 # A base of its own: only the name of a definition can be given by position.
 class _Named(Value, frozen=True):
     name: str
+    """The name of the agent, which its sessions keep."""
 
 
 class AgentDefinition(_Named, frozen=True, kw_only=True):
     """The definition of an agent. `tools=None` allows every registered tool, `()` none."""
 
     label: str | None = None
+    """A name for people."""
     description: str = ""
+    """A sentence about what the agent does. An agent that calls it as a tool is told this."""
     system_prompt: str = ""
+    """The instructions that the model is told first."""
     model: ModelConfig | str | None = None
+    """The model that is asked, as a `ModelConfig` or by its name. Without one, `connect(model=…)` counts."""
     tools: tuple[str, ...] | None = None
     tools_deny: tuple[str, ...] = ()
+    """Names of tools that the agent may not use, also where `tools` allows them."""
     capabilities: tuple[str, ...] = ()
+    """Names of capabilities of `connect(capabilities=…)` that are installed in each run."""
     budget: ExecutionBudget = ExecutionBudget()
+    """The limits of each run."""
     metadata: Mapping[str, Any] = EMPTY
+    """JSON values that each new session of the agent begins with, and that carry no secrets."""
     output: Any = None
     """The form of its answers: a type or a JSON schema. Only the schema is stored."""
 
@@ -122,6 +140,7 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
 
     @property
     def model_config(self) -> ModelConfig | None:
+        """The model as a `ModelConfig`, or None."""
         return None if self.model is None else ModelConfig.of(self.model)
 
 

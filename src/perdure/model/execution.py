@@ -34,10 +34,15 @@ class ExecutionBudget(Value, frozen=True):
     """The limits of what one run may spend. None is unlimited."""
 
     max_steps: int | None = None
+    """The number of model calls."""
     max_tokens: int | None = None
+    """The number of input and output tokens together."""
     max_seconds: float | None = None
+    """Seconds of work. Waiting for a person does not count."""
     max_cost: float | None = None
+    """Dollars."""
     deadline: Time | None = None
+    """The moment, with a time zone, at which the run ends."""
 
     def __post_init__(self) -> None:
         for name, kind in (("max_steps", int), ("max_tokens", int), ("max_seconds", float), ("max_cost", float)):
@@ -50,6 +55,7 @@ class ExecutionBudget(Value, frozen=True):
 
     @classmethod
     def unlimited(cls) -> ExecutionBudget:
+        """Return a budget without limits."""
         return cls()
 
     @property
@@ -58,7 +64,7 @@ class ExecutionBudget(Value, frozen=True):
         return self == ExecutionBudget()
 
     def reached(self, spent: Spent) -> str | None:
-        """Return the name of the first limit that is reached, if any."""
+        """Return the name of the first limit that is reached by what was `spent`, if any."""
         limits = (
             ("max_steps", self.max_steps, spent.steps),
             ("max_tokens", self.max_tokens, spent.usage.total_tokens),
@@ -73,7 +79,7 @@ class ExecutionBudget(Value, frozen=True):
         return None
 
     def is_exhausted(self, spent: Spent) -> bool:
-        """Tell whether any limit is reached."""
+        """Tell whether any limit is reached by what was `spent`."""
         return self.reached(spent) is not None
 
 
@@ -86,16 +92,22 @@ class Spent(Value, frozen=True):
     """The resources that a run has used so far."""
 
     steps: int = 0
+    """The number of model calls."""
     usage: Usage = Usage()
+    """Tokens and money."""
     seconds: float = 0.0
+    """Seconds of work."""
     at: Time = msgspec.field(default_factory=now)
+    """The time at which this was so."""
 
 
 class ExternalToolSpec(Value, frozen=True):
     """A tool that is called outside, by the sender of the message: its calls wait for their answers."""
 
     name: str
+    """The name by which the model calls it."""
     description: str = ""
+    """A text for the model about when to call it."""
     parameters: Mapping[str, Any] = EMPTY
     """The JSON schema of the arguments."""
 
@@ -107,9 +119,13 @@ class ModelOptions(Value, frozen=True):
     """Options for the model in one run alone. For those that are None, the agent's apply."""
 
     temperature: float | None = None
+    """The sampling temperature."""
     top_p: float | None = None
+    """The share of likely tokens that are sampled from."""
     max_tokens: int | None = None
+    """The number of tokens that one answer may have."""
     thinking: str | None = None
+    """`on`, `off`, or how much, as in `ModelConfig`."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
@@ -143,7 +159,10 @@ class PendingCall(ToolCall, frozen=True):
         *,
         external: bool = False,
     ) -> PendingCall:
-        """Return a call as one that waits."""
+        """Return a `call` as one that waits.
+
+        `session_id`, `waits_for` and `external` are the fields that it gets.
+        """
         facts = (call.name, call.arguments, call.id, call.provider, call.opaque)
         return cls(*facts, session_id, waits_for, external, unknown=call.unknown)
 
@@ -166,7 +185,9 @@ class CallAnswer(Value, frozen=True):
     call: str
     """The id of the call, or the digest of a sub-agent's call."""
     result: JSON = None
+    """The result, or the reason."""
     is_error: bool = False
+    """True if the call failed."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "result")
@@ -176,15 +197,25 @@ class ExecutionState(Value, frozen=True):
     """A run: its steps so far, the step under way, and whether it should continue."""
 
     execution_id: str = msgspec.field(default_factory=new_id)
+    """The id of the run, which is the id of its loop on record."""
     status: ExecutionStatus = ExecutionStatus.PENDING
+    """The status of the run."""
     started_at: Time = msgspec.field(default_factory=now)
+    """The time at which it began."""
     completed_at: Time | None = None
+    """The time at which it ended, or None."""
     step_executions: tuple[StepExecution, ...] = ()
+    """The steps that are complete, with their times."""
     continuation: ExecutionContinuation = ExecutionContinuation()
+    """The signals to stop, and whether the run continues all the same."""
     current_step_started_at: Time | None = None
+    """The time at which the step under way began, or None."""
     current_step: AgentStep | None = None
+    """The step under way, or None."""
     pending_calls: tuple[PendingCall, ...] = ()
+    """The calls that wait for a person, or for an answer from outside."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors that belong to no step."""
     compaction_usage: Usage = Usage()
     """The usage of models for compacting the transcript during the run."""
     discarded_usage: Usage = Usage()

@@ -9,18 +9,26 @@ class SpawnRef(Value, frozen=True):
     """A link on a child session to the tool call that spawned it, in its loop and session."""
 
     parent_session_id: str
+    """The session whose run made the call."""
     parent_loop_id: str
+    """That run."""
     tool_call_id: str
+    """The id of the call."""
     tool_name: str
+    """The name of the tool that was called."""
 
 
 class ChildLoopRef(Value, frozen=True):
     """A link on a parent's loop to the loop of another session that a tool call spawned."""
 
     tool_call_id: str
+    """The id of the call."""
     tool_name: str
+    """The name of the tool that was called."""
     child_loop_id: str
+    """The run that the call has spawned."""
     child_session_id: str
+    """The session of that run."""
 
 
 class Adoption(Value, frozen=True):

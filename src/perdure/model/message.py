@@ -14,6 +14,7 @@ from perdure.model.ids import new_id
 from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_alike, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
+"""The sender of a message."""
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REDACTIONS = "redactions"
 """The key in a message's metadata for the number of replacements by each redactor before it was stored."""
@@ -23,15 +24,20 @@ class Text(Value, frozen=True, tag="text"):
     """Plain text."""
 
     text: str
+    """The text."""
 
 
 class Thinking(Value, frozen=True, tag="thinking"):
     """The thoughts of a model before it answered. The signature goes back to its provider as it came."""
 
     text: str
+    """The thoughts, as far as the provider shows them."""
     signature: str | None = None
+    """The provider's signature."""
     provider: str | None = None
+    """The provider that the thoughts go back to."""
     id: str | None = None
+    """The provider's own id."""
 
 
 class Media(Value, frozen=True, tag="media"):
@@ -42,10 +48,15 @@ class Media(Value, frozen=True, tag="media"):
     """
 
     media_type: str
+    """The MIME type, such as `image/png`."""
     data: bytes | None = None
+    """The bytes."""
     url: str | None = None
+    """The address on the web."""
     name: str | None = None
+    """The name of the file, which the model is told."""
     hash: str | None = None
+    """The SHA-256 of the bytes, in hex."""
     size: int | None = None
     """The number of bytes that the `hash` stands for."""
 
@@ -98,10 +109,15 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
     """A model's request to call a tool."""
 
     name: str
+    """The name of the tool."""
     arguments: Mapping[str, Any] = EMPTY
+    """The arguments, as plain data."""
     id: str = msgspec.field(default_factory=new_id)
+    """The id that the result refers to."""
     provider: str | None = None
+    """The provider that `opaque` belongs to."""
     opaque: JSON = None
+    """Data that only that provider understands, which goes back to it."""
 
     def __post_init__(self) -> None:
         # One test for the usual case; `expect` finds the field that is wrong.
@@ -117,9 +133,13 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     """The result of a tool call."""
 
     call_id: str
+    """The id of the call."""
     content: JSON = None
+    """The result: a text, or any JSON value."""
     name: str | None = None
+    """The name of the tool."""
     is_error: bool = False
+    """True if the call failed. The content is then the error's text."""
 
     def __post_init__(self) -> None:
         if type(self.content) is not str:
@@ -135,7 +155,9 @@ class Opaque(Value, frozen=True, tag="opaque"):
     """Data that only its provider understands. It is kept, and sent back to that provider alone."""
 
     provider: str
+    """The provider."""
     body: JSON = None
+    """The data, as it came."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "body")
@@ -149,7 +171,9 @@ class Envelope(Value, frozen=True, tag="envelope"):
     """
 
     format: str
+    """The name of the framework's format."""
     body: JSON = None
+    """The rest of the item, as plain data."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "body")
@@ -159,6 +183,7 @@ class UnknownPart(Value, frozen=True, tag="~part"):
     """A part of a kind that a newer release has written. It is kept as it is."""
 
     body: Mapping[str, Any] = EMPTY
+    """The part as it is stored."""
 
     def __post_init__(self) -> None:
         freeze(self, "body")
@@ -169,15 +194,20 @@ class UnknownPart(Value, frozen=True, tag="~part"):
 
 _KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque", "envelope")
 Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | Envelope | UnknownPart
+"""A part of a message."""
 
 
 class Message(Value, frozen=True):
     """One thing that was said. Messages are never changed once they are in a log."""
 
     role: Role
+    """"system", "user", "assistant" or "tool"."""
     parts: tuple[Part, ...] = ()
+    """The parts, in order."""
     id: str = msgspec.field(default_factory=new_id)
+    """The id, a UUIDv7 by default."""
     metadata: Mapping[str, Any] = EMPTY
+    """JSON values that are stored with the message, and never sent to a model."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -189,10 +219,18 @@ class Message(Value, frozen=True):
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        """Return a message of the user. `content` are texts and parts.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         return cls("user", _parts(content), _id(id), metadata)
 
     @classmethod
     def system(cls, text: str, *, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        """Return a message of the system, which says a `text`.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         return cls("system", _parts((text,)), _id(id), metadata)
 
     @classmethod
@@ -203,6 +241,10 @@ class Message(Value, frozen=True):
         id: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
+        """Return a message of the assistant. `content` are texts and parts, and `tool_calls` come behind them.
+
+        Without an `id` it gets one. `metadata` is stored with it.
+        """
         said = _parts([part for part in content if part != ""])
         if tool_calls != ():
             said += tuple(expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls"))
@@ -219,16 +261,21 @@ class Message(Value, frozen=True):
         id: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
+        """Return the message with the result of the call `call_id`. `content` is a text or any JSON value.
+
+        `name` is the name of the tool. With `is_error` the content is the reason why the call failed. Without an `id`
+        it gets one. `metadata` is stored with it.
+        """
         settled = clean_text(content) if isinstance(content, str) else content
         result = ToolResult(expect(call_id, str, "$.call_id"), settled, name, is_error)
         return cls("tool", (result,), _id(id), metadata)
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """Return a message from what a caller has: a message, a text, a part, or a dict.
+        """Return a message from a `value` that a caller has: a message, a text, a part, or a dict.
 
         A dict has a role, content and perhaps tool calls, in our form or in OpenAI's. Or it is an item of OpenAI's
-        Responses API.
+        Responses API. A text or a part gets the `role`.
         """
         if isinstance(value, Message):
             return value
@@ -252,10 +299,12 @@ class Message(Value, frozen=True):
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The parts that are tool calls."""
         return tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
+        """The parts that are results of tool calls."""
         return tuple([part for part in self.parts if isinstance(part, ToolResult)])
 
     @property
@@ -264,7 +313,7 @@ class Message(Value, frozen=True):
         return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
 
     def with_files(self, bodies: Mapping[str, bytes]) -> Message:
-        """Return the message with bytes put back into it, by their hashes."""
+        """Return the message with bytes put back into it. `bodies` has them by their hashes."""
         parts = [
             msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
             if type(part) is Media and part.hash is not None and part.hash in bodies
@@ -303,6 +352,7 @@ class Message(Value, frozen=True):
         return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
 
     def with_metadata(self, **values: JSON) -> Message:
+        """Return the message with further metadata, given as the keywords `values`."""
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
 
 

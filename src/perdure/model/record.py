@@ -52,6 +52,7 @@ class LoopStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
+        """True once the loop has ended, in whatever way."""
         return self not in (LoopStatus.PENDING, LoopStatus.RUNNING)
 
 
@@ -68,50 +69,85 @@ class Turn(Value, frozen=True):
     """One step on record: what the model said, what the tools did, what it cost."""
 
     step_id: str
+    """The step."""
     index: int
+    """Its place in the run, from 0."""
     started_at: datetime
+    """The time at which it began."""
     ended_at: datetime | None = None
+    """The time at which it ended, or None."""
     message_ids: tuple[str, ...] = ()
+    """The messages that it has added."""
     tool_executions: tuple[ToolExecution, ...] = ()
+    """The tool calls that were carried out."""
     usage: Usage = Usage()
+    """Tokens and money of the step."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the step and its tools."""
 
 
 class ParallelGroupRecord(Value, frozen=True):
     """The group of branches that a loop belongs to, and which of them was selected."""
 
     all_loop_ids: tuple[str, ...]
+    """The branches, in the order of their configs."""
     selected_loop_id: str | None = None
+    """The branch that was selected, or None."""
     selected_config_index: int | None = None
+    """The place of its config."""
     evaluation_usage: Usage = Usage()
+    """Tokens and money of the judge."""
     is_selected: bool = False
+    """True if this loop was selected."""
 
 
 class LoopRecord(Value, frozen=True, kw_only=True):
     """The complete record of one run."""
 
     loop_id: str
+    """The id of the run."""
     session_id: str
+    """The session that it ran in."""
     agent_id: str = ""
+    """The agent that ran."""
     parent_loop_id: str | None = None
+    """The run that this one follows, or branches off from."""
     continuation_kind: ContinuationKind = ContinuationKind()
+    """The relation to that run."""
     started_at: datetime | None = None
+    """The time at which it began, or None."""
     ended_at: datetime | None = None
+    """The time at which it ended, or None."""
     status: LoopStatus = LoopStatus.RUNNING
+    """The status of the run."""
     rejection: str | None = None
+    """The reason why an input filter has refused its input."""
     stop_reason: str | None = None
+    """The reason why it stopped, as a `StopReason`."""
     config: LoopConfigSnapshot | None = None
+    """The model, and how it was asked."""
     messages: tuple[Message, ...] = ()
+    """The messages that it was sent and has produced, in order. In a header they are empty."""
     turns: tuple[Turn, ...] = ()
+    """The steps, in order. A header has none."""
     usage: Usage = Usage()
+    """Tokens and money of the whole run."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the run."""
     metadata: Mapping[str, Any] = EMPTY
+    """The values that the sender has put on the record of the run."""
     events: tuple[AnyLoopEvent, ...] = ()
+    """The events, in order. A header has none."""
     children_loop_ids: tuple[str, ...] = ()
+    """The runs of this session that follow it."""
     child_loop_refs: tuple[ChildLoopRef, ...] = ()
+    """The links to the loops of its sub-agents."""
     compaction_block: CompactionBlock | None = None
+    """The last compaction during the run."""
     compaction_usage: Usage = Usage()
+    """The part of `usage` that compactions took."""
     parallel_group: ParallelGroupRecord | None = None
+    """The branches that ran side by side with it."""
     idle: float = 0.0
     """Seconds that the run waited for a person, or was down after a crash."""
     redactions: Mapping[str, int] = EMPTY
@@ -123,7 +159,7 @@ class LoopRecord(Value, frozen=True, kw_only=True):
 
     @classmethod
     def pending(cls, group: ParallelLoopStart, loop_id: str) -> LoopRecord:
-        """Return the record of a branch that has been announced and has not begun."""
+        """Return the record of a branch, the `loop_id` of a `group`, that was announced and has not begun."""
         kind = ContinuationKind("branch", str(group.loop_ids.index(loop_id)))
         return cls(
             loop_id=loop_id,
@@ -143,25 +179,34 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         return max(0.0, (self.ended_at - self.started_at).total_seconds() - self.idle)
 
     def after(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopRecord:
-        """Return the record after an event. For many events, use `LoopFold`."""
+        """Return the record after an `event`. For many events, use `after_all`.
+
+        `keep_event` is False to leave the event itself out.
+        """
         return LoopFold(self).take(event, keep_event=keep_event).record()
 
     def after_all(self, events: Iterable[AnyLoopEvent]) -> LoopRecord:
-        """Return the record after all these events, in their order."""
+        """Return the record after all these `events`, in their order."""
         fold = LoopFold(self)
         for event in events:
             fold.take(event)
         return fold.record()
 
     def aborted(self, at: datetime) -> LoopRecord:
-        """Return the record of a loop that did not reach its end. It keeps the messages and usage it has reached."""
+        """Return the record of a loop that did not reach its end, and was given up `at` a time.
+
+        It keeps the messages and usage it has reached.
+        """
         if self.status.is_over:
             return self
         ended_at = self.ended_at or at
         return replace(self, status=LoopStatus.ABORTED, ended_at=ended_at, turns=_closed(self.turns, ended_at))
 
     def selected(self, event: ParallelLoopEnd) -> LoopRecord:
-        """Return the record of a branch once one of its group has been selected. One that never began is aborted."""
+        """Return the record of a branch after the `event` that selects one of its group.
+
+        A branch that never began is aborted.
+        """
         group = ParallelGroupRecord(
             event.loop_ids,
             event.selected_loop_id,
@@ -408,13 +453,20 @@ class SessionRecord(Value, frozen=True, kw_only=True):
     """All the loops of one session, with the links between them."""
 
     session_id: str
+    """The session."""
     agent_id: str = ""
+    """Its agent."""
     created_at: datetime | None = None
+    """The time at which the record begins."""
     last_active_at: datetime | None = None
+    """The time at which something last ran."""
     parent_spawn_ref: SpawnRef | None = None
+    """The call that has spawned the session, if it is a sub-agent's."""
     loops: tuple[LoopRecord, ...] = ()
+    """The runs, in the order in which they began."""
 
     def get_loop(self, loop_id: str) -> LoopRecord | None:
+        """Return the run `loop_id`, or None."""
         return next((loop for loop in self.loops if loop.loop_id == loop_id), None)
 
     def root_loops(self) -> tuple[LoopRecord, ...]:
@@ -423,10 +475,14 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(loop for loop in self.loops if loop.parent_loop_id not in known)
 
     def children_of(self, loop_id: str) -> tuple[LoopRecord, ...]:
+        """Return the runs that follow the run `loop_id`, or branch off from it."""
         return tuple(loop for loop in self.loops if loop.parent_loop_id == loop_id)
 
     def parallel_siblings(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """Return the branches of a loop's parallel group, itself included, in the order of their configs."""
+        """Return the branches of a loop's parallel group, itself included, in the order of their configs.
+
+        `loop_id` names the loop.
+        """
         loop = self.get_loop(loop_id)
         if loop is None or loop.parallel_group is None:
             return ()
@@ -434,7 +490,7 @@ class SessionRecord(Value, frozen=True, kw_only=True):
         return tuple(each for each in found if each is not None)
 
     def chain_to(self, loop_id: str) -> tuple[LoopRecord, ...]:
-        """Return the loops from a root down to one, in order."""
+        """Return the loops from a root down to the loop `loop_id`, in order."""
         left = {loop.loop_id: loop for loop in self.loops}
         chain: list[LoopRecord] = []
         loop = left.pop(loop_id, None)

@@ -76,7 +76,9 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     default: Retention | None = None
     tags: Mapping[str, Retention] = EMPTY
+    """Rules by tag."""
     owners: Mapping[str, Retention] = EMPTY
+    """Rules by owner."""
 
     def __post_init__(self) -> None:
         if self.default is not None:

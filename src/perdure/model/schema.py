@@ -28,7 +28,10 @@ class TypeSchema(FrozenDict):
 
 
 def schema_of(wanted: object) -> Mapping[str, Any] | None:
-    """Return a JSON schema from a type (msgspec, dataclass, TypedDict, pydantic…) or from a schema itself."""
+    """Return a JSON schema from a type (msgspec, dataclass, TypedDict, pydantic…) or from a schema itself.
+
+    `wanted` is the type or the schema. For None, None is returned.
+    """
     if wanted is None or isinstance(wanted, Mapping):
         return wanted
     try:

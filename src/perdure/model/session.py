@@ -53,16 +53,27 @@ class AgentSessionInfo(Value, frozen=True):
     """The header of a session: all that a list shows."""
 
     id: SessionId
+    """The id."""
     agent_name: str
+    """The name of the agent."""
     status: SessionStatus = SessionStatus.ACTIVE
+    """The status."""
     version: int = 0
+    """The number of the version. It is 0 before the first save."""
     created_at: Time = msgspec.field(default_factory=now)
+    """The time at which the session was created."""
     updated_at: Time = msgspec.field(default_factory=now)
+    """The time at which this version was made."""
     parent_id: SessionId | None = None
+    """The session that it is a fork of, or whose run has spawned it."""
     spawn_ref: SpawnRef | None = None
+    """The call that has spawned it, if it is a sub-agent's."""
     owner: str | None = None
+    """The owner, or None."""
     tags: tuple[str, ...] = ()
+    """The tags, in order."""
     name: str | None = None
+    """The name for people, or None."""
     usage: Usage | None = None
     """The usage of all runs of the session so far. None if there were none, or if an older release did not count it."""
     indexed: Mapping[str, str | int | bool] = EMPTY
@@ -107,8 +118,11 @@ class AgentSession(Value, frozen=True):
     """A session as of one version. Every change makes a new value; a store makes it the next version."""
 
     info: AgentSessionInfo
+    """The header."""
     definition: AgentDefinition
+    """The definition of the agent."""
     state: AgentState
+    """The state of the agent: what was said and done."""
 
     @classmethod
     def reconstitute(cls, session: AgentSession, *, version: int, updated_at: datetime) -> AgentSession:
@@ -280,7 +294,8 @@ def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
 class SessionInfoList(Sequence[I_co]):
     """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
 
-    `damaged` names the sessions of this page with an unreadable header. They do not stop the list of the others.
+    `infos` are the headers. `damaged` names the sessions of this page with an unreadable header. They do not stop the
+    list of the others.
     """
 
     def __init__(
@@ -295,6 +310,7 @@ class SessionInfoList(Sequence[I_co]):
         self.damaged = tuple(damaged)
 
     def all(self) -> tuple[I_co, ...]:
+        """Return the headers of the page as a tuple."""
         return self._infos
 
     def __len__(self) -> int:

@@ -24,9 +24,13 @@ class AgentContext(Value, frozen=True):
     """The context of an agent: transcript, system prompt, metadata, and the form of answer asked for."""
 
     transcript: Transcript = msgspec.field(default_factory=Transcript)
+    """The view: the messages that the model is shown."""
     metadata: Mapping[str, Any] = EMPTY
+    """The session's metadata: JSON values by key."""
     system_prompt: str = ""
+    """The instructions that the model is told first."""
     response_format: Mapping[str, Any] | None = None
+    """The JSON schema of the answers, if one was set."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
@@ -39,14 +43,23 @@ class AgentState(Value, frozen=True):
     """The state of an agent. Every `with_…` returns a new value with a new `updated_at`."""
 
     agent_id: str = msgspec.field(default_factory=new_id)
+    """The id of the agent in this session."""
     parent_agent_id: str | None = None
+    """The agent that has called it, if it is a sub-agent."""
     created_at: Time = msgspec.field(default_factory=now)
+    """The time at which the state was made."""
     updated_at: Time = msgspec.field(default_factory=now)
+    """The time of its last change."""
     execution_count: int = 0
+    """The number of runs that have begun."""
     model: ModelConfig | None = None
+    """The model that `ChangeModel` has set, or None."""
     task: str | None = None
+    """The task that `UpdateTask` has set, or None."""
     context: AgentContext = AgentContext()
+    """The part that lasts from run to run."""
     execution: ExecutionState | None = None
+    """The run under way, or the last one."""
     rewound_to: int = 0
     """The version with the view that this one shows again, until a message is added."""
     shown_since: int = 0

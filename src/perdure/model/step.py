@@ -29,21 +29,32 @@ class InferenceResponse(Value, frozen=True):
     """The facts about a model's answer. Its message is the step's first output."""
 
     finish_reason: str | None = None
+    """The provider's reason for the end of the answer."""
     usage: Usage = Usage()
+    """Tokens and money of the call."""
     model: str | None = None
+    """The name of the model that answered."""
     provider: str | None = None
+    """The name of its provider."""
     response_id: str | None = None
+    """The provider's id of the answer."""
 
 
 class ToolExecution(Value, frozen=True):
     """One tool call that was carried out: its result, or its error."""
 
     call: ToolCall
+    """The call."""
     started_at: Time
+    """The time at which it began."""
     completed_at: Time | None = None
+    """The time at which it ended, or None."""
     result: JSON = None
+    """The result, as plain data."""
     error: ErrorRecord | None = None
+    """The error, if the call has failed."""
     usage: Usage = Usage()
+    """Tokens and money that the tool has used itself."""
 
     def __post_init__(self) -> None:
         freeze_json(self, "result")
@@ -60,11 +71,17 @@ class AgentStep(Value, frozen=True, gc=True, dict=True):
     """
 
     id: str = msgspec.field(default_factory=new_id)
+    """The id of the step."""
     input_messages: Transcript = msgspec.field(default_factory=Transcript)
+    """The messages that the model was shown."""
     output_messages: Transcript = msgspec.field(default_factory=Transcript)
+    """The answer, and the results of the tools."""
     inference_response: InferenceResponse = InferenceResponse()
+    """The facts about the model's answer."""
     tool_executions: tuple[ToolExecution, ...] = ()
+    """The tool calls that were carried out."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the step itself."""
 
     @classmethod
     def of(
@@ -122,9 +139,13 @@ class StepExecution(Value, frozen=True):
     """A completed step with its times, and the signals that there were when it ended."""
 
     step: AgentStep
+    """The step."""
     started_at: Time
+    """The time at which it began."""
     completed_at: Time = msgspec.field(default_factory=now)
+    """The time at which it ended."""
     continuation: ExecutionContinuation = ExecutionContinuation()
+    """The signals that there were then."""
 
     @property
     def id(self) -> str:

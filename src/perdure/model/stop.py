@@ -53,8 +53,11 @@ class StopSignal(Value, frozen=True):
     """A request to stop the run, with its reason and source. `limit` names the budget's field, if one was reached."""
 
     reason: StopReason
+    """The reason."""
     message: str = ""
+    """A sentence about it."""
     source: str = ""
+    """The name of what has raised it."""
     limit: str | None = None
 
 
@@ -62,7 +65,9 @@ class ExecutionContinuation(Value, frozen=True):
     """The stop signals of a run, and whether it was asked to continue all the same."""
 
     stop_signals: tuple[StopSignal, ...] = ()
+    """The signals, in the order in which they came."""
     is_continuation_requested: bool = False
+    """True if the run was asked to continue."""
 
     @property
     def should_stop(self) -> bool:

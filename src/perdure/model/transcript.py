@@ -99,13 +99,21 @@ class Block(Value, frozen=True, gc=True, dict=True):
     """
 
     covered: tuple[Any, ...]
+    """The pieces that are hidden."""
     shown: tuple[Any, ...]
+    """The pieces that are shown instead."""
     by: str = ""
+    """The strategy that made it."""
     id: str = ""
+    """The id, for `uncompact`."""
     at: Time | None = None
+    """The time at which it was made."""
     tokens_before: int | None = None
+    """The estimate for the view before it."""
     tokens_after: int | None = None
+    """The estimate for the view after it."""
     model: str | None = None
+    """The model that wrote the summary, if one did."""
 
     def __len__(self) -> int:
         return sum(map(len, self.shown))

@@ -9,10 +9,15 @@ class Usage(Value, frozen=True):
     """Tokens and money. Cache and reasoning tokens are included in input and output tokens."""
 
     input_tokens: int = 0
+    """Tokens of prompts."""
     output_tokens: int = 0
+    """Tokens of answers."""
     cache_read_tokens: int = 0
+    """Tokens of prompts that the provider had in its cache."""
     cache_write_tokens: int = 0
+    """Tokens of prompts that the provider has put into its cache."""
     reasoning_tokens: int = 0
+    """Tokens of answers that were thoughts."""
     cost: float = 0.0
     """Dollars, for the tokens whose price is known."""
     unpriced_tokens: int = 0
@@ -20,6 +25,7 @@ class Usage(Value, frozen=True):
 
     @property
     def total_tokens(self) -> int:
+        """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
     @property

@@ -74,6 +74,7 @@ class Value(
     """A frozen value with a place for fields that it does not know. The codec puts them back where they were."""
 
     unknown: Mapping[str, Any] = msgspec.field(default=EMPTY, name="~")
+    """Fields that a newer release has written. They are kept."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-able data that has every message once."""
@@ -83,7 +84,7 @@ class Value(
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the value that `to_dict` was called on. Raise InvalidData, with the path, for anything else."""
+        """Return the value that `to_dict` made `plain` of. Raise InvalidData, with the path, for anything else."""
         from perdure import codec
 
         return codec.from_dict(cls, plain)
@@ -225,8 +226,11 @@ class ErrorRecord(Value, frozen=True):
     """An error on record: the name of its class, and its message. It is never made into an exception again."""
 
     type: str
+    """The name of the error's class."""
     message: str
+    """The error's message."""
     traceback: str | None = None
+    """The traceback as a text, if it was kept."""
     code: int | str | None = None
     """The provider's code for it: the HTTP status of its answer."""
 

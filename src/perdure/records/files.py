@@ -41,7 +41,7 @@ _Where = str | os.PathLike[str]
 
 
 class SessionRecordList(list[SessionRecord]):
-    """A list of records that were loaded together. `damaged` has an error for each file that could not be read."""
+    """A list of `records` that were loaded together. `damaged` has an error for each file that could not be read."""
 
     def __init__(
         self, records: Iterable[SessionRecord] = (), *, damaged: Iterable[InvalidSessionFile | UnreadableFile] = ()
@@ -51,7 +51,10 @@ class SessionRecordList(list[SessionRecord]):
 
 
 def save_session(record: SessionRecord, directory: _Where) -> None:
-    """Write `{directory}/{session_id}.json`, as a whole and durably. Raise StoreError if the disk refuses it."""
+    """Write a `record` to `{directory}/{session_id}.json`, as a whole and durably.
+
+    Raise StoreError if the disk refuses it.
+    """
     body = msgspec.json.format(codec.encode(_with_checksum(codec.to_dict(record))), indent=2)
     name = _file(record.session_id)
     with _opened(directory) as folder, _writing(folder, name):
@@ -65,7 +68,10 @@ def save_session(record: SessionRecord, directory: _Where) -> None:
 
 
 def load_session(session_id: str, directory: _Where) -> SessionRecord:
-    """Return the record of a session. Raise SessionNotFound if there is none, InvalidSessionFile if it is damaged."""
+    """Return the record of a session. Raise SessionNotFound if there is none, InvalidSessionFile if it is damaged.
+
+    `session_id` names the session, and `directory` has the records.
+    """
     checked = SessionId(session_id)
     if not os.path.lexists(directory):
         raise SessionNotFound(checked)
@@ -74,7 +80,7 @@ def load_session(session_id: str, directory: _Where) -> SessionRecord:
 
 
 def list_session_ids(directory: _Where) -> list[SessionId]:
-    """Return the ids of sessions that have a record, the one written last first."""
+    """Return the ids of sessions that have a record in a `directory`, the one written last first."""
     if not os.path.lexists(directory):
         return []
     with _opened(directory) as folder:
@@ -83,7 +89,7 @@ def list_session_ids(directory: _Where) -> list[SessionId]:
 
 
 def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordList:
-    """Return the records of an agent's sessions, the one written last first.
+    """Return the records of the sessions of an agent, `agent_id`, in a `directory`, the one written last first.
 
     A file that cannot be read does not stop the others. It is logged, and its error is in the list's `damaged`,
     whichever agent the session belongs to.
@@ -104,9 +110,10 @@ def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordLi
 def redact_session(session_id: str, directory: _Where, message_ids: Sequence[str]) -> bool:
     """Replace the content of messages in a session's record. Return True if the record had any of it.
 
-    Everything else in the record that may quote the messages is replaced too. Every summary is replaced, even if the
-    record has none of the messages: it may cover a message that no loop has told. The file is written as by
-    `save_session`. Raise SessionNotFound if the session has no record.
+    `session_id` names the session, `directory` has the records, and `message_ids` are the messages. Everything else in
+    the record that may quote the messages is replaced too. Every summary is replaced, even if the record has none of
+    the messages: it may cover a message that no loop has told. The file is written as by `save_session`. Raise
+    SessionNotFound if the session has no record.
     """
     ids = Request.of(session_id, message_ids, REPLACEMENT).ids
     record = load_session(session_id, directory)
@@ -117,7 +124,10 @@ def redact_session(session_id: str, directory: _Where, message_ids: Sequence[str
 
 
 def delete_session(session_id: str, directory: _Where) -> None:
-    """Remove a session's record. Raise SessionNotFound if there is none."""
+    """Remove a session's record. Raise SessionNotFound if there is none.
+
+    `session_id` names the session, and `directory` has the records.
+    """
     name = _file(session_id)
     if not os.path.lexists(directory):
         raise SessionNotFound(session_id)
@@ -129,7 +139,7 @@ def delete_session(session_id: str, directory: _Where) -> None:
 
 
 class FileRecordStore:
-    """A directory of session records with one writer at a time.
+    """A `directory` of session records with one writer at a time.
 
     Its methods do the same as the functions of this module. If another writer has a session's record, they raise
     SessionLocked.
@@ -139,6 +149,7 @@ class FileRecordStore:
         self._directory = Path(directory)
 
     async def save(self, record: SessionRecord) -> None:
+        """Write a `record`, as `save_session` does."""
         await asyncio.to_thread(self._save, record)
 
     def _save(self, record: SessionRecord) -> None:
@@ -146,12 +157,15 @@ class FileRecordStore:
             save_session(record, self._directory)
 
     async def load(self, session_id: str) -> SessionRecord:
+        """Return the record of the session `session_id`, as `load_session` does."""
         return await asyncio.to_thread(load_session, session_id, self._directory)
 
     async def list_ids(self) -> list[SessionId]:
+        """Return the ids of sessions that have a record, as `list_session_ids` does."""
         return await asyncio.to_thread(list_session_ids, self._directory)
 
     async def redact(self, session_id: str, message_ids: Sequence[str]) -> bool:
+        """Replace what the messages `message_ids` of the session `session_id` say, as `redact_session` does."""
         return await asyncio.to_thread(self._redact, session_id, message_ids)
 
     def _redact(self, session_id: str, message_ids: Sequence[str]) -> bool:
@@ -160,6 +174,7 @@ class FileRecordStore:
             return redact_session(session_id, self._directory, message_ids)
 
     async def delete(self, session_id: str) -> None:
+        """Remove the record of the session `session_id`, as `delete_session` does."""
         await asyncio.to_thread(self._delete, session_id)
 
     def _delete(self, session_id: str) -> None:

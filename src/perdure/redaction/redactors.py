@@ -37,10 +37,11 @@ class failures_of:
 class Redactor:
     """A pattern, with the text that replaces what it finds.
 
-    `check` decides on each match, for example by a checksum. `span` is the length of the longest match: a stream is
-    held back by that many characters. Without it, an answer is streamed once it is whole. `hints` are texts, and every
-    match contains at least one. If none of them is in a text, the pattern is not tried. They are made of ASCII letters,
-    digits, spaces and `-_.@+` only, which JSON never escapes.
+    The `name` is counted in messages' metadata. The `pattern` is a regular expression. Without a `replacement`, what it
+    finds becomes `[redacted:name]`. `check` decides on each match, for example by a checksum. `span` is the length of
+    the longest match: a stream is held back by that many characters. Without it, an answer is streamed once it is
+    whole. `hints` are texts, and every match contains at least one. If none of them is in a text, the pattern is not
+    tried. They are made of ASCII letters, digits, spaces and `-_.@+` only, which JSON never escapes.
 
     A redactor is applied to its own results too, so its replacement must not match its pattern.
     """
@@ -70,7 +71,7 @@ class Redactor:
             raise InvalidData("$.replacement", problem)
 
     def may_be_in(self, text: str) -> bool:
-        """Tell whether a text may have a match. What holds for a text holds for the JSON that it is part of."""
+        """Tell whether a `text` may have a match. What holds for a text holds for the JSON that it is part of."""
         if not self.hints:
             return True
         for letter, hints in self._by_letter:
@@ -81,11 +82,11 @@ class Redactor:
         return False
 
     def held_from(self, text: str, start: int) -> int:
-        """Return the first place from `start` on where a match may begin, for which more text is needed."""
+        """Return the first place in a `text` from `start` on where a match may begin, for which more text is needed."""
         return start if self.span is None else max(start, len(text) - self.span)
 
     def next_match(self, text: str, start: int) -> tuple[int, int] | None:
-        """Return the first match from `start` on that has to be replaced."""
+        """Return the first match in a `text` from `start` on that has to be replaced."""
         while start <= len(text) and (found := self.pattern.search(text, start)) is not None:
             first, last = found.span()
             if last > first and (self.check is None or self.check(found.group())):
@@ -94,7 +95,7 @@ class Redactor:
         return None
 
     def apply(self, text: str) -> tuple[str, int]:
-        """Return a text with all matches replaced, and how many there were."""
+        """Return a `text` with all matches replaced, and how many there were."""
         if not self.may_be_in(text):
             return text, 0
         pieces, end, count = list[str](), 0, 0
@@ -345,7 +346,7 @@ _NAMED = {each.name: each for each in (*DEFAULT, EMAILS, PHONES)}
 
 
 def named(*names: str) -> tuple[Redactor, ...]:
-    """Return shipped redactors by their names; `default` stands for the default set."""
+    """Return shipped redactors by their `names`; `default` stands for the default set."""
     found: dict[str, Redactor] = {}
     for name in names:
         if name != "default" and name not in _NAMED:

@@ -12,7 +12,7 @@ from perdure.replay.story import PlayedTurn
 
 
 class Allowance:
-    """A budget that turns spend one after the other. Its time counts from the first turn."""
+    """A `budget` that turns spend one after the other. Its time counts from the first turn."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
         self._budget = expect(budget, ExecutionBudget, "$.budget")
@@ -41,6 +41,6 @@ class Allowance:
         )
 
     def spend(self, turn: PlayedTurn) -> None:
-        """Subtract what a turn has used."""
+        """Subtract what a `turn` has used."""
         self._steps += len(turn.steps)
         self._usage = self._usage + turn.usage

@@ -25,13 +25,17 @@ class CallChange(msgspec.Struct, frozen=True):
     """A tool call on record beside its counterpart in the replay."""
 
     kind: CallKind
+    """The kind of change."""
     recorded: Call | None = None
+    """The call on record, or None."""
     replayed: Call | None = None
+    """The call in the replay, or None."""
     source: Source | None = None
     """The source of the answer to the replayed call, or None if the call was made, as all are with live tools."""
 
     @property
     def name(self) -> str:
+        """The name of the tool."""
         call = self.replayed or self.recorded
         assert call is not None
         return call.name
@@ -51,12 +55,17 @@ class StepComparison(msgspec.Struct, frozen=True):
     index: int
     """The step's place in the turn on record, or in the replay if the step was added there."""
     recorded: Step | None = None
+    """The step on record, or None."""
     replayed: Step | None = None
+    """The step in the replay, or None."""
     calls: tuple[CallChange, ...] = ()
+    """The changes of its tool calls."""
     differences: tuple[Difference, ...] = ()
+    """The differences that were found."""
 
     @property
     def kind(self) -> Kind:
+        """ "same", "changed", "added" or "missing"."""
         if self.recorded is None:
             return "added"
         if self.replayed is None:
@@ -65,6 +74,7 @@ class StepComparison(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
+        """True if nothing differs."""
         return self.kind == "same"
 
     def answer_diff(self) -> list[str]:
@@ -79,8 +89,11 @@ class TurnComparison(msgspec.Struct, frozen=True):
     """One turn on record beside its replay."""
 
     recorded: PlayedTurn
+    """The turn on record."""
     replayed: PlayedTurn
+    """The turn in the replay."""
     steps: tuple[StepComparison, ...]
+    """The steps of both, side by side."""
     session_id: str
     """The session that the turn was replayed in."""
     note: str | None = None
@@ -99,6 +112,7 @@ class TurnComparison(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
+        """True if no step differs, and the turn ends in the same way."""
         return all(step.is_same for step in self.steps) and not self.ends_otherwise
 
 
@@ -106,11 +120,15 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """The result of a replay."""
 
     session_id: str
+    """The session that was replayed."""
     turns: tuple[TurnComparison, ...] = ()
+    """The turns, in order."""
     left_out: tuple[LeftOut, ...] = ()
     """The runs that were not replayed, with the reasons."""
     notes: tuple[str, ...] = ()
+    """Sentences about what could not be replayed as it was."""
     children: tuple[ReplayResult, ...] = ()
+    """The replays of its sub-agents' sessions."""
     kept: tuple[str, ...] = ()
     """The ids of the sessions in which the replay was kept, if it was."""
 
@@ -132,10 +150,12 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def changed_answers(self) -> int:
+        """The number of steps with another answer."""
         return sum("answer" in step.differences for step in self.steps)
 
     @property
     def changed_calls(self) -> int:
+        """The number of steps with other tool calls."""
         return sum("calls" in step.differences for step in self.steps)
 
     @property

@@ -31,11 +31,17 @@ class LeftOut(msgspec.Struct, frozen=True):
     """A run that is not replayed, and the reason."""
 
     loop_id: str
+    """The run."""
     reason: str
+    """A sentence about why."""
 
 
 class Recording:
-    """One stored session with its runs. Nothing done with it reaches the store that it was read from."""
+    """One stored session with its runs. Nothing done with it reaches the store that it was read from.
+
+    `of`, `taken` and `in_file` make it. `store` has the session, `info` is its header, and `sessions` are those that it
+    was taken from.
+    """
 
     def __init__(self, store: Store, info: AgentSessionInfo, sessions: Sessions | None = None) -> None:
         self.store = store
@@ -49,6 +55,7 @@ class Recording:
 
     @property
     def session_id(self) -> SessionId:
+        """The id of the session."""
         return self.info.id
 
     def __repr__(self) -> str:
@@ -56,7 +63,7 @@ class Recording:
 
     @classmethod
     async def of(cls, source: Chat | Recording | str | os.PathLike[str]) -> Recording:
-        """Return the recording of the session that a handle or an exported file has."""
+        """Return the recording of the session that a handle or an exported file has, which is the `source`."""
         if isinstance(source, Recording):
             return source
         if isinstance(source, Chat):
@@ -72,14 +79,20 @@ class Recording:
 
     @classmethod
     async def taken(cls, sessions: Sessions, session_id: str) -> Self:
-        """Return the recording of a session in a store. Raise SessionBusy while a run of it is under way."""
+        """Return the recording of a session in a store. Raise SessionBusy while a run of it is under way.
+
+        `sessions` are those of `connect`, and `session_id` names the session.
+        """
         store, found = _memory(), (await sessions.info(session_id)).id
         await store.restore(await _archive(sessions).dump(found, alone=True))
         return await cls._read(store, found, sessions)
 
     @classmethod
     async def in_file(cls, path: str | os.PathLike[str]) -> list[Self]:
-        """Return the recordings of the sessions in an exported file, except for those of sub-agents."""
+        """Return the recordings of the sessions in an exported file, except for those of sub-agents.
+
+        `path` is the file.
+        """
         store = _memory()
         await import_sessions(store, path)
         infos = sorted(await all_infos(store.list), key=lambda info: (info.created_at, info.id))
@@ -119,7 +132,7 @@ class Recording:
         self.turns, self.left_out = tuple(turns), tuple(left_out)
 
     async def before(self, turn: PlayedTurn) -> AgentSession:
-        """Return the session as a turn found it: the agent, its model, and the history before the question.
+        """Return the session as a `turn` found it: the agent, its model, and the history before the question.
 
         Raise VersionForgotten if that version is gone.
         """
@@ -138,7 +151,7 @@ class Recording:
         return [call.name for turn, call in calls if call.name not in turn.brought and not call.is_unknown]
 
     async def with_files(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the bytes of the images and files that they name."""
+        """Return `messages` with the bytes of the images and files that they name."""
         wanted = {key for message in messages for key in message.file_hashes}
         if not wanted:
             return list(messages)

@@ -51,17 +51,20 @@ class Replay:
     """A replay of a stored session with another model, agent, prompt or tools, compared with the record.
 
     The source is a handle on a session, a `Recording`, or the path of an exported file with one session. The store of
-    the session is only read. Without another model or driver, the model on record is asked. The model "recorded"
-    gives the answers on record again.
+    the session is only read. Without another model or driver, the model on record is asked. The model "recorded" gives
+    the answers on record again.
 
     `tools="recorded"` answers calls from the record, so that the code of the tools is not needed. `on_unmatched`
     decides about a call that is not on record. The model is told so ("error"), the call is made ("live"), or the turn
     ends ("stop"). With `tools="live"` all calls are made, and decisions of people are repeated from the record.
 
     `history="recorded"` begins every turn with the history on record. With "replayed", later turns begin with the new
-    answers. `loops` has the tools and sub-agents. By default it is that of the handle's connection. `budget` is for
-    the whole replay. `same_answer` tells whether two texts count as the same. `children` also replays the sessions
-    of sub-agents. `into` keeps the replayed sessions there, with the tag `replay`.
+    answers. `loops` has the tools and sub-agents. By default it is that of the handle's connection. `budget` is for the
+    whole replay. `same_answer` tells whether two texts count as the same. `children` also replays the sessions of
+    sub-agents. `into` keeps the replayed sessions there, with the tag `replay`.
+
+    `source` is a chat, a recording, or the path of an exported file. `model`, `agent` and `system_prompt` replace those
+    of the session. `driver` replaces the one that the model's provider has.
     """
 
     def __init__(

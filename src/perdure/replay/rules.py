@@ -22,11 +22,13 @@ class Rule(msgspec.Struct, frozen=True):
     """
 
     name: Name
+    """The name of the difference."""
     most: float | None = None
+    """The ratio that is allowed, for `cost` and `tokens`."""
 
     @classmethod
     def of(cls, text: str) -> Rule:
-        """Return the rule that a text such as `calls` or `cost=1.2` names. Raise InvalidData if it names none."""
+        """Return the rule that a `text` such as `calls` or `cost=1.2` names. Raise InvalidData if it names none."""
         name, sign, number = text.partition("=")
         is_ratio = name in _RATIOS
         try:
@@ -47,9 +49,10 @@ class Rule(msgspec.Struct, frozen=True):
         return self.name if self.most is None else f"{self.name}={self.most:g}"
 
     def is_broken(self, result: ReplayResult) -> bool:
-        """Tell whether a replay breaks the rule. A rule about the cost is also broken if a price is not known.
+        """Tell whether a replay, by its `result`, breaks the rule.
 
-        A turn that fails in the replay alone breaks every rule: a turn without answers costs nothing, and changes none.
+        A rule about the cost is also broken if a price is not known. A turn that fails in the replay alone breaks every
+        rule: a turn without answers costs nothing, and changes none.
         """
         if result.fails:
             return True

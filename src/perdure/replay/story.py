@@ -39,9 +39,13 @@ class Call(msgspec.Struct, frozen=True):
     """A tool call and its outcome."""
 
     id: str
+    """The id of the call."""
     name: str
+    """The name of the tool."""
     arguments: Mapping[str, Any]
+    """The arguments."""
     outcome: ToolExecution | None = None
+    """The result or error, or None if there is none."""
 
     @property
     def key(self) -> tuple[str, bytes]:
@@ -66,12 +70,17 @@ class Step(msgspec.Struct, frozen=True):
     """One answer of the model, and the calls that it asked for."""
 
     message: Message
+    """The answer."""
     response: InferenceResponse
+    """The facts about it."""
     calls: tuple[Call, ...] = ()
+    """The calls that it asked for."""
     seconds: float | None = None
+    """Seconds that the step took, if that is known."""
 
     @property
     def text(self) -> str:
+        """The text of the answer."""
         return self.message.text
 
     @property
@@ -96,16 +105,25 @@ class PlayedTurn(msgspec.Struct, frozen=True):
     """One run of an agent: the question, the steps and the end. A recovered run is one turn, too."""
 
     loop_id: str
+    """The run."""
     start: AgentStart
+    """The event that began it."""
     asked: tuple[Message, ...]
+    """The messages that it was sent."""
     steps: tuple[Step, ...]
+    """The answers, in order."""
     steering: tuple[Steering, ...] = ()
+    """The messages that were taken in between its steps."""
     compactions: tuple[tuple[int, Compaction], ...] = ()
     """Compactions made during the run, each with the index of the step that it came before."""
     status: ExecutionStatus = ExecutionStatus.IN_PROGRESS
+    """The status that it has ended with."""
     stop_reason: StopReason | None = None
+    """The reason why it stopped."""
     errors: tuple[ErrorRecord, ...] = ()
+    """The errors of the run."""
     events: tuple[AnyLoopEvent, ...] = ()
+    """Its events."""
 
     @property
     def text(self) -> str:
@@ -151,10 +169,12 @@ class PlayedTurn(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
+        """The usage of all steps."""
         return sum((step.usage for step in self.steps), start=Usage())
 
     @property
     def seconds(self) -> float:
+        """Seconds of all steps whose times are known."""
         return sum(step.seconds or 0.0 for step in self.steps)
 
 

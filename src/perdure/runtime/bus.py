@@ -14,6 +14,7 @@ from perdure.model.checks import expect, expect_function
 
 E = TypeVar("E")
 Subscriber = Callable[[Any], Awaitable[None] | None]
+"""A function, plain or async, that is called with events."""
 
 _log = logging.getLogger("perdure.events")
 
@@ -35,10 +36,11 @@ class Subscription:
         """The number of subscribers that came to the bus before it."""
 
     def hears(self, event: object) -> bool:
+        """Tell whether an `event` is of the type that was subscribed to."""
         return isinstance(event, self._kind)
 
     async def deliver(self, event: object) -> None:
-        """Call the subscriber. What it raises is logged and stops nobody else."""
+        """Call the subscriber with an `event`. What it raises is logged and stops nobody else."""
         try:
             outcome = self._subscriber(event)
             if isawaitable(outcome):
@@ -71,7 +73,10 @@ class EventBus:
     def subscribe(
         self, kind: type[E], subscriber: Callable[[E], Awaitable[None] | None], *, session_id: str | None = None
     ) -> Subscription:
-        """Call `subscriber`, a plain or async function, with every event of a type, or only those of one session."""
+        """Call `subscriber`, a plain or async function, with every event of a type, or only those of one session.
+
+        `kind` is the type, and `session_id` names the session.
+        """
         expect(kind, type, "$.kind")
         expect_function(subscriber, "$.subscriber")
         subscription = Subscription(self, kind, subscriber, session_id, next(self._places))
@@ -88,6 +93,7 @@ class EventBus:
 
     @property
     def has_subscribers(self) -> bool:
+        """True if anybody hears the events of this bus."""
         return bool(self._of_all or self._by_session)
 
     def clear(self) -> None:
@@ -96,6 +102,7 @@ class EventBus:
         self._by_session = {}
 
     def remove(self, subscription: Subscription) -> None:
+        """End a `subscription`."""
         session_id = subscription.session_id
         if session_id is None:
             self._of_all = _without(self._of_all, subscription)
@@ -107,6 +114,7 @@ class EventBus:
             self._by_session.pop(session_id, None)
 
     async def emit(self, event: object) -> None:
+        """Deliver an `event` to its subscribers, one after the other."""
         for subscription in self._hearers(event):
             if subscription.hears(event):
                 await subscription.deliver(event)

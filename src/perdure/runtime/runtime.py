@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from perdure.telemetry.telemetry import Telemetry
 
 OnConflict = Literal["raise", "retry", "fork"]
+"""The choices after a save by somebody else: an error, the action again, or its result as a fork."""
 _ON_CONFLICT: tuple[OnConflict, ...] = get_args(OnConflict)
 # With the doubling pauses of `execute`, these take about a second at most, besides the attempts themselves.
 _MOST_ATTEMPTS = 10

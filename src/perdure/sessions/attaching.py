@@ -71,8 +71,9 @@ def attach(
 ) -> Media:
     """Return an image or a file to send: `await chat.send("What is this?", perdure.attach("plot.png"))`.
 
-    The source is a path, an address (`https://…`, which the provider fetches, or `data:…`), or bytes. The type is known
-    from what the bytes begin with, or from the name's ending. `name` is the name that the model is told.
+    `source` is a path, an address (`https://…`, which the provider fetches, or `data:…`), or bytes. The `media_type` is
+    known from what the bytes begin with, or from the name's ending, unless you give it. `name` is the name that the
+    model is told.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         return _of_bytes(bytes(source), name, media_type)

@@ -36,19 +36,25 @@ class Changing(Reach):
         await self.execute(session_id, InjectMessage(*said))
 
     async def trim(self, session_id: str, keep_last: int) -> int:
-        """Show only the last messages. Return how many are shown then."""
+        """Show only the last messages, `keep_last` of them. Return how many are shown then.
+
+        A few more are shown where a tool call would lose its result.
+        """
         from perdure.actions.transcript import TrimTranscript
 
         return _length(await self.execute(session_id, TrimTranscript(keep_last)))
 
     async def compact(self, session_id: str, **options: Any) -> int:
-        """Show a summary, or less, of older messages. Return how many are shown then. See `CompactionOptions`."""
+        """Show a summary, or less, of older messages. Return how many are shown then.
+
+        The `options` are the fields of `CompactionOptions`.
+        """
         from perdure.actions.compact import CompactTranscript
 
         return _length(await self.execute(session_id, CompactTranscript(loops=self.loops, **options)))
 
     async def uncompact(self, session_id: str, block_id: str | None = None) -> int:
-        """Show again what the newest compaction covers, or the one with this id. Return how many messages are shown."""
+        """Show again what the newest compaction covers, or the one with a `block_id`. Return the number shown."""
         from perdure.actions.compact import UncompactTranscript
 
         return _length(await self.execute(session_id, UncompactTranscript(block_id)))
@@ -66,7 +72,7 @@ class Changing(Reach):
         return _length(await self.execute(session_id, Undo()))
 
     async def rewind(self, session_id: str, to: int | str) -> int:
-        """Go back to a version, by its number, or to a message, by its id. Return how many messages are shown then."""
+        """Go back `to` a version, by its number, or a message, by its id. Return how many messages are shown then."""
         from perdure.actions.transcript import Rewind
 
         return _length(await self.execute(session_id, Rewind(to)))
@@ -95,7 +101,7 @@ class Changing(Reach):
             await self._queue().drop_timer(session_id, UNTIL)
 
     async def rename(self, session_id: str, name: str | None) -> None:
-        """Give a session a name for people, or none."""
+        """Give a session a `name` for people, or none."""
         from perdure.actions.metadata import RenameSession
 
         await self.execute(session_id, RenameSession(name))
@@ -121,10 +127,11 @@ class Changing(Reach):
         version: int | None = None,
         loop: str | None = None,
     ) -> Chat:
-        """Make a session that begins where another one is, and return its handle.
+        """Make a session that begins where the session `src` is, and return its handle.
 
-        It begins at the other's end, at a message, at an older version, or where one of its loops ended. The loop may
-        be a branch that was not selected.
+        Its id is `dst`, or a new one. It begins at the other's end, or `at` a message: at a number of messages, or
+        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        begins where that run ended, also on a branch that was not selected.
         """
         from perdure.actions.fork import ForkSession
 
@@ -135,7 +142,7 @@ class Changing(Reach):
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
-        """Show from now on what a fork of the session shows."""
+        """Show from now on what a fork of the session shows. `branch` is the fork's id."""
         from perdure.actions.adopt import AdoptBranch
 
         await self.execute(session_id, AdoptBranch(await self._reach(branch)))

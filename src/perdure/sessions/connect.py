@@ -31,20 +31,35 @@ class LoopOptions(TypedDict, total=False):
     """The options of the `LoopFactory` that runs agents."""
 
     tools: Iterable[Tool | Toolset | Callable[..., Any]]
+    """Tools, toolsets such as `mcp(…)`, and plain functions, which become tools."""
     model: ModelConfig | str | None
+    """The model for sessions that are created here, by name or as a `ModelConfig`."""
     driver: Driver | None
+    """A driver of your own, in place of the one that the model's provider has."""
     capabilities: Mapping[str, Capability] | None
+    """Capabilities by the names that definitions use: each adds tools, guards or interceptors to a run."""
     subagents: Sequence[AgentDefinition]
+    """Definitions of agents that other agents may call as tools."""
     subagent_policy: SubagentPolicy | None
+    """The limits for agents that call agents."""
     interceptors: Sequence[Any]
+    """Objects that see, change or block model calls and tool calls. See `Interceptor`."""
     input_filters: Sequence[InputFilter]
+    """Functions that may reject or mark what a user says before a model is asked."""
     concurrency: Concurrency
+    """The way in which the tool calls of one step are made: "parallel", "sequential", or how many at once."""
     keep_traces: bool
+    """False to leave the tool calls of earlier runs out of prompts."""
     max_result_chars: int
+    """The number of characters of a tool's result that the model is shown."""
     compaction: AutoCompaction | None
+    """An `AutoCompaction` that shortens the view when the model's window fills."""
     context: MakeContext | None
+    """A function of the session and the `context_data`. It makes the context where the caller is gone."""
     title: MakeTitle | None
+    """A function of the session after its first answer, which returns its name."""
     telemetry: Telemetry | None
+    """A `Telemetry` by which runs are traced and measured."""
 
 
 def connect(
@@ -65,7 +80,7 @@ def connect(
     keys: KeyRing | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
-    """Return the sessions in a store. The URL is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
+    """Return the sessions in a store. The `url` is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
 
     A store may also be given itself. Use the sessions with `async with`. With an `owner`, every verb sees only that
     owner's sessions. `live` is the number of open sessions that are kept in memory. `events` hears everything.
@@ -161,7 +176,7 @@ def connect_blocking(
 ) -> BlockingSessions:
     """Return the same sessions for scripts and notebooks. Use it with `with`; no verb is awaited.
 
-    A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
+    The options are those of `connect`. A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
     """
     from perdure.sessions.blocking import BlockingSessions
 

@@ -64,11 +64,13 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     """The outcome of erasing an owner."""
 
     owner: str
+    """The owner."""
     erased: tuple[SessionId, ...]
     """The sessions that are gone, sub-agents' included."""
     left: tuple[SessionId, ...]
     """The sessions that are still there, since their runs have not stopped, or they are under hold."""
     at: datetime
+    """The time of the erasure."""
     held: Mapping[SessionId, str] = {}
     """The sessions among these that a legal hold is on, each with its tag.
 
@@ -79,6 +81,7 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
+        """True if nothing of the owner is left."""
         return not self.left and not self.held
 
 
@@ -86,7 +89,7 @@ class Keeping(Looking):
     """The verbs about whole sessions: recover, move, erase, redact, forget, back up."""
 
     async def recover(self, session_id: str | None = None) -> RecoveryReport:
-        """Continue runs that were killed: that of one session, or all of them."""
+        """Continue runs that were killed: that of one session, or all of them without a `session_id`."""
         from perdure.actions.resume import RecoveryReport, recover
 
         self._require_open()
@@ -121,7 +124,10 @@ class Keeping(Looking):
     ) -> MoveReport:
         """Write sessions, by default all, with their versions and runs to one file of JSON Lines.
 
-        In the format "openai" or "markdown" only what they show is written, or with `history` all that was said. As
+        `target` is a path or a binary file. `session_ids` are the sessions. `progress` is called with the number of
+        sessions that are done and of all, or 0 if that is not known.
+
+        In the `format` "openai" or "markdown" only what they show is written, or with `history` all that was said. As
         "openai", one session is a list of messages. Several are a line `{"messages": […]}` each.
         """
         _check_moving(target, "write", "$.target", progress)
@@ -181,8 +187,10 @@ class Keeping(Looking):
     ) -> MoveReport:
         """Import the sessions of a file that `export` has written. Sessions that exist already are skipped.
 
-        In the format "openai", a list of messages, or one message a line, makes one session. Lines `{"messages": […]}`
-        make one session each. Each has a new id, which the report names, and this `agent`.
+        `source` is a path or a binary file. `progress` is called as by `export`.
+
+        In the `format` "openai", a list of messages, or one message a line, makes one session. Lines `{"messages":
+        […]}` make one session each. Each has a new id, which the report names, and this `agent`.
         """
         _check_moving(source, "read", "$.source", progress)
         if format != "perdure" or agent is not None:
@@ -225,8 +233,9 @@ class Keeping(Looking):
     ) -> int:
         """Erase sessions for good, and those of their sub-agents with them. What forks show stays.
 
-        Return how many were erased, sub-agents' sessions included. Sessions that are being run, or are under a legal
-        hold, are left alone.
+        `older_than` bounds their last update: by an age, or by a time. `status` narrows them to one status. Return how
+        many were erased, sub-agents' sessions included. Sessions that are being run, or are under a legal hold, are
+        left alone.
         """
         if older_than is None and status is None:
             raise InvalidData("$", "name what is to be erased: older_than, status, or both")
@@ -300,7 +309,7 @@ class Keeping(Looking):
     async def erase_owner(
         self, owner: str | None = None, *, wait: float = 10.0, forget_key: bool = False
     ) -> ErasureReceipt:
-        """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
+        """Erase a person: every session of an `owner`, hidden ones and forks too, with records, keys and index.
 
         The owner's access tokens go first, so that no service accepts them any more. Raise CorruptRecord, and erase
         nothing, if one of them is damaged.
@@ -389,7 +398,7 @@ class Keeping(Looking):
 
         A sub-agent's session and its caller's have copies of each other's texts in messages of their own. These stay,
         and `search` finds them. Subscribers of the session, and of its forks that are open here, hear of the redaction
-        once it is done.
+        once it is done. `message_ids` are the messages, and `replacement` is what is read in their place.
         """
         from perdure.sessions.redacting import tell_of_redaction
 
@@ -421,7 +430,7 @@ class Keeping(Looking):
         gentle: bool = True,
         progress: Progress | None = None,
     ) -> BackupReport:
-        """Add a backup of the whole store to a directory, while others read and write. Not for one owner.
+        """Add a backup of the whole store to a directory, the `target`, while others read and write. Not for one owner.
 
         Only what the directory does not have is written. With `keep`, that many backups of this store are left. `full`
         writes everything again. A `gentle` backup pauses for others in this process. `progress` is called with the

@@ -47,8 +47,11 @@ class Diff(msgspec.Struct, frozen=True):
     """The messages that two views have in common from their beginning on, and those that each continues with."""
 
     common: Sequence[Message]
+    """The messages of both."""
     left: Sequence[Message]
+    """The messages of the first view alone."""
     right: Sequence[Message]
+    """The messages of the second view alone."""
 
 
 def diff_of(left: AgentSession, right: AgentSession) -> Diff:

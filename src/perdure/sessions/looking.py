@@ -39,13 +39,14 @@ class Looking(Reach):
     """The verbs that change nothing."""
 
     async def exists(self, session_id: str) -> bool:
+        """Return whether a session exists within reach, hidden ones included."""
         self._require_open()
         if self.owner is None:
             return await self.store.exists(SessionId(session_id))
         return await self._find(session_id) is not None
 
     async def session(self, session_id: str, version: int | None = None) -> AgentSession:
-        """Return the session itself, as of a version, by default the newest."""
+        """Return the session itself, as of a `version`, by default the newest."""
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
     async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
@@ -138,7 +139,7 @@ class Looking(Reach):
         return await all_said(self.runtime.journal, session, partial(self.session, session_id))
 
     async def read(self, session_id: str, part: Media) -> Media:
-        """Return an image or a file of a session with its bytes in `data`. One that is on the web stays as it is.
+        """Return an image or a file, a `part` of a message, with its bytes in `data`. One on the web stays as it is.
 
         Bytes of more than a few KB are not loaded with a session. They are read when they are sent, or by this verb.
         """
@@ -159,13 +160,16 @@ class Looking(Reach):
         return await ancestry_of(self.store, await self.info(session_id))
 
     async def diff(self, left: str, right: str) -> Diff:
-        """Return what two sessions have in common from their beginning on, and how each continues."""
+        """Return what two sessions, `left` and `right`, have in common from their beginning, and how each continues."""
         from perdure.sessions.lineage import diff_of
 
         return diff_of(await self.session(left), await self.session(right))
 
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
-        """Return the messages that have every word of a text, best first, including covered and trimmed ones."""
+        """Return the messages that have every word of a `text`, best first, including covered and trimmed ones.
+
+        With a `session_id`, only that session is searched. docs/search.md has the queries.
+        """
         self._require_open()
         store = self.store
         if not isinstance(store, Search):
@@ -174,7 +178,7 @@ class Looking(Reach):
         return await store.search(text, owner=self.owner, session_id=key, limit=limit)
 
     async def find(self, message_id: str, *, limit: int = 10) -> Sequence[MessagePlace]:
-        """Return the places of the messages with an id, in any session, those in the newest sessions first.
+        """Return the places of the messages with a `message_id`, in any session, those in the newest sessions first.
 
         Covered, trimmed and rewound messages are found, too. An id that was given twice leads to several places.
         """
@@ -185,17 +189,23 @@ class Looking(Reach):
         return await store.find_message(message_id, owner=self.owner, limit=limit)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
-        """Return what ran in a session: the headers of its loops."""
+        """Return what ran in a session: the headers of its loops, in the order in which they began.
+
+        With a `limit` only the last loops are returned. With `before`, the `cursor` of an event, they began before it.
+        """
         return await self.runtime.record((await self.info(session_id)).id, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
-        """Return the whole record of one run."""
+        """Return the whole record of one run, by its `loop_id`."""
         return await self.runtime.loop((await self.info(session_id)).id, loop_id)
 
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
-        """Yield the events on record, and with `follow` those to come, from any process."""
+        """Yield the events on record, and with `follow` those to come, from any process.
+
+        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        """
         key = (await self.info(session_id)).id
         async for event in self.runtime.events(key, after=after, last=last, follow=follow):
             yield event

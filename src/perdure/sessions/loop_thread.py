@@ -37,6 +37,10 @@ class LoopThread:
         """Return whether the caller runs in the thread of the loop."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function in the loop's thread."""
         self._loop.call_soon_threadsafe(function)
@@ -96,7 +100,7 @@ class LoopThread:
         if self._is_closed:
             raise ConfigurationError(self._closed) from None
 
-    def iterate(self, source: AsyncIterator[Any]) -> Iterator[Any]:
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
         try:
             while True:
                 try:
@@ -173,7 +177,7 @@ def drop(work: Awaitable[Any]) -> None:
         work.close()
 
 
-async def _next(source: AsyncIterator[Any]) -> Any:
+async def _next(source: AsyncIterator[T]) -> T:
     """Return the next item, in the loop's own thread. So the loop knows the generator, and closes it at its end."""
     return await anext(source)
 

@@ -44,6 +44,7 @@ class Backlog(msgspec.Struct, frozen=True):
     delayed: Sequence[Timer]
     """The timers, the earliest first: messages to send later, schedules, and the ends of pauses."""
     parked: Sequence[ParkedSession]
+    """The sessions that were closed because their runs kept dying."""
     held: Sequence[Waiting] = ()
     """Sessions that are closed, in which messages wait behind a person's decision or the end of a pause."""
     handed_over: frozenset[SessionId] = frozenset()
@@ -54,7 +55,9 @@ class Dropped(msgspec.Struct, frozen=True):
     """A message that was taken back."""
 
     key: str | None
+    """The key of the message, if it had one."""
     text: str
+    """Its text."""
 
 
 class Operating(Queueing):
@@ -138,7 +141,7 @@ class Operating(Queueing):
         """Take back every message that waits in a session's inbox, and return them.
 
         With a `key`, only the message of that key is taken back, and only if it is the next to be sent. Each is on
-        record as refused for this reason, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
+        record as refused for the `reason`, and `Queued.reply` raises InputRefused. Raise SessionBusy while the session
         is being run, and RunInterrupted if its run was killed.
         """
         action = DropWaiting(reason, key=key)
@@ -146,7 +149,7 @@ class Operating(Queueing):
         return [_dropped(item) for item in action.dropped]
 
     async def drop_timer(self, session_id: str, name: str) -> bool:
-        """Take back what is sent later, by a message's key or a timer's name. Return False if there is none."""
+        """Take back what is sent later, by its `name`: a message's key or a timer's. Return False if there is none."""
         return await self._queue().drop_timer((await self.info(session_id)).id, name)
 
 

@@ -39,6 +39,7 @@ class Queued:
         self._sessions = sessions
         self._item = item
         self.session_id = session_id
+        """The session that it was left with."""
         self.key = key
         """The key by which `result` finds its answer, also from another process."""
         self.at = at
@@ -176,8 +177,11 @@ class Queueing(Talking):
     ) -> Timer:
         """Leave a message with a session again and again: `cron="0 7 * * MON", timezone="Europe/Oslo"`.
 
-        Without a `session_id` it is the session with the schedule's name, which is created if it does not exist. A
+        Without a `session_id` it is the session with the schedule's `name`, which is created if it does not exist. A
         schedule of the same name in that session is replaced. If no worker ran when it was due, it is sent once later.
+
+        Sessions whose messages have a higher `priority` are run first. The other options are those of `send`, except
+        for `key` and `context`.
         """
         expect_text(name, "$.name", blank=False)
         for unfit in ("key", "context"):
@@ -196,7 +200,7 @@ class Queueing(Talking):
         return [timer for timer in await self.timers(session_id) if timer.cron is not None]
 
     async def unschedule(self, name: str, session_id: str | None = None) -> bool:
-        """End a schedule. Return False if the session has none of that name."""
+        """End the schedule of a `name`. Return False if the session has none of that name."""
         if session_id is None and not await self.exists(name):
             return False
         found = (await self.info(name if session_id is None else session_id)).id

@@ -29,19 +29,23 @@ class Reach:
         check_owner(owner)
         self._connection = connection
         self.owner = owner
+        """The owner whose sessions these are, or None for those of everybody."""
         self._expected: int | None = None
         """The version that a session must have to be changed; None for any."""
 
     @property
     def store(self) -> SessionStore:
+        """The store that has the sessions."""
         return self._connection.store
 
     @property
     def loops(self) -> LoopFactory:
+        """The factory of the loops that run agents."""
         return self._connection.loops
 
     @property
     def runtime(self) -> SessionRuntime:
+        """The runtime under the verbs."""
         return self._connection.runtime
 
     @property
@@ -108,7 +112,11 @@ class Reach:
         return found
 
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
-        """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
+        """Execute any `action` on a session. After a conflict, one that may be repeated is applied again.
+
+        `on_conflict` is "retry" for that, or "raise" for SessionConflict. With "fork", the change is kept as a fork,
+        and the error names it.
+        """
         if self.owner is not None and getattr(action, "lifts_hold", False):
             raise ConfigurationError(f"These are the sessions of {self.owner!r}, who cannot lift a hold.", NO_OWNER)
         key = await self._reach(session_id)

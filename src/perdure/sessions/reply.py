@@ -25,6 +25,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
     """
 
     session: AgentSession
+    """The session as it was saved."""
     queued: bool = False
     """True if the answer is still to come. The message waits for another run, is being answered, or its run was left to
     a worker."""
@@ -42,6 +43,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def message(self) -> Message | None:
+        """The message that `text` is from, or None if there is none."""
         if self.queued:
             return None
         state = self.session.state
@@ -57,6 +59,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def stop_reason(self) -> StopReason | None:
+        """The reason why the run stopped, or None if the answer is still to come."""
         return None if self.queued else self.session.state.stop_reason
 
     @property
@@ -94,6 +97,7 @@ class Chunk(str):
 
     __slots__ = ("offset", "place", "reply", "restarts")
     reply: Reply[Any] | None
+    """The whole reply, in the last chunk alone."""
     restarts: bool
     """True if an answer begins again: what comes behind the first `offset` characters of the run is void."""
     offset: int

@@ -21,7 +21,7 @@ class Retaining(Keeping):
     """The verbs about how long sessions are kept."""
 
     async def retain(self, session_id: str, rule: Retention | None) -> None:
-        """Give a session a rule of its own about how long it is kept. None takes it away.
+        """Give a session a `rule` of its own about how long it is kept. None takes it away.
 
         It comes before the rules of its tags, its owner and the connection. Every worker obeys it.
         """
@@ -32,14 +32,15 @@ class Retaining(Keeping):
     async def hold(self, session_id: str, case: str | None = None) -> None:
         """Put a legal hold on a session: until it is lifted, nothing of it can be erased, forgotten or redacted.
 
-        The hold is the tag `hold`, or `hold:case`. It holds the sessions of sub-agents, too, and is put on record.
+        The hold is the tag `hold`, or `hold:case` for a `case`. It holds the sessions of sub-agents, too, and is put on
+        record.
         """
         from perdure.actions.metadata import TagSession
 
         await self.execute(session_id, TagSession(hold_tag(case)))
 
     async def lift_hold(self, session_id: str, case: str | None = None) -> None:
-        """Lift a legal hold, and put that on record. Raise InvalidData if the session has no such hold."""
+        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if there is no such hold."""
         from perdure.actions.metadata import TagSession
 
         tag = hold_tag(case)
@@ -51,7 +52,10 @@ class Retaining(Keeping):
         await self.execute(info.id, TagSession(remove=(tag,)))
 
     async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:
-        """Return the sessions that a legal hold is on, each with its tag. It may be on the caller's session."""
+        """Return those sessions of `session_ids` that a legal hold is on, each with its tag.
+
+        The hold may be on the session that has called a sub-agent's.
+        """
         keys = [(await self.info(each)).id for each in session_ids]
         return await self._retains().holds(keys)
 

@@ -31,6 +31,7 @@ class RetentionReport(msgspec.Struct, frozen=True):
     at: datetime
     """The time that ages were counted from."""
     dry_run: bool
+    """True if nothing was erased."""
     erased: Sequence[SessionId]
     """The sessions that are gone, sub-agents' included."""
     pruned: Sequence[SessionId]
@@ -46,11 +47,13 @@ class RetentionReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, erased: Erased, at: datetime, *, dry_run: bool) -> Self:
+        """Return the report of what was `erased`, or in a `dry_run` would be, by ages counted from `at`."""
         counts = (erased.versions, erased.messages, erased.bytes)
         return cls(at, dry_run, tuple(erased.erased), tuple(erased.pruned), *counts, tuple(erased.left))
 
     @property
     def sessions(self) -> int:
+        """The number of sessions that are gone."""
         return len(self.erased)
 
 
@@ -176,8 +179,8 @@ class Round:
 def load_policy(path: str | os.PathLike[str]) -> RetentionPolicy:
     """Return the policy in a TOML file. Raise InvalidData, which names the field, if something in it is wrong.
 
-    The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and `[owners.NAME]` have the same
-    fields.
+    `path` is the file. The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and
+    `[owners.NAME]` have the same fields.
     """
     file = Path(path)
     try:

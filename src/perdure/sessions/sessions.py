@@ -30,7 +30,19 @@ from perdure.sessions.talking import ASSISTANT, Talking
 class Sessions(Operating, Changing, Retaining):
     """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist.
 
-    A session that keeps another model than `model` is changed to that when it is sent to.
+    `connect` makes it. A session that keeps another model than `model` is changed to that when it is sent to.
+
+    Most verbs are about one session, and take its `session_id` first. Parameters that several verbs have:
+
+    - `message`: a text, a `Message`, a dict `{role, content}`, or an item of OpenAI's Responses API.
+    - `parts`: images and files from `perdure.attach` or as paths, and further texts, which go with a text.
+    - `output`: the form of the answer, as a type or a JSON schema. `reply.value` has it in that form.
+    - `context`: the object that tools find in `ToolContext.context`. It is never stored.
+    - `call_ids`: the pending calls that are decided on, as in `reply.pending_calls`, or their ids. None means all.
+    - `answers`, `errors`: the results of calls that are made outside, or the reasons why they failed, by call ids.
+    - `wait`: False to leave the run to a worker, after the decision is on record.
+    - `detach`: True to let the run continue when you stop listening.
+    - `limit`: the number of items that are returned at most.
     """
 
     def __init__(
@@ -61,7 +73,7 @@ class Sessions(Operating, Changing, Retaining):
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.
 
-        They are open while this connection is. For them, no other owner's session exists.
+        They are open while this connection is. For them, no session of anybody but `owner` exists.
         """
         if self.owner is not None:
             raise ConfigurationError(
@@ -76,7 +88,7 @@ class Sessions(Operating, Changing, Retaining):
         return hers
 
     def expecting(self, version: int) -> Sessions:
-        """Return these sessions for a change that is bound to a version: `sessions.expecting(7).trim("a", 4)`.
+        """Return these sessions for a change that is bound to a `version`: `sessions.expecting(7).trim("a", 4)`.
 
         If the session has another version by then, SessionConflict is raised and nothing is changed. A decision that is
         left to a worker is bound, too. Verbs that run an agent here are not: a message joins the conversation at
@@ -108,7 +120,9 @@ class Sessions(Operating, Changing, Retaining):
         tags: Iterable[str] = (),
         on_change: OnChange = "raise",
     ) -> Chat:
-        """Return a handle on a session: on a new one, or on the one with an id, which is created if it does not exist.
+        """Return a handle on a session: on a new one, or on the one with an `id`, which is created if it is missing.
+
+        A session that is created has the `agent`, by default a plain assistant with every tool, and the `tags`.
 
         `on_change` says what happens if the session keeps another definition of this agent. "raise" raises
         SessionConflict. With "keep" the session continues with its own. With "take" it is given the new one, on record.
@@ -177,5 +191,8 @@ class Sessions(Operating, Changing, Retaining):
         self.live.close((await self.info(session_id)).id)
 
     async def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:
-        """Call a function, plain or async, with every event of a session in this process."""
+        """Call a function, the `subscriber`, plain or async, with every event of a session in this process.
+
+        It hears events until the returned subscription is cancelled, or the session is closed.
+        """
         return self.live.subscribe((await self.info(session_id)).id, subscriber)

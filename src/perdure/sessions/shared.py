@@ -47,12 +47,12 @@ _PATIENCE = 10.0
 
 
 def shared(url: str | SessionStore | None = None, *, keys: KeyRing | None = None) -> SharedStore:
-    """Return the store at a URL that all of this process shares. By default it is the store that the command line uses.
+    """Return the store at a `url` that all of this process shares. By default it is the command line's store.
 
     It is opened when it is first used. Its verbs can be awaited in any event loop, and `wait` is for code without one.
-    Two URLs of the same file or directory give the same store, with the options of the one that was asked for first.
-    A store that nobody has opened can be given in place of a URL. A forked child cannot use that one. `keys` are the
-    keys with which the store is sealed.
+    Two URLs of the same file or directory give the same store, with the options of the one that was asked for first. A
+    store that nobody has opened can be given in place of a URL. A forked child cannot use that one. `keys` are the keys
+    with which the store is sealed.
     """
     if isinstance(url, SharedStore):
         return url
@@ -85,7 +85,7 @@ def _key_of(url: str) -> Hashable:
 
 
 class SharedStore(_Verbs):
-    """A store with every verb of its kind, for any event loop or thread of this process. See `perdure.shared`."""
+    """A store with every verb of its kind, for any event loop or thread of this process. `shared` makes it."""
 
     def __init__(self, source: str | SessionStore, keys: KeyRing | None = None) -> None:
         self._source = source
@@ -114,7 +114,7 @@ class SharedStore(_Verbs):
         """Leave it open for others; `close` closes it."""
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return the result of a coroutine that is carried out in the store's own event loop.
+        """Return the result of `work`, a coroutine that is carried out in the store's own event loop.
 
         Code that uses the store often is quicker there, since each verb that is awaited elsewhere goes to that loop and
         back. If the caller is cancelled, the work continues.
@@ -122,7 +122,7 @@ class SharedStore(_Verbs):
         return await self._home_for(work).run(work)
 
     def wait(self, work: Awaitable[T]) -> T:
-        """Return the result of a coroutine, for code without an event loop: `store.wait(store.load("chat-1"))`."""
+        """Return the result of `work`, a coroutine, to code without a loop: `store.wait(store.load("chat-1"))`."""
         return self._home_for(work).loop.wait(work)
 
     @property

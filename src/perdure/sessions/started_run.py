@@ -40,10 +40,12 @@ class StartedRun(Generic[T]):
 
     @property
     def session_id(self) -> SessionId:
+        """The session that it runs in."""
         return self._session_id
 
     @property
     def is_done(self) -> bool:
+        """True once the run is over."""
         return self.work.done()
 
     async def begun(self) -> None:

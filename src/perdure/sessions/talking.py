@@ -51,23 +51,36 @@ class SendOptions(TypedDict, total=False):
     """The options of everything that sends."""
 
     key: str | None
+    """The idempotency key: the same key again returns the result of the first message."""
     when_busy: WhenBusy
+    """"raise" SessionBusy while another run is under way, or "queue" the message, or "steer" that run with it."""
     metadata: Mapping[str, Any] | None
+    """JSON values that are put on the record of the run."""
     any_role: bool
+    """True to let messages of other roles than `user` pass."""
     context: object
+    """The object that tools find in `ToolContext.context`. It is never stored."""
     context_data: Mapping[str, Any] | None
+    """JSON that is stored with the run. `connect(context=…)` makes a context of it where the caller is gone."""
     external_tools: Iterable[ExternalTool] | None
+    """Tools of `external_tool(…)` that this run alone may call."""
     instructions: str | None
+    """Instructions for this run alone."""
     model_options: ModelOptions | None
+    """Options for the model in this run alone."""
 
 
 class OnceOptions(TypedDict, total=False):
     """The options of a question that is asked without a session."""
 
     any_role: bool
+    """True to let messages of other roles than `user` pass."""
     external_tools: Iterable[ExternalTool] | None
+    """Tools of `external_tool(…)` that may be called. The first call ends the run."""
     instructions: str | None
+    """Instructions for this run."""
     model_options: ModelOptions | None
+    """Options for the model."""
 
 
 class Talking(Looking):
@@ -274,7 +287,7 @@ class Talking(Looking):
                 await finish_despite_cancel(run.cancel())
 
     async def result(self, session_id: str, key: str) -> Reply[Any] | None:
-        """Return the result of a key, without starting anything, or None if no message with it was ever sent.
+        """Return the result of a `key`, without starting anything, or None if no message with it was ever sent.
 
         While its message waits or is being answered, the reply is `queued`, and in the latter case also `running`.
         Raise RunFailed if its run ended without an answer.
@@ -386,11 +399,12 @@ class Talking(Looking):
         output: object = None,
         **options: Unpack[OnceOptions],
     ) -> Reply[Any]:
-        """Ask once, without a session. Nothing is kept except for the reply.
+        """Ask an `agent` once, without a session. Nothing is kept except for the reply.
 
-        `any_role`, `external_tools`, `instructions` and `model_options` are those of `send`. The run ends with the
-        first call of an external tool, which `reply.pending_calls` has. Raise ConfigurationError if a tool is called
-        that needs a person's approval: nobody could give it afterwards.
+        Without an agent, a plain assistant with every tool is asked. `any_role`, `external_tools`, `instructions` and
+        `model_options` are those of `send`. The run ends with the first call of an external tool, which
+        `reply.pending_calls` has. Raise ConfigurationError if a tool is called that needs a person's approval: nobody
+        could give it afterwards.
         """
         self._require_open()
         store = store_of("memory://")
@@ -443,7 +457,7 @@ class Talking(Looking):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Deny pending tool calls. The model is told why, and continues.
+        """Deny pending tool calls. The model is told the `reason`, and continues.
 
         With `wait=False` a worker continues the run: see `approve`.
         """
@@ -467,7 +481,7 @@ class Talking(Looking):
         context: object = None,
         detach: bool = False,
     ) -> AsyncIterator[Chunk]:
-        """Deny pending tool calls, as `deny` does, and yield the text of what follows as it comes."""
+        """Deny pending tool calls for a `reason`, as `deny` does, and yield the text of what follows as it comes."""
         action = await self._denial(session_id, reason, call_ids, context)
         async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
             async for chunk in chunks:
@@ -517,7 +531,7 @@ class Talking(Looking):
         context: object = None,
         wait: bool = True,
     ) -> Reply[Any]:
-        """Settle several pending calls at once, and continue the run: approve some, deny some, answer some.
+        """Settle several pending calls at once, and continue the run: `approve` some, `deny` some, answer some.
 
         `deny` has a reason for each call, by its id or digest. If one of the calls does not wait any more, nothing
         changes. With `wait=False` a worker continues the run: see `approve`.
@@ -538,7 +552,10 @@ class Talking(Looking):
         errors: Mapping[str, str] = EMPTY,
         context: object = None,
     ) -> StartedRun[Any]:
-        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does."""
+        """Settle several pending calls, as `settle` does, and return once the run continues, as `start` does.
+
+        `approve` has the calls to approve, and `deny` a reason for each call to deny.
+        """
         from perdure.actions.approval import SettleToolCalls
 
         key = await self._reach(session_id)

@@ -20,6 +20,7 @@ from perdure.sessions.following import Follower, is_answer, last_run, progress_o
 from perdure.sessions.reply import Chunk
 
 Activity = Literal["idle", "running", "waiting", "killed", "left"]
+"""The state of a session's run: see `View.activity`."""
 
 
 class View(msgspec.Struct, frozen=True):

@@ -48,7 +48,8 @@ _WRITES = frozenset(
 def redacting(store: str | SessionStore, redact: Iterable[Redactor | TextFunction]) -> SessionStore:
     """Return a store that redacts every text before it is written. It can be used wherever a store can.
 
-    `connect(redact=…)` makes one by itself. Give this one to an adapter of another framework.
+    `store` is a store or its URL, and `redact` has redactors and functions over texts. `connect(redact=…)` makes one by
+    itself. Give this one to an adapter of another framework.
     """
     redaction = Redaction.of(redact)
     if redaction is None:

@@ -18,10 +18,10 @@ _FORMS = (
 def store_of(
     url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool = False, keys: KeyRing | None = None
 ) -> SessionStore:
-    """Return the store that a URL names, not opened yet. A store is returned as it is.
+    """Return the store that a `url` names, not opened yet. A store is returned as it is.
 
-    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`. With `keys`, new rows are
-    sealed. Only a SQLite file or PostgreSQL can be sealed.
+    `cache` is the number of sessions that it keeps in memory. `commit_in_loop` is for a SQLite file whose URL does not
+    say it: see `SqliteStore`. With `keys`, new rows are sealed. Only a SQLite file or PostgreSQL can be sealed.
     """
     expect_count(cache, "$.cache")
     expect(commit_in_loop, bool, "$.commit_in_loop")

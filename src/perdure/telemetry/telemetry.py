@@ -31,8 +31,9 @@ _log = logging.getLogger("perdure.telemetry")
 class Telemetry:
     """Traces and metrics of runs, model calls and tool calls, by OpenTelemetry's conventions for GenAI.
 
-    Without providers it uses those that are set for the process. Spans contain no messages, arguments or results unless
-    `content` is set. If something fails here, `perdure.telemetry` logs it once, and the run continues.
+    Without `tracer_provider` and `meter_provider` it uses those that are set for the process. Spans contain no
+    messages, arguments or results unless `content` is set. If something fails here, `perdure.telemetry` logs it once,
+    and the run continues.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Telemetry:
         self._reported: set[tuple[type[Exception], str]] = set()
 
     def clean_with(self, redaction: Redaction) -> None:
-        """Redact content before it is traced, for as long as the redaction's connection is there."""
+        """Redact content by a `redaction` before it is traced, for as long as the redaction's connection is there."""
         self._tracing.cleaners[redaction] = None
 
     def run(
@@ -75,10 +76,10 @@ class Telemetry:
         is_posted: bool = False,
         inputs: Sequence[Message] = (),
     ) -> RunTrace | None:
-        """Begin the span of a run. Return None if that fails.
+        """Begin the span of a run of a `session` by a `model`. Return None if that fails.
 
         `before` is the trace of a run that is continued. `sender` is the trace in which the message was left that the
-        run answers, if it `is_posted`.
+        run answers, if it `is_posted`. `inputs` are the messages that it answers.
         """
         try:
             return self._tracing.run(session, model, before, sender, is_posted=is_posted, inputs=inputs)
@@ -87,7 +88,10 @@ class Telemetry:
             return None
 
     def group(self, session: AgentSession, count: int, before: str | None) -> GroupTrace | None:
-        """Begin the span above `count` runs that are made side by side. Return None if that fails."""
+        """Begin the span above `count` runs of a `session` side by side. Return None if that fails.
+
+        `before` is the trace of a group that is continued.
+        """
         try:
             return self._tracing.group(session, count, before)
         except Exception as error:  # around a subscriber
@@ -95,7 +99,7 @@ class Telemetry:
             return None
 
     def driver(self, driver: Driver) -> Driver:
-        """Return a driver whose calls are traced, each below the span that is current at the time."""
+        """Return a `driver` whose calls are traced, each below the span that is current at the time."""
         from perdure.telemetry.spans import TracedDriver
 
         return TracedDriver(self._tracing, driver)
@@ -109,7 +113,7 @@ class Telemetry:
             return None
 
     def refused(self, error: PerdureError) -> None:
-        """Count an action that did not get its session: it was busy, or had changed."""
+        """Count an action that did not get its session, by its `error`: it was busy, or had changed."""
         self.meters.refused(error)
 
     def recovered(self) -> None:
@@ -122,15 +126,16 @@ class Telemetry:
         self.meters.flush()
 
     def watch(self, watched: Watched) -> None:
-        """Ask a store for the work that waits whenever metrics are collected, until `unwatch`."""
+        """Ask a store, the `watched`, for the work that waits whenever metrics are collected, until `unwatch`."""
         self.meters.watch(watched)
 
     def unwatch(self, watched: Watched) -> None:
+        """Stop asking a store, the `watched`, and hand over what was measured."""
         self.meters.unwatch(watched)
         self.flush()
 
     def report(self, error: Exception) -> None:
-        """Log an error of telemetry once: it may come again at every call."""
+        """Log an `error` of telemetry once: it may come again at every call."""
         what = (type(error), str(error))
         # At most 100 different ones, in case each message is another.
         if what not in self._reported and len(self._reported) < 100:

@@ -67,7 +67,8 @@ class FailingStore:
         store.delay("load", 0.5, call=None)         # every load takes half a second longer
         store.crash(call=3)                         # the third call of any verb, and all that follow, are lost
 
-    `calls` counts the calls of each verb. The failing store is a Journal exactly if the other store is one.
+    `create`, `save`, `load`, `exists`, `delete`, `list` and all other verbs are those of the other store. `calls`
+    counts the calls of each verb. The failing store is a Journal exactly if the other store is one.
     """
 
     # Declared for type checkers. `__init__` sets these verbs on each object, as it does all others.

@@ -18,13 +18,16 @@ class Delay(msgspec.Struct, frozen=True):
     """A reply that comes after a delay."""
 
     seconds: float
+    """Seconds."""
     reply: Reply
+    """The reply that comes then."""
 
 
 class Chunks(msgspec.Struct, frozen=True):
     """A text that is streamed in these pieces. An exception among them is raised there, and a Delay waited for."""
 
     pieces: Sequence[str | Exception | Delay]
+    """The pieces."""
 
 
 Said = str | ToolCall | Sequence[ToolCall] | Message | ModelReply

@@ -40,8 +40,9 @@ _log = logging.getLogger("perdure.workers")
 async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Outcome:
     """Continue the killed run of a session, then send the messages in its inbox until none is left.
 
-    You may call it at any time, from any process, and twice at once: the claim on the session lets one call through.
-    The other returns `busy`. So a step of a workflow engine can call it, and call it again after a failure.
+    `sessions` are those of `connect`, and `session_id` names the session. You may call it at any time, from any
+    process, and twice at once: the claim on the session lets one call through. The other returns `busy`. So a step of a
+    workflow engine can call it, and call it again after a failure.
 
     `tries` is the number of times that a run may die with its process until the session is parked. Errors that are not
     the run's own, such as a store that cannot be reached, are raised. If the call is cancelled, the run is handed over:

@@ -23,7 +23,8 @@ _FAILED_AGAIN = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 class InboxDispatcher:
     """A dispatcher of sessions with waiting messages, the most urgent first. Of equal urgency, owners take turns.
 
-    Several processes may look at one store: the claim on a session lets one of them through.
+    Several processes may look at one store, the `queue`: the claim on a session lets one of them through. Each looks
+    for messages of others every `look_every` seconds.
     """
 
     def __init__(self, queue: Queue, *, look_every: float = LOOK_EVERY) -> None:
@@ -43,13 +44,16 @@ class InboxDispatcher:
         """The owner of the session that was begun last. The next one should be of another owner."""
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
+        """Look at a session soon. `session_id` names it, `priority` is how urgent it is, and `owner` is its owner."""
         self._woken[SessionId(session_id)] = priority
         self._news.set()
 
     def look(self) -> None:
+        """Look for waiting messages now."""
         self._news.set()
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
+        """Hand sessions to `advance` until `stopped` is set, as the worker's `options` allow."""
         ending = asyncio.create_task(stopped.wait())
         try:
             while not stopped.is_set():

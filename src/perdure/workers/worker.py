@@ -32,7 +32,7 @@ set after the look may be late, by at most this."""
 
 
 class WorkerSettings(TypedDict, total=False):
-    """The settings of a worker: see `WorkerOptions`."""
+    """The settings of a worker, the fields of `WorkerOptions`."""
 
     concurrency: int
     lease: float
@@ -130,7 +130,10 @@ class Worker:
             await self._leave()
 
     async def only(self, session_id: str) -> Outcome:
-        """Look at one session, and return the outcome. `stop(at_once=True)` hands it over."""
+        """Look at one session, and return the outcome. `stop(at_once=True)` hands it over.
+
+        `session_id` names the session.
+        """
         try:
             return await self._advance(session_id)
         finally:

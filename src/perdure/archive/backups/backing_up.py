@@ -27,6 +27,7 @@ class BackupReport(msgspec.Struct, frozen=True):
     """The result of a backup."""
 
     backup: Backup
+    """The backup that was added."""
     removed: tuple[str, ...] = ()
     """The ids of older backups that were removed, because of `keep`."""
     freed: int = 0
@@ -42,12 +43,13 @@ async def backup(
     gentle: bool = True,
     progress: Progress | None = None,
 ) -> BackupReport:
-    """Add a backup of an open store to a directory, while others read and write. All tables are of one state.
+    """Add a backup of an open `store` to a directory, the `target`, while others read and write.
 
-    Only chunks that the directory lacks are written; `full` writes all of them again. If it is killed at any instant,
-    earlier backups stay whole, and the next backup clears up. `keep` is the number of backups of this store to keep;
-    older ones are removed. A `gentle` backup pauses now and then, so that others in this process have their turn. If it
-    is alone in its process, it is quicker without. `progress` is called with the bytes done and the bytes of all.
+    All tables are of one state. Only chunks that the directory lacks are written; `full` writes all of them again. If
+    it is killed at any instant, earlier backups stay whole, and the next backup clears up. `keep` is the number of
+    backups of this store to keep; older ones are removed. A `gentle` backup pauses now and then, so that others in this
+    process have their turn. If it is alone in its process, it is quicker without. `progress` is called with the bytes
+    done and the bytes of all.
 
     Raise ConfigurationError for a store in memory, and StoreError if the directory cannot be written to.
     """
@@ -156,7 +158,10 @@ class _Making:
 
 
 async def list_backups(target: str | os.PathLike[str]) -> Sequence[Backup]:
-    """Return the backups in a directory, the oldest first. Those with a damaged manifest are left to `verify`."""
+    """Return the backups in a directory, the `target`, the oldest first.
+
+    Those with a damaged manifest are left to `verify_backups`.
+    """
     place = Target.at(target)
 
     def read() -> Sequence[Backup]:

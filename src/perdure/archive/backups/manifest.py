@@ -21,26 +21,35 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     """A backup of a store."""
 
     id: str
+    """The id, which begins with the time."""
     store: str
     """The id of its store. All backups of one store are a series."""
     engine: str
+    """The kind of the store."""
     schema: int
+    """The number of the store's schema."""
     release: str
     """The release of perdure that has made it."""
     at: datetime
+    """The time at which it was made."""
     counts: Mapping[str, int]
+    """The number of rows in each table."""
     bytes: int
     """The bytes that a restore writes."""
     added: int
     """The bytes that this backup has added to the directory, which had the rest already."""
     chunks: int
+    """The number of chunks that it is made of."""
     catalog: tuple[str, ...]
     """The chunks that say which chunks the parts are made of."""
     facts: Mapping[str, Any] = {}
+    """Facts that the engine needs to restore it."""
     format: int = FORMAT
+    """The number of the format of the directory."""
 
     @property
     def outline(self) -> Outline:
+        """The facts that an engine needs before it restores the backup."""
         return Outline(engine=self.engine, store=self.store, schema=self.schema, counts=self.counts, facts=self.facts)
 
 

@@ -35,9 +35,11 @@ class RestoreReport(msgspec.Struct, frozen=True):
     """The result of a restore."""
 
     backup: Backup
+    """The backup that was restored."""
     lapsed: int
     """The number of runs that were under way when the backup was made. `recover` continues them."""
     is_verified: bool = False
+    """True if the restored store was checked."""
     problems: tuple[Problem, ...] = ()
     """The problems of the restored store, if it was checked, and rows that were damaged before the backup."""
 
@@ -50,12 +52,15 @@ class VerifyReport(msgspec.Struct, frozen=True):
     damaged: tuple[tuple[str, str], ...] = ()
     """The ids of the other backups, each with what is wrong."""
     chunks: int = 0
+    """The number of chunks that were read."""
     bytes: int = 0
+    """Their size."""
     problems: tuple[BackupDamaged, ...] = ()
     """All damage in the directory, even in chunks that no backup needs."""
 
     @property
     def is_sound(self) -> bool:
+        """True if no damage was found."""
         return not self.problems and not self.damaged
 
 
@@ -67,14 +72,16 @@ async def restore(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> RestoreReport:
-    """Restore a store from a directory of backups: the newest backup, the one with an id, or the last before a time.
+    """Restore a store from a directory of backups, the `target`.
 
-    `store` is a URL, or a store that is not open, of the same kind as the backup. Raise StoreNotEmpty if it has
-    sessions, and BackupDamaged if a chunk is damaged. An interrupted restore leaves a place that raises
-    RestoreUnfinished when it is opened, until the restore is repeated.
+    `at` is the id of a backup, or a time: then it is the last backup before that. Without it, it is the newest. `store`
+    is a URL, or a store that is not open, of the same kind as the backup. Raise StoreNotEmpty if it has sessions, and
+    BackupDamaged if a chunk is damaged. An interrupted restore leaves a place that raises RestoreUnfinished when it is
+    opened, until the restore is repeated.
 
     Runs that were under way have lapsed: `recover` continues them. With `verify`, the restored store is checked as by
-    `fsck`, and its rows are counted. The report says what is wrong, and the store is restored all the same.
+    `fsck`, and its rows are counted. The report says what is wrong, and the store is restored all the same. `progress`
+    is called with the bytes done and the bytes of all.
     """
     expect(verify, bool, "$.verify")
     if at is not None and not isinstance(at, str | datetime):
@@ -154,7 +161,10 @@ async def _miscounted(store: Store, backup: Backup) -> list[Problem]:
 
 
 async def verify_backups(target: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
-    """Check every chunk and manifest in a directory of backups, and report which backups are whole. Change nothing."""
+    """Check every chunk and manifest in a directory of backups, and report which backups are whole. Change nothing.
+
+    `target` is the directory. `progress` is called with the bytes done and the bytes of all.
+    """
     if progress is not None:
         expect_function(progress, "$.progress")
     place = Target.at(target)

@@ -28,9 +28,10 @@ LEAST_GAIN = 0.1
 
 
 class AutoCompaction:
-    """The settings of automatic compaction: the share of the model's window at which it happens, and its options.
+    """The settings of automatic compaction: the `share` of the model's window at which it happens, and its `options`.
 
-    `model` names another model to write summaries. If a summary fails, the view is truncated and the run continues.
+    The options are the fields of `CompactionOptions`. `model` names another model to write summaries. If a summary
+    fails, the view is truncated and the run continues.
     """
 
     def __init__(self, share: float = 0.8, *, model: ModelConfig | str | None = None, **options: Any) -> None:

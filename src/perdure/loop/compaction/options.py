@@ -28,14 +28,23 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options for compacting a transcript. Any subset may be given; docs/compaction.md says what each does."""
 
     keep_last: int = 12
+    """The number of the last messages that stay unchanged."""
     token_threshold: int | None = None
+    """The number of tokens below which nothing happens."""
     tool_output_max_chars: int | None = None
+    """The number of characters of a tool's output that are kept."""
     compact_strategy: CompactStrategy | None = None
+    """The strategy. Without one it follows from the callbacks, or is "llm" if a model can be asked."""
     hard_limit_tokens: int | None = None
+    """The number of tokens that the result may have. Above it `hard_limit_strategy` is applied."""
     hard_limit_strategy: CompactStrategy | None = None
+    """The strategy above the hard limit, "truncate" by default."""
     custom_compactor: CustomCompactor | None = None
+    """The function of the strategy "custom". It returns what is shown instead of older messages."""
     mask_callback: MaskCallback | None = None
+    """The function that returns the text in place of a tool's output, for "observation_mask"."""
     compress_callback: CompressCallback | None = None
+    """The function that writes the summary, in place of a model."""
 
     def __post_init__(self) -> None:
         _check_count("keep_last", self.keep_last)
@@ -51,7 +60,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> CompactionOptions:
-        """Return options from a caller's keywords. Raise InvalidData for an unknown one."""
+        """Return options from a caller's keywords, the `options`. Raise InvalidData for an unknown one."""
         for name in options:
             if name not in cls.__struct_fields__:
                 known = ", ".join(cls.__struct_fields__)
@@ -69,7 +78,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
     def strategy(self, *, has_model: bool) -> CompactStrategy:
         """Return the named strategy, or else the one that a callback is for.
 
-        Without either, it is a summary if a model can write one, and otherwise truncation.
+        Without either, it is a summary if it `has_model`, a model that can write one, and otherwise truncation.
         """
         if self.compact_strategy is not None:
             return self.compact_strategy
@@ -85,7 +94,7 @@ class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.hard_limit_strategy or "truncate"
 
     def calls_model(self, *, has_model: bool) -> bool:
-        """Tell whether a model may be asked for a summary."""
+        """Tell whether a model may be asked for a summary, if it `has_model`."""
         wanted = {self.strategy(has_model=has_model)}
         if self.hard_limit_tokens is not None:
             wanted.add(self.strategy_over_limit)

@@ -38,7 +38,7 @@ class OfflineDriver:
     """
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        """Answer the last message of the user, streamed word by word."""
+        """Answer the last message of the user in a `request`, streamed word by word to `on_delta`."""
         answer = _answer(request)
         if isinstance(answer, str):
             message = Message.assistant(answer)

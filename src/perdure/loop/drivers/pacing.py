@@ -40,6 +40,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 60.0
     burst: int = 1
     name: str | None = None
+    """The name under which the rate is counted. Users of one name share it."""
 
     def __post_init__(self) -> None:
         for field in ("requests", "seconds"):
@@ -51,7 +52,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rate: RateLimit | str) -> RateLimit:
-        """Return a rate, given as one or as a text: `"60/m"`, `"10/s"`, `"1000/h"`."""
+        """Return a `rate`, given as one or as a text: `"60/m"`, `"10/s"`, `"1000/h"`."""
         if isinstance(rate, RateLimit):
             return rate
         found = _TEXT.fullmatch(rate) if isinstance(rate, str) else None

@@ -21,16 +21,17 @@ class ProviderDriver:
         self._known: set[str] = set()
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        """Ask the provider of the `request`'s model. Pieces of the answer are passed to `on_delta` as they come."""
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
         return await clients.ask(request, on_delta)
 
     async def require(self, model: ModelConfig) -> None:
-        """Raise ConfigurationError, before any network, if a model cannot be asked from here."""
+        """Raise ConfigurationError, before any network, if a `model` cannot be asked from here."""
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
         await clients.require(model)
 
     async def require_known(self, model: ModelConfig) -> None:
-        """Raise ConfigurationError if a model can be asked nowhere: it names no provider, or an unknown one.
+        """Raise ConfigurationError if a `model` can be asked nowhere: it names no provider, or an unknown one.
 
         A key or a package that is missing here is reported when the model is asked.
         """
@@ -44,7 +45,7 @@ class ProviderDriver:
         self._known.add(model.name)
 
     async def name_key(self, model: ModelConfig) -> str:
-        """Return a name for the key that a model is asked with: its provider and a fingerprint."""
+        """Return a name for the key that a `model` is asked with: its provider and a fingerprint."""
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
         return await clients.name_key(model)
 

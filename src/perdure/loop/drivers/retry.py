@@ -16,7 +16,11 @@ LONGEST_RETRY_AFTER = 60.0
 
 
 class RetryingDriver:
-    """A driver that asks another again after a passing failure. Listeners are told when an answer begins again."""
+    """A driver that asks another again after a passing failure. Listeners are told when an answer begins again.
+
+    `driver` is the other one. It is asked `attempts` times at most. Pauses begin with `base` seconds and double, up to
+    `cap` seconds. `sleep` waits for them.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,10 @@ class RetryingDriver:
         self._sleep = sleep
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        """Ask the other driver, again if need be. Raise RetriesExhausted after the last attempt.
+
+        `request` and `on_delta` are passed on.
+        """
         attempt = 1
         while True:
             # One for each try: a listener is told of a restart only if this try has sent it something.

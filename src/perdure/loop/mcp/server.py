@@ -73,7 +73,9 @@ def mcp(
     `needs_approval` is True, "destructive", a set of names, or a function of a name and the arguments. "destructive"
     means tools that the server does not call read-only or harmless. `on_unknown` says what happens to a call with an
     unknown outcome after a crash, for all tools or by name: "error", "rerun" or "ask". By default, a tool that the
-    server calls read-only or idempotent is called again. For any other, the model is told.
+    server calls read-only or idempotent is called again. For any other, the model is told. `name` is the name under
+    which errors speak of the server, and `cwd` the directory that a command is started in. The command or URL is
+    `what`.
     """
     target = _target_of(what, env, cwd, headers, token_env)
     return McpServer(
