@@ -26,7 +26,7 @@ def others(monkeypatch: pytest.MonkeyPatch):
 def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_path, capsys) -> None:
     """Tiny sizes: what is tested is that the libraries are driven to the end, not what comes out as times."""
     given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1"]
-    given += ["--cuts", "12", "--flips", "40", "--folder", str(tmp_path)]
+    given += ["--cuts", "6", "--flips", "16", "--folder", str(tmp_path)]
     assert others.main(given) == 0
     report = json.loads(capsys.readouterr().out)
     saved, run, json_file, adapter = report["libraries"]

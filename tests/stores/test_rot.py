@@ -32,7 +32,7 @@ from perdure.testing.rot.attack import Report, forget_claims
 from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
-ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 30, "search": 10, "wal": 40}
+ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 15, "search": 8, "wal": 25}
 STORES = {
     "main": "SQLite, database file",
     "search": "SQLite, search index",
@@ -50,7 +50,7 @@ class Control(NamedTuple):
 
 
 CONTROLS = {
-    "main": Control("checksums of messages are ignored", without_message_checksums, 400 if TORTURE else 60),
+    "main": Control("checksums of messages are ignored", without_message_checksums, 400 if TORTURE else 25),
     "search": Control("checksums of pages are ignored", without_page_checksums, 800),
     "wal": Control("the log is not held against its mark", without_marks, 100 if TORTURE else 5),
     "file": Control("checksums of lines are ignored", without_line_checksums, 100),
