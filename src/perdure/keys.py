@@ -133,6 +133,7 @@ class FileKeyRing:
         self._looked = float("-inf")
         self._opened: dict[str, DataKey] = {}
         self._by_owner: dict[str | None, list[_Wrapped]] = {}
+        self._losses = 0
         if create:
             self._make()
 
@@ -232,6 +233,11 @@ class FileKeyRing:
         before = self._changed(without, overwrites=True)
         return sum(each.owner == owner for each in before.keys)
 
+    def losses(self) -> int:
+        """Return how many keys this object has opened and can no longer find, because they were forgotten."""
+        self._look()
+        return self._losses
+
     def _make(self) -> None:
         """Make the file if it does not exist."""
         with self._lock, _locked(self.path):
@@ -295,6 +301,7 @@ class FileKeyRing:
         known = {each.id for each in ring.keys}
         for gone in self._opened.keys() - known:  # a forgotten key must not stay usable in memory
             del self._opened[gone]
+            self._losses += 1
 
     def _changed(self, change: Callable[[_Ring], _Ring], *, overwrites: bool = False) -> _Ring:
         """Change the file, one process at a time. Return its content from before."""

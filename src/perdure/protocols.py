@@ -1992,6 +1992,13 @@ class KeyRing(Protocol):
         """Destroy all keys of an owner. Return how many there were."""
         ...
 
+    def losses(self) -> int:
+        """Return how many keys this object has given out and can no longer find, because they were forgotten.
+
+        A store asks at each load. When the number has grown, it drops the sessions and keys that it has in memory.
+        """
+        ...
+
 
 @runtime_checkable
 class SealedStore(Protocol):

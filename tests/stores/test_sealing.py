@@ -48,6 +48,7 @@ from perdure import (
     SessionNotFound,
     SessionRuntime,
     SqliteStore,
+    UpdateTask,
     WrongKey,
     connect,
     redacting,
@@ -243,6 +244,38 @@ async def test_forgetting_a_key_erases_its_owner_in_a_backup(where: Path) -> Non
             assert await texts_of(sessions.store, "b") == ["of bob"]
             assert await sessions.store.search(WORD) == []  # type: ignore[attr-defined]  # it can
     assert WORD.encode() not in b"".join(bytes_in(backup).values())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_session_at_hand_goes_with_its_key(where: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has forgotten the key: neither the owner's session nor a fork of it is given out of memory."""
+    monkeypatch.setattr("perdure.keys._LOOK_AGAIN", 0.0)
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        store: Any = sessions.store
+        held = await spoken(store, "a", "ada")
+        fork = await ForkSession().execute_on(held)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob")))
+        assert await texts_of(store, "b") == await texts_of(store, "a") == [f"a {WORD}"]
+        await spoken(store, "c", "cleo")
+        ring_in(where).forget("ada")
+        for session_id in ("a", "b"):
+            assert store.glance(session_id) is None
+            with pytest.raises(KeyForgotten):
+                await store.load(session_id)
+            with pytest.raises(KeyForgotten):
+                await store.load(session_id, last=1)
+        assert await texts_of(store, "c") == [f"a {WORD}"]
+
+
+async def test_a_save_does_not_bring_a_forgotten_session_back(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that still holds the session may save it. No other load gets the words of the lost key."""
+    monkeypatch.setattr("perdure.keys._LOOK_AGAIN", 0.0)
+    async with store_in(where, ring_in(where)) as store:
+        held = await spoken(store)
+        ring_in(where).forget(OWNER)
+        await store.save(await UpdateTask("go on").execute_on(held))
+        with pytest.raises(KeyForgotten):
+            await store.load("a")
 
 
 async def test_a_key_is_not_forgotten_where_there_are_none(where: Path) -> None:

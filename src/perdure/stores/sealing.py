@@ -128,6 +128,16 @@ class Sealing:
     def is_on(self) -> bool:
         return self.ring is not None
 
+    @property
+    def losses(self) -> int:
+        """The number of keys that were used here and are forgotten. What was read before it has grown is stale."""
+        return 0 if self.ring is None else self.ring.losses()
+
+    def drop_keys(self) -> None:
+        """Drop all keys at hand. Those that are not forgotten are asked for again."""
+        self._ciphers.clear()
+        self._roots.clear()
+
     def _cipher(self, key: DataKey) -> _Cipher:
         known = self._ciphers.get(key.id)
         if known is None or known.key is not key:
