@@ -2016,6 +2016,13 @@ class SealedStore(Protocol):
         """
         ...
 
+    async def drop_hold(self, session_id: str, tag: str) -> None:
+        """Take the tag of a hold away from a session whose key was forgotten, so that its rest can be erased.
+
+        Raise InvalidData if the session can be read: then a hold is lifted by a save without the tag.
+        """
+        ...
+
 
 def keys_of(store: SessionStore) -> KeyRing | None:
     """Return the key ring that a store was opened with, or None."""

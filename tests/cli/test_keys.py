@@ -172,3 +172,19 @@ def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
     refused = said("search", WORD, code=9).err
     assert "without keys" in refused
     assert "key of the search" not in refused
+
+
+def test_a_hold_is_lifted_from_a_forgotten_session(said: Callable[..., Any]) -> None:
+    """Nobody can be asked for holds where the store is not at hand. Both errors lead to what can still be done."""
+    (info,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
+    held = info["id"]
+    said("tag", held, "hold:case-7", "--keys", "ring.json")
+    Path("kept.db").rename("away.db")
+    said("keys", "forget", "ada", "--keys", "ring.json", "--yes")
+    Path("away.db").rename("kept.db")
+    refused = said("erase", held, "--yes", "--keys", "ring.json", code=5).err
+    assert f"perdure tag {held} --remove hold:case-7 --keys ring.json" in refused
+    assert "erase" in said("tag", held, "vip", "--keys", "ring.json", code=3).err
+    lifted = said("tag", held, "--remove", "hold:case-7", "--keys", "ring.json")
+    assert f"perdure erase {held} --keys ring.json" in lifted.err
+    assert said("erase", held, "--yes", "--keys", "ring.json").out == "sessions erased: 1\n"

@@ -44,6 +44,7 @@ from perdure import (
     MemoryStore,
     Message,
     Retention,
+    SessionHeld,
     SessionId,
     SessionNotFound,
     SessionRuntime,
@@ -615,6 +616,30 @@ async def test_a_key_stays_while_a_held_fork_of_another_owner_needs_it(where: Pa
         await sessions.lift_hold("b", "case")
         receipt = await sessions.erase_owner("ada", forget_key=True)
         assert (receipt.held, receipt.keys_forgotten, receipt.is_complete) == ({}, 1, True)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_hold_is_lifted_after_its_key_was_forgotten(where: Path, kind: str) -> None:
+    """A ring cannot ask for holds. The hold that is left can be lifted, and then the rest of the session is erased."""
+    ring = ring_in(where)
+    async with opened(urls(where)[kind], ring) as sessions:
+        store: Any = sessions.store
+        await spoken(store, "a", "ada")
+        await spoken(store, "b", "bob")
+        for session_id in ("a", "b"):
+            await sessions.hold(session_id, "case-7")
+        ring.forget("ada")
+        with pytest.raises(SessionHeld, match=r"lift_hold\('a', 'case-7'\)"):
+            await sessions.erase("a")
+        with pytest.raises(InvalidData, match="has no hold 'hold'; it has hold:case-7"):
+            await sessions.lift_hold("a")
+        with pytest.raises(InvalidData, match="can be read"):
+            await store.drop_hold("b", "hold:case-7")
+        with pytest.raises(SessionNotFound):
+            await store.drop_hold("none", "hold:case-7")
+        await sessions.lift_hold("a", "case-7")
+        assert await store.holds(["a", "b"]) == {"b": "hold:case-7"}
+        assert await sessions.erase("a") == ["a"]
 
 
 async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:

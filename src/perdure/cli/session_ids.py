@@ -13,7 +13,7 @@ from perdure.cli.hints import command
 from perdure.cli.setup import on_sessions
 from perdure.cli.short_ids import learn
 from perdure.cli.terminal import counted, note
-from perdure.errors import InvalidSessionId, PerdureError, SessionNotFound
+from perdure.errors import InvalidSessionId, KeyUnavailable, PerdureError, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.protocols import SHORTEST_SUFFIX, Names
 
@@ -100,8 +100,14 @@ async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
         session_id = SessionId(text)
     except InvalidSessionId:
         return None
-    with suppress(SessionNotFound):
+    try:
         return (await sessions.info(session_id)).id
+    except KeyUnavailable as error:  # it exists: some verbs need no key, and the others raise this themselves
+        if error.session_id is not None:
+            return SessionId(error.session_id)
+        raise
+    except SessionNotFound:
+        pass
     found = await _like(sessions, text) or await _like(sessions, text, deleted=True)
     if len(found) > 1:
         raise _ambiguous(text, found)

@@ -818,6 +818,13 @@ class Store:
         check_owner(expect(owner, str, "$.owner"))
         return await self._engine.run(partial(held_beside, owner), long=True)
 
+    async def drop_hold(self, session_id: str, tag: str) -> None:
+        from perdure.stores.jobs.holding import drop_hold
+
+        key = SessionId(session_id)
+        checked.drop_hold(tag)
+        await self._engine.run(partial(drop_hold, key, tag), "write")
+
     async def own_rules(self) -> Sequence[Retention]:
         from perdure.stores.jobs.retiring import own_rules
 
