@@ -348,9 +348,31 @@ async def test_a_damaged_chunk_is_written_again_by_a_full_backup(tmp_path: Path)
         pack.write_bytes(raw[:50_000] + b"?" + raw[50_001:])
         await backup(store, tmp_path / "backups", full=True)
     report = await verify_backups(tmp_path / "backups")
-    assert len(report.problems) == 1
-    assert report.damaged == ()
+    assert report.is_sound
+    assert len(report.unneeded) == 1
     await restore(tmp_path / "backups", SqliteStore(tmp_path / "b.db"), at=first.id, verify=True)
+
+
+@pytest.mark.parametrize("at", [50_000, -20], ids=["chunk", "index"])
+async def test_damage_that_no_backup_needs_is_a_warning(tmp_path: Path, at: int) -> None:
+    """A full backup has written all chunks again. The damaged file is named, and the directory counts as sound."""
+    target = tmp_path / "backups"
+    async with SqliteStore(tmp_path / "a.db") as store:
+        await begun(store, "s", "x" * 100_000)
+        await backup(store, target)
+        (pack,) = (target / "packs").iterdir()
+        raw = bytearray(pack.read_bytes())
+        raw[at] ^= 4
+        pack.write_bytes(raw)
+        damaged = await verify_backups(target)
+        assert (damaged.is_sound, len(damaged.problems), damaged.unneeded) == (False, 1, ())
+        await backup(store, target, full=True)
+    report = await verify_backups(target)
+    assert (report.is_sound, report.problems, len(report.backups)) == (True, (), 2)
+    assert [each.path for each in report.unneeded] == [str(pack)]
+    if report.unneeded[0].chunk is None:
+        pack.unlink()
+        assert (await verify_backups(target)).unneeded == ()
 
 
 async def test_old_backups_are_removed_with_what_only_they_need(tmp_path: Path) -> None:
