@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -173,6 +174,54 @@ async def test_a_restore_writes_over_nothing(kind: str, tmp_path: Path) -> None:
     await restore(tmp_path / "backups", closed(kind, tmp_path / "b"))
     async with opened(kind, tmp_path / "b") as store:
         assert await texts(store, "s") == ["old"]
+
+
+def _text(path: Path) -> Path:
+    path.write_text("no store")
+    return path
+
+
+def _directory(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def _pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def _below_a_text(path: Path) -> Path:
+    return _text(path) / "a" / "store"
+
+
+def _closed_directory(path: Path) -> Path:
+    path.mkdir(0o500)
+    return path / "a" / "store"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("made", [_text, _directory, _pipe, _below_a_text, _closed_directory])
+async def test_a_place_for_no_store_is_refused(kind: str, made: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The error names the place and says what to do. Nothing is written there or beside it."""
+    if made is _closed_directory and os.geteuid() == 0:
+        pytest.skip("the superuser may write everywhere")
+    if (kind, made) == ("file", _directory):
+        pytest.skip("an empty directory is a place for such a store")
+    async with opened(kind, tmp_path / "a") as store:
+        await begun(store, "s", "old")
+        await backup(store, tmp_path / "backups")
+    place = made(tmp_path / "place")
+    before = _seen(tmp_path)
+    stores: dict[str, Any] = {"sqlite": SqliteStore, "file": FileStore}
+    with pytest.raises(StoreError, match="place") as refused:
+        await restore(tmp_path / "backups", stores[kind](place))
+    assert "another place" in refused.value.advice
+    assert _seen(tmp_path) == before
+
+
+def _seen(path: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(each), each.stat().st_mode, each.stat().st_size) for each in path.glob("*"))
 
 
 class Writers:
