@@ -49,6 +49,16 @@ def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable
     assert "perdure fsck --repair --keys FILE" in said("fsck", "--repair", code=6).err
 
 
+@pytest.mark.parametrize("words", [["show"], ["events"], ["versions"], ["tag"], ["erase", "--yes"], ["fsck"], ["tree"]])
+@pytest.mark.parametrize("keys", [["--keys", "ring.json"], []])
+def test_an_owners_session_is_found_with_the_owner(said: Callable[..., Any], words: list[str], keys: list[str]) -> None:
+    """An id that only its owner may use is not found. The error says to name the owner, with the keys and without."""
+    missing = said(words[0], "a1", *words[1:], *keys, code=3).err
+    assert "No session 'a1'" in missing
+    assert "--owner OWNER" in missing
+    assert "--owner OWNER" not in said(words[0], "a1", *words[1:], *keys, "--owner", "cleo", code=3).err
+
+
 def test_the_ring_may_be_named_in_the_environment(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_KEYS", "ring.json")
     assert said("search", WORD).out.count(WORD) >= 2

@@ -89,10 +89,21 @@ async def _meant(sessions: Sessions, text: str) -> SessionId:
     if found is not None:
         return found
     try:
-        raise SessionNotFound(SessionId(text))
+        missing = SessionNotFound(SessionId(text))
+        if sessions.owner is None and await _has_owners(sessions):
+            missing.add_note("If it is an owner's, add --owner OWNER.")
+        raise missing
     except InvalidSessionId as error:  # the text is not an id, but a name may have any characters
         what = error.what.rstrip(".")
         raise Failure(f"{what}, and no session has that name. Type: {command('ls')}", USAGE) from None
+
+
+async def _has_owners(sessions: Sessions) -> bool:
+    """Tell whether a session that was used lately has an owner, as far as it can be read."""
+    page = await sessions.headers(order="updated", limit=_COMPLETED)
+    return any(info.owner is not None for info in page) or any(
+        isinstance(each, KeyUnavailable) for each in page.damaged
+    )
 
 
 async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
