@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from perdure.cli.checking import problem_form, say_problem
 from perdure.cli.errors import DAMAGED
 from perdure.cli.hints import command
-from perdure.cli.keeping import problem_form, say_problem
 from perdure.cli.options import store_command
 from perdure.cli.setup import keys_in, on_sessions, owner_of, require_kind, run, shown_url, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
