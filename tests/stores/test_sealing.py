@@ -250,7 +250,7 @@ async def test_forgetting_a_key_erases_its_owner_in_a_backup(where: Path) -> Non
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_session_at_hand_goes_with_its_key(where: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has forgotten the key: neither the owner's session nor a fork of it is given out of memory."""
-    monkeypatch.setattr("perdure.keys._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
     async with opened(urls(where)[kind], ring_in(where)) as sessions:
         store: Any = sessions.store
         held = await spoken(store, "a", "ada")
@@ -270,7 +270,7 @@ async def test_a_session_at_hand_goes_with_its_key(where: Path, kind: str, monke
 
 async def test_a_save_does_not_bring_a_forgotten_session_back(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that still holds the session may save it. No other load gets the words of the lost key."""
-    monkeypatch.setattr("perdure.keys._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
     async with store_in(where, ring_in(where)) as store:
         held = await spoken(store)
         ring_in(where).forget(OWNER)

@@ -141,7 +141,7 @@ class Sealing:
     def _cipher(self, key: DataKey) -> _Cipher:
         known = self._ciphers.get(key.id)
         if known is None or known.key is not key:
-            from perdure.keys import cipher
+            from perdure.keys.ciphers import cipher
 
             gcm = cipher(digest(key.secret, b"perdure seal", "sha256"))
             known = self._ciphers[key.id] = _Cipher(key, gcm, MARK + key.id)
