@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 from tests import postgres_server, stories
 from tests.stories import opened
 
@@ -173,6 +175,27 @@ async def test_a_restore_writes_over_nothing(kind: str, tmp_path: Path) -> None:
         assert await ids(store) == set()
     await restore(tmp_path / "backups", closed(kind, tmp_path / "b"))
     async with opened(kind, tmp_path / "b") as store:
+        assert await texts(store, "s") == ["old"]
+
+
+async def test_a_schema_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """Its tables stay, also those that are named as ours are, and so do its functions."""
+    async with opened("postgres", tmp_path / "a") as store:
+        await begun(store, "s", "old")
+        await backup(store, tmp_path / "backups")
+    schema = sql.Identifier(postgres_server.schema_of(tmp_path / "b"))
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+        connection.execute(sql.SQL("SET search_path = {}").format(schema))
+        connection.execute("CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+        connection.execute("CREATE TABLE session (a int)")
+        with pytest.raises(StoreError, match="tables that are not perdure's: session"):
+            await restore(tmp_path / "backups", closed("postgres", tmp_path / "b"))
+        assert connection.execute("SELECT a FROM session").fetchall() == []
+        connection.execute("DROP TABLE session")
+        await restore(tmp_path / "backups", closed("postgres", tmp_path / "b"), verify=True)
+        connection.execute("CREATE TRIGGER touched BEFORE UPDATE ON session FOR EACH ROW EXECUTE FUNCTION touch()")
+    async with opened("postgres", tmp_path / "b") as store:
         assert await texts(store, "s") == ["old"]
 
 
