@@ -155,6 +155,8 @@ def test_a_restored_store_is_verified_with_the_keys(said: Callable[..., Any]) ->
     assert "no problems" in told.out
     assert said("ls", *other, "--keys", "ring.json").out.count(WORD) >= 2
     said("restore", "--from", "backups", "--store", "sqlite:///third.db", "--keys", "lost.json")
+    unchecked = said("restore", "--from", "backups", "--verify", "--store", "sqlite:///fourth.db", code=6)
+    assert "perdure fsck --store sqlite:///fourth.db --keys FILE" in unchecked.err
 
 
 def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:

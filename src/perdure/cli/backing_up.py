@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from perdure.cli.checking import problem_form, say_problem
+from perdure.cli.checking import name_keys, problem_form, say_problem
 from perdure.cli.errors import DAMAGED
 from perdure.cli.hints import command
 from perdure.cli.options import store_command
@@ -159,6 +159,8 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
             say_problem(each)
         checked = f", verified: {counted(len(report.problems), 'problem') if report.problems else 'no problems'}"
         say(f"restored {report.backup.id} into {shown_url(url)}: {_told(report.backup)}{checked if verify else ''}")
+        if any(each.needs_key for each in report.problems) and keys_in(ctx) is None:
+            note(name_keys("fsck"))
         if report.lapsed:
             note(f"{counted(report.lapsed, 'run')} under way then. To go on: {command('recover', tools=True)}")
     if report.problems:

@@ -61,7 +61,7 @@ def fsck(
         found = counted(len(report.problems), "problem") if report.problems else "no problems"
         say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
         if any(each.needs_key for each in report.problems) and keys_in(ctx) is None:
-            note(_name_keys("fsck", *([] if session is None else [session])))
+            note(name_keys("fsck", *([] if session is None else [session])))
         elif not all(each.needs_key for each in report.problems) and session is None:
             note(f"What can be repaired without guessing: {command('fsck', '--repair', '--dry-run')}")
     if report.problems:
@@ -90,14 +90,15 @@ def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
         done = "would be repaired" if dry_run else "repaired"
         say(f"{len(report.found)} found, {len(report.repaired)} {done}, {len(report.left)} left")
         if any(each.needs_key for each in report.left) and keys_in(ctx) is None:
-            note(_name_keys("fsck", "--repair", *(["--dry-run"] if dry_run else [])))
+            note(name_keys("fsck", "--repair", *(["--dry-run"] if dry_run else [])))
         elif not all(each.needs_key for each in report.left):
             note("What is left, a backup has: perdure restore --from TARGET --store URL --verify, into another place.")
     if report.left or (dry_run and report.repaired):
         ctx.exit(DAMAGED)
 
 
-def _name_keys(*words: str) -> str:
+def name_keys(*words: str) -> str:
+    """Return the note that tells how to check a sealed store with its keys."""
     return f"The store is sealed. Give its master key in PERDURE_MASTER_KEY, and type: {command(*words)} --keys FILE"
 
 
