@@ -29,6 +29,7 @@ from perdure import (
     SessionRuntime,
     SqliteStore,
     StoreError,
+    connect,
     recover,
 )
 from perdure.archive import MoveReport, export_sessions, fsck, import_sessions
@@ -432,6 +433,23 @@ async def test_an_export_follows_no_link(tmp_path: Path) -> None:
         await asyncio.gather(*(export_sessions(store, path) for _ in range(3)))
         assert await exported(store) == path.read_bytes()
     assert (precious.read_text(), path.is_symlink()) == ("mine", False)
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+async def test_an_export_replaces_no_device(tmp_path: Path, name: str) -> None:
+    """A superuser that names /dev/null or /dev/stdout would lose it. A pipe and a link to a file stand for them."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    path = tmp_path / name
+    async with connect("memory://", model="offline") as sessions:
+        await sessions.open("a")
+        for format in ("perdure", "markdown"):
+            with pytest.raises(StoreError, match="not a regular file") as refused:
+                await sessions.export(path, format=format)  # type: ignore[arg-type]  # it is one
+            assert "Name another file" in refused.value.advice
+    assert ((tmp_path / "pipe").is_fifo(), (tmp_path / "link").is_symlink()) == (True, True)
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "pipe"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

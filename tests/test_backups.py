@@ -6,12 +6,15 @@ import asyncio
 import os
 import random
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 from tests import postgres_server, stories
 from tests.stories import opened
 
@@ -173,6 +176,75 @@ async def test_a_restore_writes_over_nothing(kind: str, tmp_path: Path) -> None:
     await restore(tmp_path / "backups", closed(kind, tmp_path / "b"))
     async with opened(kind, tmp_path / "b") as store:
         assert await texts(store, "s") == ["old"]
+
+
+async def test_a_schema_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """Its tables stay, also those that are named as ours are, and so do its functions."""
+    async with opened("postgres", tmp_path / "a") as store:
+        await begun(store, "s", "old")
+        await backup(store, tmp_path / "backups")
+    schema = sql.Identifier(postgres_server.schema_of(tmp_path / "b"))
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+        connection.execute(sql.SQL("SET search_path = {}").format(schema))
+        connection.execute("CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+        connection.execute("CREATE TABLE session (a int)")
+        with pytest.raises(StoreError, match="tables that are not perdure's: session"):
+            await restore(tmp_path / "backups", closed("postgres", tmp_path / "b"))
+        assert connection.execute("SELECT a FROM session").fetchall() == []
+        connection.execute("DROP TABLE session")
+        await restore(tmp_path / "backups", closed("postgres", tmp_path / "b"), verify=True)
+        connection.execute("CREATE TRIGGER touched BEFORE UPDATE ON session FOR EACH ROW EXECUTE FUNCTION touch()")
+    async with opened("postgres", tmp_path / "b") as store:
+        assert await texts(store, "s") == ["old"]
+
+
+def _text(path: Path) -> Path:
+    path.write_text("no store")
+    return path
+
+
+def _directory(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def _pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def _below_a_text(path: Path) -> Path:
+    return _text(path) / "a" / "store"
+
+
+def _closed_directory(path: Path) -> Path:
+    path.mkdir(0o500)
+    return path / "a" / "store"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("made", [_text, _directory, _pipe, _below_a_text, _closed_directory])
+async def test_a_place_for_no_store_is_refused(kind: str, made: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The error names the place and says what to do. Nothing is written there or beside it."""
+    if made is _closed_directory and os.geteuid() == 0:
+        pytest.skip("the superuser may write everywhere")
+    if (kind, made) == ("file", _directory):
+        pytest.skip("an empty directory is a place for such a store")
+    async with opened(kind, tmp_path / "a") as store:
+        await begun(store, "s", "old")
+        await backup(store, tmp_path / "backups")
+    place = made(tmp_path / "place")
+    before = _seen(tmp_path)
+    stores: dict[str, Any] = {"sqlite": SqliteStore, "file": FileStore}
+    with pytest.raises(StoreError, match="place") as refused:
+        await restore(tmp_path / "backups", stores[kind](place))
+    assert "another place" in refused.value.advice
+    assert _seen(tmp_path) == before
+
+
+def _seen(path: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(each), each.stat().st_mode, each.stat().st_size) for each in path.glob("*"))
 
 
 class Writers:
@@ -348,9 +420,31 @@ async def test_a_damaged_chunk_is_written_again_by_a_full_backup(tmp_path: Path)
         pack.write_bytes(raw[:50_000] + b"?" + raw[50_001:])
         await backup(store, tmp_path / "backups", full=True)
     report = await verify_backups(tmp_path / "backups")
-    assert len(report.problems) == 1
-    assert report.damaged == ()
+    assert report.is_sound
+    assert len(report.unneeded) == 1
     await restore(tmp_path / "backups", SqliteStore(tmp_path / "b.db"), at=first.id, verify=True)
+
+
+@pytest.mark.parametrize("at", [50_000, -20], ids=["chunk", "index"])
+async def test_damage_that_no_backup_needs_is_a_warning(tmp_path: Path, at: int) -> None:
+    """A full backup has written all chunks again. The damaged file is named, and the directory counts as sound."""
+    target = tmp_path / "backups"
+    async with SqliteStore(tmp_path / "a.db") as store:
+        await begun(store, "s", "x" * 100_000)
+        await backup(store, target)
+        (pack,) = (target / "packs").iterdir()
+        raw = bytearray(pack.read_bytes())
+        raw[at] ^= 4
+        pack.write_bytes(raw)
+        damaged = await verify_backups(target)
+        assert (damaged.is_sound, len(damaged.problems), damaged.unneeded) == (False, 1, ())
+        await backup(store, target, full=True)
+    report = await verify_backups(target)
+    assert (report.is_sound, report.problems, len(report.backups)) == (True, (), 2)
+    assert [each.path for each in report.unneeded] == [str(pack)]
+    if report.unneeded[0].chunk is None:
+        pack.unlink()
+        assert (await verify_backups(target)).unneeded == ()
 
 
 async def test_old_backups_are_removed_with_what_only_they_need(tmp_path: Path) -> None:

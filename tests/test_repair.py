@@ -6,6 +6,9 @@ import asyncio
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from tests.stories import opened
 from perdure import ConfigurationError, MemoryStore, SqliteStore
 from perdure.archive import fsck, repair
 from perdure.model.ids import use
-from perdure.protocols import MEND_FIRST
+from perdure.protocols import MEND_FIRST, Problem
 from perdure.stores.jobs.repairing import REPAIRED
 from perdure.stores.sqlite.check import GIVE_BACK, faults
 from perdure.stores.sqlite.mending import _replace, mend
@@ -279,6 +282,64 @@ def test_a_repair_that_was_killed_before_it_gave_back_pages_is_repeated(original
         assert {each.repair for each in faults(db)} == {GIVE_BACK}
         assert mend(db)
         assert faults(db) == []
+
+
+MENDED_UNTIL_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from perdure.stores.sqlite.mending import mend
+from perdure.stores.sqlite.schema import connect
+
+db, left = connect(Path(sys.argv[1])), int(sys.argv[2])
+
+def killed() -> bool:
+    global left
+    left -= db.in_transaction
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return False
+
+db.set_progress_handler(killed, 50)
+mend(db)
+print(int(sys.argv[2]) - left)
+"""
+
+
+def mended(path: Path, kill_at: int) -> subprocess.CompletedProcess[str]:
+    """Mend a file in another process, which kills itself in the middle of a transaction, after so many steps."""
+    words = (sys.executable, "-c", MENDED_UNTIL_KILLED, str(path), str(kill_at))
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_a_repair_of_indexes_that_is_killed_in_its_transaction_is_repeated(
+    original: Path, tmp_path: Path
+) -> None:
+    """Nothing else is damaged by it, and no row is lost. The next repair mends what the first would have."""
+    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 5
+    path = placed(original, tmp_path / "original")
+    rng = random.Random(23)
+    while not any(each.repair == MEND_FIRST for each in found_in(path)):
+        flip(path, rng, index_pages(path))
+    before, rows = {each.where for each in found_in(path)}, bodies(path)
+    shutil.copytree(path.parent, tmp_path / "whole")
+    steps = int(mended(tmp_path / "whole" / path.name, 10**9).stdout)
+    assert steps > rounds
+    for number in range(rounds):
+        where = tmp_path / str(number)
+        shutil.copytree(path.parent, where)
+        assert mended(where / path.name, rng.randrange(1, steps)).returncode == -signal.SIGKILL
+        assert {each.where for each in found_in(where / path.name)} <= before
+        assert bodies(where / path.name) == rows
+        async with SqliteStore(where / path.name) as store:
+            assert (await repair(store)).left == ()
+            assert (await fsck(store)).is_sound
+        assert bodies(where / path.name) == rows
+        shutil.rmtree(where)
+
+
+def found_in(path: Path) -> list[Problem]:
+    with closing(connect(path)) as db:
+        return faults(db)
 
 
 def index_pages(path: Path) -> list[int]:

@@ -2073,6 +2073,13 @@ class KeyRing(Protocol):
         """Destroy all keys of an owner. Return how many there were."""
         ...
 
+    def losses(self) -> int:
+        """Return how many keys this object has given out and can no longer find, because they were forgotten.
+
+        A store asks at each load. When the number has grown, it drops the sessions and keys that it has in memory.
+        """
+        ...
+
 
 @runtime_checkable
 class SealedStore(Protocol):
@@ -2087,6 +2094,13 @@ class SealedStore(Protocol):
         """Return the sessions of others under hold that need an owner's keys, each with the tag.
 
         They show messages of the owner, or of sessions that were erased: nothing tells whose those were.
+        """
+        ...
+
+    async def drop_hold(self, session_id: str, tag: str) -> None:
+        """Take the tag of a hold away from a session whose key was forgotten, so that its rest can be erased.
+
+        Raise InvalidData if the session can be read: then a hold is lifted by a save without the tag.
         """
         ...
 

@@ -69,6 +69,21 @@ def test_damage_in_backups_has_an_exit_code_of_its_own(perdure: Perdure, store: 
     assert "not finished" in perdure("ls", "--store", other, code=7).err
 
 
+def test_a_damaged_file_that_no_backup_needs_is_a_warning(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """The check succeeds from then on, and names the command that removes the file."""
+    target = tmp_path / "my backups"
+    perdure("backup", str(target), "--store", store)
+    (pack,) = (target / "packs").iterdir()
+    raw = pack.read_bytes()
+    pack.write_bytes(raw[:-20] + bytes([raw[-20] ^ 4]) + raw[-19:])
+    perdure("backup", "--verify", str(target), code=6)
+    perdure("backup", str(target), "--full", "--keep", "1", "--store", store)
+    checked = perdure("backup", "--verify", str(target))
+    assert checked.out == "1 backup whole, 0 backups damaged\n"
+    assert f"rm '{pack}'" in checked.err
+    assert len(perdure("backup", "--verify", str(target), "--json").json["unneeded"]) == 1
+
+
 def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> None:
     """A check points to it, a dry run changes nothing, and the next check is clean."""
     connection = apsw.Connection(str(tmp_path / "sessions.db"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.cli import changing, keeping
+from perdure.cli import changing, moving
 from perdure.cli.errors import EXIT_CODES, FAILED, exit_code_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -173,7 +173,7 @@ def test_ctrl_c_in_the_middle_of_a_move(
     perdure("export", "-o", "in.jsonl")
     target = [] if arguments[0] != "import" else ["--store", "new.db"]
     with monkeypatch.context() as patched:
-        patched.setattr(keeping, "progress", _interrupted_after_one)
+        patched.setattr(moving, "progress", _interrupted_after_one)
         stopped = perdure(*arguments, *target, code=130)
     assert told in stopped.err
     assert not (home / "out.jsonl").exists()

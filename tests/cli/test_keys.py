@@ -49,6 +49,16 @@ def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable
     assert "perdure fsck --repair --keys FILE" in said("fsck", "--repair", code=6).err
 
 
+@pytest.mark.parametrize("words", [["show"], ["events"], ["versions"], ["tag"], ["erase", "--yes"], ["fsck"], ["tree"]])
+@pytest.mark.parametrize("keys", [["--keys", "ring.json"], []])
+def test_an_owners_session_is_found_with_the_owner(said: Callable[..., Any], words: list[str], keys: list[str]) -> None:
+    """An id that only its owner may use is not found. The error says to name the owner, with the keys and without."""
+    missing = said(words[0], "a1", *words[1:], *keys, code=3).err
+    assert "No session 'a1'" in missing
+    assert "--owner OWNER" in missing
+    assert "--owner OWNER" not in said(words[0], "a1", *words[1:], *keys, "--owner", "cleo", code=3).err
+
+
 def test_the_ring_may_be_named_in_the_environment(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_KEYS", "ring.json")
     assert said("search", WORD).out.count(WORD) >= 2
@@ -145,6 +155,8 @@ def test_a_restored_store_is_verified_with_the_keys(said: Callable[..., Any]) ->
     assert "no problems" in told.out
     assert said("ls", *other, "--keys", "ring.json").out.count(WORD) >= 2
     said("restore", "--from", "backups", "--store", "sqlite:///third.db", "--keys", "lost.json")
+    unchecked = said("restore", "--from", "backups", "--verify", "--store", "sqlite:///fourth.db", code=6)
+    assert "perdure fsck --store sqlite:///fourth.db --keys FILE" in unchecked.err
 
 
 def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:
@@ -172,3 +184,19 @@ def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
     refused = said("search", WORD, code=9).err
     assert "without keys" in refused
     assert "key of the search" not in refused
+
+
+def test_a_hold_is_lifted_from_a_forgotten_session(said: Callable[..., Any]) -> None:
+    """Nobody can be asked for holds where the store is not at hand. Both errors lead to what can still be done."""
+    (info,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
+    held = info["id"]
+    said("tag", held, "hold:case-7", "--keys", "ring.json")
+    Path("kept.db").rename("away.db")
+    said("keys", "forget", "ada", "--keys", "ring.json", "--yes")
+    Path("away.db").rename("kept.db")
+    refused = said("erase", held, "--yes", "--keys", "ring.json", code=5).err
+    assert f"perdure tag {held} --remove hold:case-7 --keys ring.json" in refused
+    assert "erase" in said("tag", held, "vip", "--keys", "ring.json", code=3).err
+    lifted = said("tag", held, "--remove", "hold:case-7", "--keys", "ring.json")
+    assert f"perdure erase {held} --keys ring.json" in lifted.err
+    assert said("erase", held, "--yes", "--keys", "ring.json").out == "sessions erased: 1\n"

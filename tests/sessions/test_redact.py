@@ -42,10 +42,13 @@ from perdure import (
     external_tool,
     redactors,
 )
+from perdure.archive import fsck
+from perdure.archive.copying import copy
 from perdure.events import AgentEnd
 from perdure.model.ids import now
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
 from perdure.stores.format import packing
+from perdure.stores.redacting import without_redactors
 from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
 CANARY = "sk-canary0123456789abcdefXYZ"
@@ -577,6 +580,35 @@ async def test_a_file_that_is_a_text_is_redacted(tmp_path: Path, media_type: str
             assert raw not in b"".join(stored("sqlite", tmp_path))
     assert model.read == [clean]
     assert base64.b64encode(note.data or b"")[:40] not in b"".join(stored("sqlite", tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["copy", "import"])
+async def test_a_redacted_file_is_shared_with_forks_and_copies(tmp_path: Path, kind: str, way: str) -> None:
+    """A fork and a copy name the file by the hash of its redacted bytes, and keep it when the first session goes."""
+    note = Media("text/plain", data=f"{CANARY}{' ' * 9_000}".encode(), name="note")
+    clean = f"{MARK}{' ' * 9_000}".encode()
+    async with (
+        perdure.connect(url_of(kind, tmp_path), redact=redactors.DEFAULT, driver=Reading()) as app,
+        perdure.connect(f"sqlite:///{tmp_path / 'other.db'}", redact=redactors.DEFAULT, driver=Reading()) as others,
+    ):
+        chat = await app.open("s")
+        await chat.send("see", note)
+        fork = await chat.fork("f")
+        await fork.send("see again", note)
+        if way == "copy":
+            await copy(without_redactors(app.store), without_redactors(others.store))
+        else:
+            await app.export(tmp_path / "all.jsonl")
+            await others.import_(tmp_path / "all.jsonl")
+        for sessions in (app, others):
+            await sessions.erase("s")
+            files = [part for message in await sessions.history("f") for part in message.parts if type(part) is Media]
+            assert [part.hash for part in files] == [hashlib.sha256(clean).hexdigest()] * 2
+            assert [(await (await sessions.open("f")).read(part)).data for part in files] == [clean] * 2
+            assert (await fsck(sessions.store)).is_sound
+    for each in (kind, "sqlite"):
+        assert CANARY.encode() not in b"".join(stored(each, tmp_path))
 
 
 @pytest.mark.parametrize(

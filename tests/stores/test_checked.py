@@ -77,6 +77,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "forget": {"session_id": ID, "before": (*COUNT, 0)},
     "holds": {"session_ids": (*without([], {}), ["a b"], [None])},
     "held_beside": {"owner": (*without("x"), HALF)},
+    "drop_hold": {"session_id": ID, "tag": (*TEXT, "vip")},
     "own_rules": {},
     "overgrown": {"versions": COUNT, "after": TEXT, "limit": (*COUNT, 0)},
     "retire": {"due": RECORDS},
@@ -237,6 +238,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "at": 5.0,
                 "cost": 1.0,
                 "burst": 1.0,
+                "tag": "hold",
             },
         )
 

@@ -915,6 +915,22 @@ async def test_followers_hear_at_once(schema: str) -> None:
         assert 0.09 < time.perf_counter() - began < 5
 
 
+async def test_late_news_of_something_older_ends_no_wait(schema: str) -> None:
+    """A notification may arrive after its entry was seen. `changed` then looks again, and waits on."""
+    async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
+        session = await store.create(new_session())
+        claim, appended = await store.claim(session.id, version=1, owner="ann", entries=[Entry("start")])
+        waiting = asyncio.create_task(other.changed(session.id, appended.seq, 30))
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await execute("SELECT pg_notify(%s, %s)", f"perdure {schema}"[:63], session.id)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await store.append(claim, entries=[Entry("on")])
+        async with asyncio.timeout(10):
+            await waiting
+
+
 async def test_a_follower_that_was_cut_off_misses_nothing(schema: str) -> None:
     """Every connection is cut while it follows; it gets every event once, in order."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:

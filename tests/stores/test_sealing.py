@@ -44,10 +44,12 @@ from perdure import (
     MemoryStore,
     Message,
     Retention,
+    SessionHeld,
     SessionId,
     SessionNotFound,
     SessionRuntime,
     SqliteStore,
+    UpdateTask,
     WrongKey,
     connect,
     redacting,
@@ -243,6 +245,38 @@ async def test_forgetting_a_key_erases_its_owner_in_a_backup(where: Path) -> Non
             assert await texts_of(sessions.store, "b") == ["of bob"]
             assert await sessions.store.search(WORD) == []  # type: ignore[attr-defined]  # it can
     assert WORD.encode() not in b"".join(bytes_in(backup).values())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_session_at_hand_goes_with_its_key(where: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has forgotten the key: neither the owner's session nor a fork of it is given out of memory."""
+    monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
+    async with opened(urls(where)[kind], ring_in(where)) as sessions:
+        store: Any = sessions.store
+        held = await spoken(store, "a", "ada")
+        fork = await ForkSession().execute_on(held)
+        await store.create(replace(fork, info=replace(fork.info, id=SessionId("b"), owner="bob")))
+        assert await texts_of(store, "b") == await texts_of(store, "a") == [f"a {WORD}"]
+        await spoken(store, "c", "cleo")
+        ring_in(where).forget("ada")
+        for session_id in ("a", "b"):
+            assert store.glance(session_id) is None
+            with pytest.raises(KeyForgotten):
+                await store.load(session_id)
+            with pytest.raises(KeyForgotten):
+                await store.load(session_id, last=1)
+        assert await texts_of(store, "c") == [f"a {WORD}"]
+
+
+async def test_a_save_does_not_bring_a_forgotten_session_back(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that still holds the session may save it. No other load gets the words of the lost key."""
+    monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
+    async with store_in(where, ring_in(where)) as store:
+        held = await spoken(store)
+        ring_in(where).forget(OWNER)
+        await store.save(await UpdateTask("go on").execute_on(held))
+        with pytest.raises(KeyForgotten):
+            await store.load("a")
 
 
 async def test_a_key_is_not_forgotten_where_there_are_none(where: Path) -> None:
@@ -582,6 +616,30 @@ async def test_a_key_stays_while_a_held_fork_of_another_owner_needs_it(where: Pa
         await sessions.lift_hold("b", "case")
         receipt = await sessions.erase_owner("ada", forget_key=True)
         assert (receipt.held, receipt.keys_forgotten, receipt.is_complete) == ({}, 1, True)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_hold_is_lifted_after_its_key_was_forgotten(where: Path, kind: str) -> None:
+    """A ring cannot ask for holds. The hold that is left can be lifted, and then the rest of the session is erased."""
+    ring = ring_in(where)
+    async with opened(urls(where)[kind], ring) as sessions:
+        store: Any = sessions.store
+        await spoken(store, "a", "ada")
+        await spoken(store, "b", "bob")
+        for session_id in ("a", "b"):
+            await sessions.hold(session_id, "case-7")
+        ring.forget("ada")
+        with pytest.raises(SessionHeld, match=r"lift_hold\('a', 'case-7'\)"):
+            await sessions.erase("a")
+        with pytest.raises(InvalidData, match="has no hold 'hold'; it has hold:case-7"):
+            await sessions.lift_hold("a")
+        with pytest.raises(InvalidData, match="can be read"):
+            await store.drop_hold("b", "hold:case-7")
+        with pytest.raises(SessionNotFound):
+            await store.drop_hold("none", "hold:case-7")
+        await sessions.lift_hold("a", "case-7")
+        assert await store.holds(["a", "b"]) == {"b": "hold:case-7"}
+        assert await sessions.erase("a") == ["a"]
 
 
 async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:

@@ -15,6 +15,7 @@ from perdure.model.ids import new_id
 @asynccontextmanager
 async def whole_file(path: str) -> AsyncIterator[BinaryIO]:
     """Yield a file to write. It gets its name once it is written and synced. After an error nothing is left of it."""
+    _require_regular(path)
     unfinished = f"{path}.{new_id()}.tmp"
     try:
         # Only its owner may read what was said, and a symbolic link must not lead it to another place.
@@ -31,6 +32,12 @@ async def whole_file(path: str) -> AsyncIterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it has its name by now, or could not be created
             os.unlink(unfinished)
+
+
+def _require_regular(path: str) -> None:
+    """Raise StoreError for a device, a pipe or a link. A superuser could replace /dev/null or /dev/stdout by a file."""
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        raise StoreError(f"{path} is not a regular file.", "Name another file, or write to stdout: `-o -`.")
 
 
 def checked_path(given: str | os.PathLike[str], where: str) -> str:

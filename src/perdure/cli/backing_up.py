@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from perdure.cli.checking import name_keys, problem_form, say_problem
 from perdure.cli.errors import DAMAGED
 from perdure.cli.hints import command
-from perdure.cli.keeping import problem_form, say_problem
 from perdure.cli.options import store_command
 from perdure.cli.setup import keys_in, on_sessions, owner_of, require_kind, run, shown_url, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 
 if TYPE_CHECKING:
     from perdure.archive.backups import Backup, BackupReport, RestoreReport, VerifyReport
+    from perdure.errors import BackupDamaged
     from perdure.sessions.sessions import Sessions
 
 _WHOLE = "A backup is of the whole store; leave --owner out, or export that owner's sessions."
@@ -91,11 +93,21 @@ def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
 
     report = run(work())
     if as_json:
-        problems = [{"file": each.path, "chunk": each.chunk, "what": each.reason} for each in report.problems]
+        problems, unneeded = [
+            [{"file": each.path, "chunk": each.chunk, "what": each.reason} for each in found]
+            for found in (report.problems, report.unneeded)
+        ]
         damaged = [{"id": key, "what": what} for key, what in report.damaged]
         whole = [_form(each) for each in report.backups]
         print_json(
-            {"backups": whole, "damaged": damaged, "problems": problems, "chunks": report.chunks, "bytes": report.bytes}
+            {
+                "backups": whole,
+                "damaged": damaged,
+                "problems": problems,
+                "unneeded": unneeded,
+                "chunks": report.chunks,
+                "bytes": report.bytes,
+            }
         )
     else:
         for problem in report.problems:
@@ -103,9 +115,19 @@ def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
         for key, what in report.damaged:
             say(f"✗ backup {key}: {line(what)}")
         say(f"{counted(len(report.backups), 'backup')} whole, {counted(len(report.damaged), 'backup')} damaged")
+        for problem in report.unneeded:
+            note(_harmless(problem))
     if not report.is_sound:
         note(f"Restore one that is whole with --at. To have sound chunks again: {command('backup', target, '--full')}")
         ctx.exit(DAMAGED)
+
+
+def _harmless(problem: BackupDamaged) -> str:
+    """Return the note about damage that no backup suffers from."""
+    what = f"No backup needs what is damaged in {line(problem.position)} ({line(problem.reason)})."
+    if problem.chunk is None:
+        return f"{what} To remove it: rm {quote(problem.path)}"
+    return f"{what} It goes with the last backup that uses the file: backup --keep N."
 
 
 def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool, as_json: bool) -> None:
@@ -137,6 +159,8 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
             say_problem(each)
         checked = f", verified: {counted(len(report.problems), 'problem') if report.problems else 'no problems'}"
         say(f"restored {report.backup.id} into {shown_url(url)}: {_told(report.backup)}{checked if verify else ''}")
+        if any(each.needs_key for each in report.problems) and keys_in(ctx) is None:
+            note(name_keys("fsck"))
         if report.lapsed:
             note(f"{counted(report.lapsed, 'run')} under way then. To go on: {command('recover', tools=True)}")
     if report.problems:

@@ -12,6 +12,8 @@ from perdure.cli.hints import command
 from perdure.cli.options import later_option, session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
 from perdure.cli.terminal import at_time, counted, line, note, print_json, print_length, say
+from perdure.errors import KeyForgotten
+from perdure.model.retention import is_hold
 
 if TYPE_CHECKING:
     from perdure.model.ids import SessionId
@@ -192,14 +194,29 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
     """Add TAGS to SESSION, or take some away. Prints the tags it has then."""
     from perdure.actions.metadata import TagSession
 
-    async def work(sessions: Sessions, session_id: SessionId) -> tuple[AgentSession, set[str]]:
-        before = (await sessions.info(session_id)).tags
-        return await sessions.execute(session_id, TagSession(*tags, remove=remove)), set(remove).difference(before)
+    async def work(sessions: Sessions, session_id: SessionId) -> tuple[Sequence[str], set[str]]:
+        try:
+            before = (await sessions.info(session_id)).tags
+        except KeyForgotten:
+            if tags or not (remove and all(map(is_hold, remove))):
+                raise
+            return await _lift_holds(sessions, session_id, remove), set()
+        changed = await sessions.execute(session_id, TagSession(*tags, remove=remove))
+        return changed.info.tags, set(remove).difference(before)
 
-    session_id, (changed, unknown) = on_session(ctx, session, work)
+    session_id, (found, unknown) = on_session(ctx, session, work)
     for each in sorted(unknown):
         note(f"Session {session_id} does not have the tag {each!r}.")
-    say(" ".join(changed.info.tags))
+    say(" ".join(found))
+
+
+async def _lift_holds(sessions: Sessions, session_id: SessionId, tags: Sequence[str]) -> Sequence[str]:
+    """Lift holds from a session that cannot be read. Return no tags, as those that are left are not known."""
+    for each in tags:
+        _, colon, case = each.partition(":")
+        await sessions.lift_hold(session_id, case if colon else None)
+    note(f"What {session_id} said is erased: its key was forgotten. To erase the rest: {command('erase', session_id)}")
+    return ()
 
 
 @store_command()

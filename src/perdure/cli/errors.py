@@ -179,7 +179,8 @@ def advised(error: Exception) -> str:
         case InvalidSessionId():
             return f"{error.what} {_AN_ID}"
         case SessionNotFound():
-            return f"{error.what} Type: {command('ls')}{_or_begin()}"
+            notes = "".join(f" {each}" for each in getattr(error, "__notes__", ()))
+            return f"{error.what}{notes} Type: {command('ls')}{_or_begin()}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
             where = "" if where in (*_PARAMETERS, *_OPTIONS) else where

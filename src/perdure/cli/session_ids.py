@@ -13,7 +13,7 @@ from perdure.cli.hints import command
 from perdure.cli.setup import on_sessions
 from perdure.cli.short_ids import learn
 from perdure.cli.terminal import counted, note
-from perdure.errors import InvalidSessionId, PerdureError, SessionNotFound
+from perdure.errors import InvalidSessionId, KeyUnavailable, PerdureError, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.protocols import SHORTEST_SUFFIX, Names
 
@@ -89,10 +89,21 @@ async def _meant(sessions: Sessions, text: str) -> SessionId:
     if found is not None:
         return found
     try:
-        raise SessionNotFound(SessionId(text))
+        missing = SessionNotFound(SessionId(text))
+        if sessions.owner is None and await _has_owners(sessions):
+            missing.add_note("If it is an owner's, add --owner OWNER.")
+        raise missing
     except InvalidSessionId as error:  # the text is not an id, but a name may have any characters
         what = error.what.rstrip(".")
         raise Failure(f"{what}, and no session has that name. Type: {command('ls')}", USAGE) from None
+
+
+async def _has_owners(sessions: Sessions) -> bool:
+    """Tell whether a session that was used lately has an owner, as far as it can be read."""
+    page = await sessions.headers(order="updated", limit=_COMPLETED)
+    return any(info.owner is not None for info in page) or any(
+        isinstance(each, KeyUnavailable) for each in page.damaged
+    )
 
 
 async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
@@ -100,8 +111,14 @@ async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
         session_id = SessionId(text)
     except InvalidSessionId:
         return None
-    with suppress(SessionNotFound):
+    try:
         return (await sessions.info(session_id)).id
+    except KeyUnavailable as error:  # it exists: some verbs need no key, and the others raise this themselves
+        if error.session_id is not None:
+            return SessionId(error.session_id)
+        raise
+    except SessionNotFound:
+        pass
     found = await _like(sessions, text) or await _like(sessions, text, deleted=True)
     if len(found) > 1:
         raise _ambiguous(text, found)

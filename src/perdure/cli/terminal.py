@@ -116,6 +116,16 @@ def note(text: str) -> None:
     click.echo(safe(text), err=True)
 
 
+@contextmanager
+def told_of_interruption(text: str) -> Iterator[None]:
+    """Print what became of the work if it is stopped with Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(text)
+        raise
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on a line of its own."""
     click.echo(json_line(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,12 @@ def is_hold(tag: str) -> bool:
 def hold_tag(case: str | None) -> str:
     """Return the tag of a hold: for a case, or without a name."""
     return HOLD if case is None else f"{HOLD}:{expect(case, str, '$.case')}"
+
+
+def no_hold(session_id: str, tag: str, tags: Iterable[str]) -> InvalidData:
+    """Return the error for a hold that is to be lifted from a session with other tags."""
+    known = ", ".join(filter(is_hold, tags)) or "none"
+    return InvalidData("$.case", f"session {session_id!r} has no hold {tag!r}; it has {known}")
 
 
 def keep_mark(rule: Retention) -> str:

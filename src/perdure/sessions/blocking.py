@@ -584,7 +584,10 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.hold(session_id, case))
 
     def lift_hold(self, session_id: str, case: str | None = None) -> None:
-        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if there is no such hold."""
+        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if the session has no such hold.
+
+        If the session's key was forgotten, its record is erased too, and the hold is lifted without an entry there.
+        """
         return self._wait(self._target.lift_hold(session_id, case))
 
     def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from perdure.errors import InvalidData
+from perdure.errors import KeyForgotten
 from perdure.model.checks import expect
 from perdure.model.ids import SessionId, now
-from perdure.model.retention import Retention, RetentionPolicy, hold_tag, is_hold
-from perdure.protocols import Retains
+from perdure.model.retention import Retention, RetentionPolicy, hold_tag, no_hold
+from perdure.protocols import Retains, SealedStore
 from perdure.sessions.keeping import Keeping
 from perdure.sessions.reach import cannot
 
@@ -40,15 +40,23 @@ class Retaining(Keeping):
         await self.execute(session_id, TagSession(hold_tag(case)))
 
     async def lift_hold(self, session_id: str, case: str | None = None) -> None:
-        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if there is no such hold."""
+        """Lift the legal hold of a `case`, and put that on record. Raise InvalidData if the session has no such hold.
+
+        If the session's key was forgotten, its record is erased too, and the hold is lifted without an entry there.
+        """
         from perdure.actions.metadata import TagSession
 
         tag = hold_tag(case)
         self._require_no_owner("An owner cannot lift a hold.")
-        info = await self.info(session_id)
+        try:
+            info = await self.info(session_id)
+        except KeyForgotten:
+            if not isinstance(self.store, SealedStore):
+                raise
+            await self.store.drop_hold(session_id, tag)
+            return
         if tag not in info.tags:
-            known = ", ".join(filter(is_hold, info.tags)) or "none"
-            raise InvalidData("$.case", f"session {info.id!r} has no hold {tag!r}; it has {known}")
+            raise no_hold(info.id, tag, info.tags)
         await self.execute(info.id, TagSession(remove=(tag,)))
 
     async def holds(self, session_ids: Iterable[str]) -> Mapping[SessionId, str]:

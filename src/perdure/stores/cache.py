@@ -101,3 +101,5 @@ class CachedSession(msgspec.Struct, frozen=True):
     """True if the save that it comes from left items in the inbox; None if it was loaded."""
     metadata: StoredMetadata | None = None
     """Its metadata as it is stored; None if it has none."""
+    losses: int = 0
+    """The number of forgotten keys when it was read. If it has grown, this session may be sealed with one of them."""

@@ -17,6 +17,7 @@ from perdure.model.checks import expect, expect_count, expect_function, expect_n
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
+from perdure.model.retention import is_hold
 from perdure.model.session import AgentSession, AgentSessionInfo, check_owner
 from perdure.model.state import AgentState
 from perdure.model.transcript import LogRef
@@ -400,6 +401,11 @@ def _check_optional_count(value: int | None, path: str) -> None:
 def _check_optional_text(value: str | None, path: str) -> None:
     if value is not None:
         expect_text(value, path)
+
+
+def drop_hold(tag: object) -> None:
+    if not is_hold(expect_text(tag, "$.tag")):
+        raise InvalidData("$.tag", f"a hold has the tag 'hold' or 'hold:…', not {tag!r}")
 
 
 def keys(given: object) -> KeyRing | None:

@@ -128,10 +128,20 @@ class Sealing:
     def is_on(self) -> bool:
         return self.ring is not None
 
+    @property
+    def losses(self) -> int:
+        """The number of keys that were used here and are forgotten. What was read before it has grown is stale."""
+        return 0 if self.ring is None else self.ring.losses()
+
+    def drop_keys(self) -> None:
+        """Drop all keys at hand. Those that are not forgotten are asked for again."""
+        self._ciphers.clear()
+        self._roots.clear()
+
     def _cipher(self, key: DataKey) -> _Cipher:
         known = self._ciphers.get(key.id)
         if known is None or known.key is not key:
-            from perdure.keys import cipher
+            from perdure.keys.ciphers import cipher
 
             gcm = cipher(digest(key.secret, b"perdure seal", "sha256"))
             known = self._ciphers[key.id] = _Cipher(key, gcm, MARK + key.id)

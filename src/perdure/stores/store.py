@@ -100,6 +100,8 @@ class Store:
         self._values: LRU[str, bytes] = LRU(256)
         self._claims: dict[tuple[str, int], Claim] = {}
         """The claims that were taken here and not given back. They lapse when the store is closed."""
+        self._losses = 0
+        """The number of forgotten keys when it was last looked at."""
         self._sketched: set[tuple[str, int]] = set()
         """The claims, by session and epoch, under which pieces of an answer may have been kept."""
         self._pack: Pack = packing.pack if engine.packs else bytes
@@ -157,6 +159,16 @@ class Store:
         self._cache.forget_all()
         self._values.forget_all()
         self._definitions.forget_all()
+
+    def _at_hand(self, session_id: str) -> CachedSession | None:
+        """Return a session at hand, unless a key that it may be sealed with was forgotten since."""
+        losses = self._sealing.losses
+        if losses != self._losses:
+            self._losses = losses
+            self._forget_all()
+            self._sealing.drop_keys()
+        cached = self._cache.recall(session_id)
+        return cached if cached is None or cached.losses == losses else None
 
     async def create(
         self,
@@ -271,7 +283,7 @@ class Store:
 
     def _known(self, session: AgentSession) -> CachedSession | None:
         """Return the session at hand if it has the version that is about to be replaced, and so is current."""
-        cached = self._cache.get(session.id)
+        cached = self._at_hand(session.id)
         return cached if cached is not None and cached.session.version == session.version else None
 
     def _batch(self, entries: Sequence[Entry]) -> Batch | None:
@@ -288,7 +300,9 @@ class Store:
         if change.claim is not None:
             self._forget_claim(change.claim)
         session = consolidate(kept.session) if change.moves else kept.session
-        cached = replace(kept, session=session, at_hand=is_at_hand(session))
+        # The caller's session may be older than the loss of its key. So it is as stale as what was at hand before.
+        losses = 0 if change.known is None else change.known.losses
+        cached = replace(kept, session=session, at_hand=is_at_hand(session), losses=losses)
         self._remember_beginning(change)
         # A new fork's messages of others were read before it was created. They may have been redacted in between.
         if not (change.is_new and kept.refs):
@@ -322,7 +336,8 @@ class Store:
             expect_count(last, "$.last")
         if version is not None and not 0 < version <= LAST:
             return None
-        cached = self._cache.recall(key)
+        cached = self._at_hand(key)
+        losses = self._losses  # read first: a key that is forgotten during the load makes its result stale
         load = Load(key, version, self._origin, cached, self._values, last=last)
         loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
@@ -346,7 +361,12 @@ class Store:
         if version is None or (cached is not None and version == cached.session.version):
             metadata = loaded.head.stored_metadata(loaded.values)
             known = CachedSession(
-                session, loaded.erasures, frozenset(loaded.values), at_hand=is_whole, metadata=metadata
+                session,
+                loaded.erasures,
+                frozenset(loaded.values),
+                at_hand=is_whole,
+                metadata=metadata,
+                losses=losses,
             )
             self._cache.keep(key, known)
         return session
@@ -359,7 +379,7 @@ class Store:
         key = SessionId(session_id)
         if last is not None:
             expect_count(last, "$.last")
-        cached = self._cache.recall(key)
+        cached = self._at_hand(key)
         if cached is None or not self._engine.origin:
             return None
         load = Load(cached.session.id, None, self._engine.origin, cached, last=last)
@@ -797,6 +817,13 @@ class Store:
 
         check_owner(expect(owner, str, "$.owner"))
         return await self._engine.run(partial(held_beside, owner), long=True)
+
+    async def drop_hold(self, session_id: str, tag: str) -> None:
+        from perdure.stores.jobs.holding import drop_hold
+
+        key = SessionId(session_id)
+        checked.drop_hold(tag)
+        await self._engine.run(partial(drop_hold, key, tag), "write")
 
     async def own_rules(self) -> Sequence[Retention]:
         from perdure.stores.jobs.retiring import own_rules

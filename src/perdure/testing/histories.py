@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -433,47 +433,66 @@ async def play_apart(
     doomed = set(chance.sample(range(clients), kills))
     all_ready = asyncio.Barrier(clients)  # else those that are started first are done before the last has begun
 
-    async def client(place: int) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "perdure.testing.histories", *task, f"c{place}", f"{seed}/{place}", *numbers),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # A line has all texts that a session shows, which may take more than the 64 KiB that asyncio allows.
-            limit=1 << 24,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            assert await process.stdout.readline() == _READY, f"client {place} could not open the store"
-            await all_ready.wait()
-            process.stdin.write(b"\n")
-            await listen(place, process)
-        finally:
-            # It may have ended by itself.
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def listen(place: int, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        lines, enough = 0, chance.randrange(4, max(5, operations)) if place in doomed else 0
-        async for line in process.stdout:
-            with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
-                session_id, operation = msgspec.json.decode(line, type=tuple[str, Operation])
-                notes.note(session_id, operation)
-            lines += 1
-            if lines == enough:
-                process.kill()
-        code = await process.wait()
-        assert code in ((0, -9) if enough else (0,)), f"client {place} ended with {code}"
+    async def play_one(place: int) -> None:
+        enough = chance.randrange(4, max(5, operations)) if place in doomed else 0
+        async with _client(*task, f"c{place}", f"{seed}/{place}", *numbers) as client:
+            await client.begin(all_ready)
+            await client.listen(notes, kill_after=enough)
         notes.note_end(f"c{place}")
 
     async with asyncio.TaskGroup() as together:
         for place in range(clients):
-            together.create_task(client(place))
+            together.create_task(play_one(place))
     return notes.history()
+
+
+class _Client:
+    """A client in a process of its own, which prints its operations."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._name = name
+        self._process = process
+        self._orders, self._lines = process.stdin, process.stdout
+
+    async def begin(self, all_ready: asyncio.Barrier) -> None:
+        """Let it begin when all others are ready, too."""
+        assert await self._lines.readline() == _READY, f"client {self._name} could not open the store"
+        await all_ready.wait()
+        self._orders.write(b"\n")
+
+    async def listen(self, notes: Notes, *, kill_after: int) -> None:
+        """Note its operations until it ends. With `kill_after`, kill it after so many."""
+        lines = 0
+        async for line in self._lines:
+            with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
+                notes.note(*msgspec.json.decode(line, type=tuple[str, Operation]))
+            lines += 1
+            if lines == kill_after:
+                self._process.kill()
+        code = await self._process.wait()
+        assert code in ((0, -9) if kill_after else (0,)), f"client {self._name} ended with {code}"
+
+
+@contextlib.asynccontextmanager
+async def _client(*arguments: str) -> AsyncIterator[_Client]:
+    """Start a client, and kill it at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "perdure.testing.histories", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        # A line has all texts that a session shows, which may take more than the 64 KiB that asyncio allows.
+        limit=1 << 24,
+    )
+    try:
+        yield _Client(arguments[4], process)
+    finally:
+        # It may have ended by itself.
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def _main(

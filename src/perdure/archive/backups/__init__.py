@@ -2,7 +2,8 @@
 
 from perdure.archive.backups.backing_up import BackupReport, backup, list_backups
 from perdure.archive.backups.manifest import Backup
-from perdure.archive.backups.restoring import RestoreReport, VerifyReport, restore, verify_backups
+from perdure.archive.backups.restoring import RestoreReport, restore
+from perdure.archive.backups.verifying import VerifyReport, verify_backups
 
 __all__ = [
     "Backup",

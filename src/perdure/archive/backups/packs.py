@@ -12,6 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -100,11 +101,24 @@ class PackWriter:
 
 
 def _write_all(handle: int, parts: list[bytes]) -> None:
+    size = sum(map(len, parts))
     written = os.writev(handle, parts)
-    if written < sum(map(len, parts)):  # on a full disk a write may come back short, and only the next one raises
+    _begin_to_sync(handle, written)
+    if written < size:  # on a full disk a write may come back short, and only the next one raises
         rest = memoryview(b"".join(parts))[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
+
+
+def _begin_to_sync(handle: int, size: int) -> None:
+    """Have the disk begin to write what was written last, so that the sync at the end waits for less.
+
+    On Linux, this is what DONTNEED does with pages that are not on the disk yet.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # some file systems cannot, and the sync does it all
+            end = os.lseek(handle, 0, os.SEEK_CUR)
+            os.posix_fadvise(handle, end - size, size, os.POSIX_FADV_DONTNEED)
 
 
 class Packs:

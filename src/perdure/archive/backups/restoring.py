@@ -1,4 +1,4 @@
-"""Restoring a store from a backup, in a place without sessions, and checking backups without a restore."""
+"""Restoring a store from a backup, in a place without sessions."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import groupby
-from pathlib import Path
 
 import msgspec
 
 from perdure.aio import aside
 from perdure.archive.backups.backing_up import told_in_loop
-from perdure.archive.backups.catalog import Entry, entries_in, hashes_in
+from perdure.archive.backups.catalog import Entry, entries_in
 from perdure.archive.backups.deposit import Tell
 from perdure.archive.backups.manifest import Backup
-from perdure.archive.backups.packs import Packs, chunks_in
+from perdure.archive.backups.packs import Packs
 from perdure.archive.backups.target import Target
 from perdure.archive.checking import fsck
 from perdure.archive.moving import Progress
-from perdure.errors import BackupDamaged, ConfigurationError, InvalidData
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_function
 from perdure.protocols import Problem, SessionStore
 from perdure.stores.copies import Part
@@ -42,26 +41,6 @@ class RestoreReport(msgspec.Struct, frozen=True):
     """True if the restored store was checked."""
     problems: tuple[Problem, ...] = ()
     """The problems of the restored store, if it was checked, and rows that were damaged before the backup."""
-
-
-class VerifyReport(msgspec.Struct, frozen=True):
-    """The result of a check of a directory of backups."""
-
-    backups: tuple[Backup, ...] = ()
-    """The backups that are whole, and can be restored."""
-    damaged: tuple[tuple[str, str], ...] = ()
-    """The ids of the other backups, each with what is wrong."""
-    chunks: int = 0
-    """The number of chunks that were read."""
-    bytes: int = 0
-    """Their size."""
-    problems: tuple[BackupDamaged, ...] = ()
-    """All damage in the directory, even in chunks that no backup needs."""
-
-    @property
-    def is_sound(self) -> bool:
-        """True if no damage was found."""
-        return not self.problems and not self.damaged
 
 
 async def restore(
@@ -158,64 +137,3 @@ async def _miscounted(store: Store, backup: Backup) -> list[Problem]:
         if rows != expected:
             found.append(Problem(None, f"table {table}", f"it has {rows} rows, and the backup {expected}", _RESTORE))
     return found
-
-
-async def verify_backups(target: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
-    """Check every chunk and manifest in a directory of backups, and report which backups are whole. Change nothing.
-
-    `target` is the directory. `progress` is called with the bytes done and the bytes of all.
-    """
-    if progress is not None:
-        expect_function(progress, "$.progress")
-    place = Target.at(target)
-    return await aside(_verified, place, told_in_loop(progress))
-
-
-def _verified(place: Target, tell: Tell) -> VerifyReport:
-    with place.reading():
-        sound, size, problems = _sound_chunks(place.packs, tell)
-        whole: list[Backup] = []
-        damaged: list[tuple[str, str]] = []
-        for each in place.looked_through():
-            if isinstance(each, BackupDamaged):
-                problems.append(each)
-                damaged.append((Path(each.path).stem, each.reason))
-                continue
-            missing = _missing(place.packs, each, sound)
-            if missing is None:
-                whole.append(each)
-            else:
-                damaged.append((each.id, missing))
-        return VerifyReport(tuple(whole), tuple(damaged), len(sound), size, tuple(problems))
-
-
-def _sound_chunks(packs: Packs, tell: Tell) -> tuple[set[bytes], int, list[BackupDamaged]]:
-    """Read all chunks. Return the hashes of the sound ones, the bytes of all, and what is wrong with the others."""
-    sound: set[bytes] = set()
-    problems = [*packs.damaged]
-    broken = {each.path for each in packs.damaged}
-    size, total = 0, sum(path.stat().st_size for path in packs.paths())
-    for path in packs.paths():
-        if str(path) in broken:
-            continue
-        for key, at in chunks_in(path):
-            try:
-                packs.read_at(key, at)
-                sound.add(key)
-            except BackupDamaged as error:
-                problems.append(error)
-            size += at.size
-        tell(size, max(total, size))
-    return sound, size, problems
-
-
-def _missing(packs: Packs, backup: Backup, sound: set[bytes]) -> str | None:
-    """Return what a backup lacks, as a text; None if it is whole."""
-    catalog = [bytes.fromhex(each) for each in backup.catalog]
-    lacking = [key for key in catalog if key not in sound] or [
-        key for key in hashes_in(packs, backup.catalog) if key not in sound
-    ]
-    if not lacking:
-        return None
-    others = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
-    return f"chunk {lacking[0].hex()}{others} missing or damaged"

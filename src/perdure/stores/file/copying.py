@@ -26,8 +26,8 @@ from perdure.stores.file.directory import ERASURES, IDENTITY, Directory, owner_o
 from perdure.stores.file.mending import write_document
 from perdure.stores.file.pledge import give_hint
 from perdure.stores.file.small_tables import Rates, Tokens
-from perdure.stores.file_lock import FileLock
 from perdure.stores.folder import Folder, make_directory, sync_directory
+from perdure.stores.restore_lock import ELSEWHERE, RestoreLock, not_restored, require_directory
 
 if TYPE_CHECKING:
     from perdure.stores.copies import Deposit
@@ -161,7 +161,7 @@ class FileLanding:
         self._path = path
         self._timeout = lock_timeout
         self._made = made
-        self._lock: FileLock | None = None
+        self._lock: RestoreLock | None = None
 
     @property
     def engine(self) -> FileEngine:
@@ -170,10 +170,6 @@ class FileLanding:
     @property
     def _beside(self) -> Path:
         return unfinished(self._path)
-
-    @property
-    def _lock_path(self) -> Path:
-        return self._path.with_name(self._path.name + "-restore-lock")
 
     async def begin(self) -> None:
         await self._aside(self._begin)
@@ -186,20 +182,18 @@ class FileLanding:
 
     async def end(self) -> None:
         if self._lock is not None:
-            self._lock_path.unlink(missing_ok=True)
-            self._lock.close()
+            self._lock.give_back()
 
     async def _aside(self, step: Callable[[], None]) -> None:
         try:
             await aside(step)
         except OSError as error:
-            raise StoreError(f"{self._path} could not be restored: {error.strerror}.", "Repeat it.") from None
+            raise not_restored(self._path, error) from None
 
     def _begin(self) -> None:
+        require_directory(self._path.parent)
         make_directory(self._path.parent)
-        self._lock = FileLock(self._lock_path)
-        if not self._lock.try_once():
-            raise StoreError(f"Another process is restoring {self._path}.", "Wait until it is over.")
+        self._lock = RestoreLock(self._path)
         self._require_empty()
         if self._beside.exists():
             shutil.rmtree(self._beside)
@@ -207,7 +201,7 @@ class FileLanding:
     def _require_empty(self) -> None:
         """Raise StoreError unless the path is free, or has a store without sessions."""
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_dir()):
-            raise StoreError(f"{self._path} is not a directory.", "Restore into another place.")
+            raise StoreError(f"{self._path} is not a directory.", ELSEWHERE)
         names = os.listdir(self._path) if self._path.exists() else []
         sessions = sum(_LOG.fullmatch(name) is not None for name in names)
         if sessions:
@@ -216,7 +210,7 @@ class FileLanding:
             name for name in names if not (name.startswith(".") or name.endswith(".lock") or name == blobs.DIRECTORY)
         ]
         if others:
-            raise StoreError(f"{self._path} has files that are not perdure's.", "Restore into another place.")
+            raise StoreError(f"{self._path} has files that are not perdure's.", ELSEWHERE)
 
     def _take_in(self, parts: Iterator[Part]) -> None:
         os.mkdir(self._beside, 0o700)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from perdure.errors import SessionHeld
+from perdure.errors import InvalidData, KeyForgotten, SessionHeld, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.model.retention import HOLD, is_hold
-from perdure.stores.engine import Job, Select
+from perdure.model.retention import HOLD, is_hold, no_hold
+from perdure.stores.engine import Delete, Job, Lock, Select, Where
 from perdure.stores.jobs.lines import noted
 
 
@@ -56,6 +56,30 @@ def holds(session_ids: Sequence[SessionId]) -> Job[dict[SessionId, str]]:
         if hold is not None:
             found[session_id] = hold[0]
     return found
+
+
+def drop_hold(session_id: SessionId, tag: str) -> Job[None]:
+    """Delete the tag of a hold on a session that nobody can read, since its key was forgotten."""
+    yield Lock((session_id,))
+    rows = yield Select("session", ("sid",), {"id": str(session_id)})
+    if not rows:
+        raise SessionNotFound(session_id)
+    place = {"sid": rows[0][0]}
+    if not (yield from _is_forgotten(place)):
+        raise InvalidData("$.session_id", f"session {session_id!r} can be read; save it without the tag {tag!r}")
+    tags = sorted(each for (each,) in (yield Select("tag", ("tag",), place)) if is_hold(each))
+    if tag not in tags:
+        raise no_hold(session_id, tag, tags)
+    yield Delete("tag", {**place, "tag": tag})
+
+
+def _is_forgotten(place: Where) -> Job[bool]:
+    """Tell whether the newest head of a session is sealed with a key that was forgotten."""
+    try:
+        yield Select("head", ("crc", "body"), place, order="-version", limit=1)
+    except KeyForgotten:
+        return True
+    return False
 
 
 def held_beside(owner: str) -> Job[dict[SessionId, str]]:

@@ -6,6 +6,7 @@ there, not on the number of rows before it. So a row that is inserted or changed
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +37,8 @@ _LOCK = 0x70657273
 _COUNTED = ("session", "head", "msg", "blob")
 _OTHERS = frozenset({"perdure_schema", RESTORING})
 _OWN = frozenset({*TABLES, "claimed", "word", "unindexed", "backdated", "waiting", *_OTHERS})
+
+_FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION (\w+)\(\)")
 
 # Tables that refer to others come after them, since they are filled in this order.
 _TABLES = """
@@ -211,7 +214,9 @@ class PostgresLanding:
     def _clear(self, connection: psycopg.Connection[Any]) -> None:
         """Remove the tables of a store without sessions, or of a restore that was cut short."""
         tables = {name for (name,) in connection.execute(_TABLES).fetchall()}
-        if others := sorted(tables - _OWN):
+        # Without these, a table of one of our names is another program's.
+        is_ours = not tables.isdisjoint(_OTHERS)
+        if others := sorted(tables - _OWN if is_ours else tables):
             raise StoreError(
                 f"The schema {self._schema!r} has tables that are not perdure's: {', '.join(others[:5])}.",
                 "Restore into another schema.",
@@ -222,13 +227,8 @@ class PostgresLanding:
                 raise StoreNotEmpty(f"The schema {self._schema!r}", sessions)
         for table in tables:
             connection.execute(sql.SQL("DROP TABLE {} CASCADE").format(sql.Identifier(table)))
-        functions = (
-            "SELECT proname::text FROM pg_proc JOIN pg_namespace ON pg_namespace.oid = pronamespace"
-            " WHERE nspname = current_schema() AND prorettype = 'trigger'::regtype"
-        )
-        for (name,) in connection.execute(functions).fetchall():
-            if not name.startswith("procrastinate"):
-                connection.execute(sql.SQL("DROP FUNCTION {}() CASCADE").format(sql.Identifier(name)))
+        for name in _FUNCTION.findall("".join(migrations())) if is_ours else ():
+            connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(sql.Identifier(name)))
 
     def _take_in(self, outline: Outline, parts: Iterator[Part]) -> None:
         connection = self._opened

@@ -22,6 +22,7 @@ from perdure.stores.copies import CHUNK, Outline, Part
 from perdure.stores.engine import unfinished
 from perdure.stores.file_lock import FileLock
 from perdure.stores.folder import sync_directory
+from perdure.stores.restore_lock import ELSEWHERE, RestoreLock, not_restored, require_directory
 from perdure.stores.sqlite.schema import create_file, first_row, lock_path, meta, prepare_directory, search_path
 from perdure.stores.sqlite.wal import Snapshot, snapshot_of_log
 
@@ -161,7 +162,7 @@ class SqliteLanding:
         self._path = path
         self._timeout = lock_timeout
         self._made = made
-        self._lock: FileLock | None = None
+        self._lock: RestoreLock | None = None
 
     @property
     def engine(self) -> SqliteEngine:
@@ -172,18 +173,37 @@ class SqliteLanding:
         return unfinished(self._path)
 
     async def begin(self) -> None:
-        self._path = await aside(prepare_directory, self._path)
-        self._lock = await aside(FileLock, self._path.with_name(self._path.name + "-restore-lock"))
-        if not self._lock.try_once():
-            raise StoreError(f"Another process is restoring {self._path}.", "Wait until it is over.")
+        await self._aside(self._begin)
+
+    async def _aside(self, step: Callable[[], None]) -> None:
+        try:
+            await aside(step)
+        except OSError as error:
+            raise not_restored(self._path, error) from None
+
+    def _begin(self) -> None:
+        # A rename would replace a device or a pipe as it does a file.
+        if os.path.lexists(self._path) and not (self._path.is_file() or self._path.is_symlink()):
+            raise StoreError(f"{self._path} is not a regular file.", ELSEWHERE)
+        require_directory(self._path.parent)
+        self._path = prepare_directory(self._path)
+        self._lock = RestoreLock(self._path)
         # Under the lock: what is beside it is then left from a killed restore, not of one that is running.
-        await aside(self._remove, self._beside)
-        await aside(self._require_empty)
+        self._remove(self._beside)
+        self._require_empty()
 
     def _require_empty(self) -> None:
         if not self._path.exists():
             return
-        create_file(self._path)  # StoreError if it is not perdure's
+        try:
+            create_file(self._path)  # StoreError if it is not perdure's
+            self._require_no_sessions()
+        except apsw.Error as error:
+            raise StoreError(f"{self._path} cannot be read: {error}.", ELSEWHERE) from None
+        if self._path.with_name(self._path.name + "-wal").exists():
+            raise StoreError(f"{self._path} is in use by another process.", "End it first.")
+
+    def _require_no_sessions(self) -> None:
         db = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
         try:
             db.set_busy_timeout(int(self._timeout * 1000))
@@ -191,15 +211,11 @@ class SqliteLanding:
                 (sessions,) = first_row(db, "SELECT count(*) FROM session")
                 if sessions:
                     raise StoreNotEmpty(self._path, sessions)
-        except apsw.Error as error:
-            raise StoreError(f"{self._path} cannot be read: {error}.", "Restore into another place.") from None
         finally:
             db.close()
-        if self._path.with_name(self._path.name + "-wal").exists():
-            raise StoreError(f"{self._path} is in use by another process.", "End it first.")
 
     async def take_in(self, outline: Outline, parts: Iterator[Part]) -> None:
-        await aside(self._take_in, parts)
+        await self._aside(lambda: self._take_in(parts))
 
     def _take_in(self, parts: Iterator[Part]) -> None:
         handle = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -212,7 +228,7 @@ class SqliteLanding:
             os.fsync(file.fileno())
 
     async def publish(self) -> None:
-        await aside(self._publish)
+        await self._aside(self._publish)
 
     def _publish(self) -> None:
         # Before the rename: the search index of the old file must never be found beside the new one.
@@ -223,8 +239,7 @@ class SqliteLanding:
 
     async def end(self) -> None:
         if self._lock is not None:
-            self._path.with_name(self._path.name + "-restore-lock").unlink(missing_ok=True)
-            self._lock.close()
+            self._lock.give_back()
 
     def _remove(self, path: Path) -> None:
         for end in ("-wal", "-shm", "-lock", "-search", "-search-journal", ""):

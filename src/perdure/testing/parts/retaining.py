@@ -117,6 +117,25 @@ class Retaining(Contract):
         assert texts(await store.load("child")) == ["two"]
 
     @in_store
+    async def test_a_running_sub_agent_keeps_its_callers(self, store: RetainingStore) -> None:
+        """`delete_many` leaves a session that is being run, its caller, and the caller of that. Others are erased."""
+        await store.create(new_session("one", id="root"))
+        await store.create(_child_of("root", "child", "two"))
+        running = await store.create(_child_of("child", "grandchild", "three"))
+        await store.create(_child_of("root", "sibling", "four"))
+        claim, _ = await store.claim(running.id, version=1, owner="a runner")
+        asked = ["root", "grandchild", "child", "sibling"]
+        assert list(await store.delete_many(asked)) == ["sibling"]
+        assert [texts(await store.load(each)) for each in ("root", "child", "grandchild")] == [
+            ["one"],
+            ["two"],
+            ["three"],
+        ]
+        assert await store.check() == []
+        await store.release(claim)
+        assert sorted(await store.delete_many(asked)) == ["child", "grandchild", "root"]
+
+    @in_store
     async def test_a_hold_on_a_fork(self, store: RetainingStore) -> None:
         """The parent of a held fork can be erased, and the fork keeps all that it shows. None of it can be redacted."""
         parent = await _grown(store, "parent")

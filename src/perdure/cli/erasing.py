@@ -1,0 +1,178 @@
+"""Commands that erase for good: sessions, their older versions, and what erased ones have left."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure.cli.confirming import confirm, yes_option
+from perdure.cli.errors import CONFLICT, Failure
+from perdure.cli.options import older_option, session_argument, status_option, store_command
+from perdure.cli.session_ids import named, on_session
+from perdure.cli.setup import on_sessions
+from perdure.cli.terminal import counted, note, print_json, say
+
+if TYPE_CHECKING:
+    from perdure.model.session import AgentSessionInfo
+    from perdure.protocols import Forgotten
+    from perdure.sessions.sessions import Sessions
+
+_SHOWN = 5
+"""The most ids that a note names."""
+
+
+@store_command()
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@click.option("--of", "whose", metavar="OWNER", help="Erase all sessions of this owner, hidden ones too.")
+@click.option("--forget-key", is_flag=True, help="With --of and --keys: destroy the owner's data keys, too.")
+@yes_option
+def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forget_key: bool, yes: bool) -> None:
+    """Erase each SESSION for good, with their sub-agents' sessions, or all that an owner has. Prints how many.
+
+    What forks of a SESSION show stays. Runs of the owner that are under way are asked to stop first.
+    """
+    if bool(sessions) == bool(whose):
+        raise click.UsageError("Name the sessions, or whose by --of.")
+    if forget_key and whose is None:
+        raise click.UsageError("--forget-key goes with --of: a key is an owner's, not a session's.")
+    if whose is None:
+        _erase_each(ctx, sessions, yes)
+        return
+    confirm(yes, f"erase all that {whose!r} has")
+    receipt = on_sessions(ctx, lambda store: store.erase_owner(whose, forget_key=forget_key))
+    say(f"sessions erased: {len(receipt.erased)}")
+    if forget_key:
+        say(f"keys forgotten: {receipt.keys_forgotten}")
+    if receipt.held:
+        shown = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
+        note(f"{counted(len(receipt.held), 'session')} under hold stay: {shown}")
+    running = [each for each in receipt.left if each not in receipt.held]
+    if running:
+        left = ", ".join(running[:_SHOWN])
+        raise Failure(f"{counted(len(running), 'session')} still running: {left}. Repeat it once they end.", CONFLICT)
+
+
+def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:
+    async def find(store: Sessions) -> list[str]:
+        return [await named(store, each) for each in sessions]
+
+    async def work(store: Sessions) -> int:
+        return sum([len(await store.erase(session_id)) for session_id in found])
+
+    # The ids are looked up first: a person has to see in full which sessions a short form means.
+    found = on_sessions(ctx, find)
+    confirm(yes, f"erase {', '.join(found)}")
+    say(f"sessions erased: {on_sessions(ctx, work)}")
+
+
+@store_command(json=True)
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@older_option("older_than")
+@status_option
+@click.option("--policy", "policy", metavar="FILE", help="Erase what is over by the rules of a TOML file.")
+@click.option("--age", metavar="SPAN", help="The same by a rule: sessions that were created so long ago, such as 1y.")
+@click.option("--idle", metavar="SPAN", help="Sessions that were not updated for so long, such as 90d.")
+@click.option(
+    "--versions", type=click.IntRange(1), metavar="N", help="Older versions of sessions, except for the last N."
+)
+@click.option("--dry-run", is_flag=True, help="Say what the rules would erase, and how many bytes. Erase nothing.")
+@yes_option
+def purge(
+    ctx: click.Context,
+    sessions: tuple[str, ...],
+    older_than: datetime | None,
+    status: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **rules: Any,
+) -> None:
+    """Erase all sessions of an age or status, or each SESSION, with their sub-agents' sessions. Prints how many.
+
+    What their forks show stays. So do sessions under hold: those with a tag hold, or hold: and the name of a case.
+
+    --policy, --age, --idle and --versions erase by rules. Sessions in use stay then: they run, wait for a person, or
+    have messages or timers. Rules that sessions have of their own come before these.
+    """
+    by_rules = any(value is not None for value in rules.values())
+    if bool(sessions) + bool(older_than or status) + by_rules != 1:
+        raise click.UsageError(
+            "Name the sessions; or which by --older-than and --status; or rules: --policy, --age, --idle, --versions."
+        )
+    if by_rules:
+        from perdure.cli.retaining import apply_policy, policy_of
+
+        policy = policy_of(rules["policy"], rules["age"], rules["idle"], rules["versions"])
+        if not dry_run:
+            confirm(yes, "erase what is over by these rules")
+        apply_policy(ctx, policy, dry_run=dry_run, as_json=as_json)
+        return
+    if dry_run or as_json:
+        raise click.UsageError("--dry-run and --json go with rules: --policy, --age, --idle or --versions.")
+    if sessions:
+        _erase_each(ctx, sessions, yes)
+        return
+    confirm(yes, "erase these sessions")
+
+    async def work(store: Sessions) -> tuple[int, dict[str, str]]:
+        erased = await store.purge(older_than=older_than, status=status)
+        return erased, await _held(store, older_than, status)
+
+    erased, held = on_sessions(ctx, work)
+    say(f"sessions erased: {erased}")
+    if held:
+        shown = ", ".join(f"{each} ({tag})" for each, tag in [*held.items()][:_SHOWN])
+        note(f"{counted(len(held), 'session')} under hold stay: {shown}{', …' if len(held) > _SHOWN else ''}")
+
+
+async def _held(sessions: Sessions, older_than: datetime | None, status: str | None) -> dict[str, str]:
+    """Return the sessions that a purge has skipped because of a legal hold, each with its tag."""
+    from perdure.model.session import SessionStatus
+    from perdure.paging import all_infos
+    from perdure.protocols import Filters
+
+    found: list[str] = []
+    for each in (status,) if status is not None else SessionStatus:
+        filters: Filters = {"status": each}
+        if older_than is not None:
+            filters |= {"updated_before": older_than, "order": "updated"}
+        found += [info.id for info in await all_infos(sessions.headers, **filters)]
+    return {str(each): tag for each, tag in (await sessions.holds(found)).items()}
+
+
+@store_command(json=True)
+@session_argument()
+@click.option(
+    "--before", type=click.IntRange(1), metavar="N", required=True, help="Erase the versions older than this one."
+)
+@yes_option
+def forget(ctx: click.Context, session: str, before: int, yes: bool, as_json: bool) -> None:
+    """Erase the versions of SESSION before N for good, and what only they show. Its newest version stays.
+
+    What its forks show stays, and so does what a version shows or covers that is kept.
+    """
+
+    async def find(sessions: Sessions, session_id: str) -> AgentSessionInfo:
+        return await sessions.info(session_id)
+
+    async def verb(sessions: Sessions, session_id: str) -> Forgotten:
+        return await sessions.forget(session_id, before=before)
+
+    session_id, info = on_session(ctx, session, find)
+    last = min(before, info.version) - 1
+    if last >= info.first_version:
+        confirm(yes, f"erase versions {info.first_version} to {last} of {session_id}")
+    _, erased = on_session(ctx, session_id, verb)
+    if as_json:
+        print_json({"session": session_id, **msgspec.to_builtins(erased)})
+        return
+    say(f"versions erased: {erased.versions}, messages: {erased.messages}, bytes: {erased.bytes}")
+
+
+@store_command()
+def gc(ctx: click.Context) -> None:
+    """Erase what erased sessions have left behind and nothing points to."""
+    say(f"messages erased: {on_sessions(ctx, lambda store: store.gc())}")
