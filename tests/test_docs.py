@@ -14,16 +14,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.model_server import model_server
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
 ANYTHING = "…"
+LOCAL_MODELS = re.compile(r"http://localhost:(11434|8000|8080|1234)\b")
+"""Addresses of model servers on a reader's machine. Where a page has one, a stand-in answers."""
 
 
 class Block(NamedTuple):
@@ -36,6 +40,16 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for found in FENCE.finditer(text):
         yield Block(found["info"].strip(), found["body"], text.count("\n", 0, found.start("body")))
+
+
+@contextmanager
+def runnable_blocks(page: Path) -> Iterator[list[Block]]:
+    """Return the blocks of a page, in which a stand-in takes the place of a model server."""
+    if not LOCAL_MODELS.search(page.read_text(encoding="utf-8")):
+        yield [*blocks(page)]
+        return
+    with model_server() as address:
+        yield [block._replace(body=LOCAL_MODELS.sub(address, block.body)) for block in blocks(page)]
 
 
 def run(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
@@ -103,8 +117,8 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     """What a reader copies from the page, top to bottom, works; a block left out says why."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    with asyncio.Runner() as runner:
-        for block in blocks(page):
+    with asyncio.Runner() as runner, runnable_blocks(page) as found:
+        for block in found:
             example(page, block, namespace, runner)
 
 
