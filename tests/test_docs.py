@@ -23,6 +23,7 @@ from tests.model_server import model_server
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [page for page in PAGES[1:] if page.parent.name != "decisions" and page != ROOT / "docs/index.md"]
 FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
 ANYTHING = "…"
@@ -120,6 +121,13 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     with asyncio.Runner() as runner, runnable_blocks(page) as found:
         for block in found:
             example(page, block, namespace, runner)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_opens_with_its_use(page: Path) -> None:
+    """The first sentence says what a reader can do after the page."""
+    opening = page.read_text(encoding="utf-8").split("\n\n", 2)[1]
+    assert opening.startswith(("After this page ", "Here you can look up ")), f"{page.name} opens with: {opening[:80]}"
 
 
 @pytest.mark.parametrize(
