@@ -75,10 +75,13 @@ def type_in(block: Block, where: str) -> None:
 
 
 def printed_by(command: str) -> str:
+    """Run a command. What it exports is there for the page's next commands, as in a reader's shell."""
+    exported = Path(f"{Path.cwd()}.exported")
+    exported.touch()
     beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
     done = subprocess.run(
-        command,
+        f"source {exported}\n{command}\nexport -p > {exported}",
         shell=True,  # the commands are our own pages
         executable="/bin/bash",
         stdout=subprocess.PIPE,
@@ -128,6 +131,16 @@ def test_a_page_opens_with_its_use(page: Path) -> None:
     """The first sentence says what a reader can do after the page."""
     opening = page.read_text(encoding="utf-8").split("\n\n", 2)[1]
     assert opening.startswith(("After this page ", "Here you can look up ")), f"{page.name} opens with: {opening[:80]}"
+
+
+def test_an_export_lasts_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that one command exports is there for the next, and leaves no file in the page's directory."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    assert printed_by("export GREETING='two words'  # a comment") == ""
+    assert printed_by("echo $GREETING") == "two words\n"
+    assert [*home.iterdir()] == []
 
 
 @pytest.mark.parametrize(
