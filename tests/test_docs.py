@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,13 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 from tests.model_server import model_server
+
+from perdure.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [page for page in PAGES[1:] if page.parent.name != "decisions" and page != ROOT / "docs/index.md"]
 FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+NOT_RUN = re.compile(r"^\$ perdure (.*)$", re.MULTILINE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
 ANYTHING = "…"
 LOCAL_MODELS = re.compile(r"http://localhost:(11434|8000|8080|1234)\b")
@@ -131,6 +136,20 @@ def test_a_page_opens_with_its_use(page: Path) -> None:
     """The first sentence says what a reader can do after the page."""
     opening = page.read_text(encoding="utf-8").split("\n\n", 2)[1]
     assert opening.startswith(("After this page ", "Here you can look up ")), f"{page.name} opens with: {opening[:80]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_perdure_takes_the_commands_that_are_not_run(page: Path) -> None:
+    """A command that runs until it is stopped, or needs a key, has options that exist."""
+    for block in blocks(page):
+        for line in NOT_RUN.findall(block.body) if block.info == "console no-run" else ():
+            words = shlex.split(line, comments=True)
+            command: click.Command = cli
+            while isinstance(command, click.Group) and words:
+                found = command.get_command(click.Context(command), words.pop(0))
+                assert found is not None, line
+                command = found
+            command.make_context("perdure", words)
 
 
 def test_an_export_lasts_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
