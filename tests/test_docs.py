@@ -110,14 +110,14 @@ def is_as_shown(printed: str, expected: str) -> bool:
 def example(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
     """Run one block, or write the file that it is."""
     where = f"{page.relative_to(ROOT)}:{block.line}"
-    if block.info.endswith(" no-run"):
-        assert block.body.startswith("# "), f"{where}: a no-run block begins with a comment that says why"
+    if block.info.endswith(" {.no-run}"):
+        assert block.body.startswith("# "), f"{where}: a .no-run block begins with a comment that says why"
     elif titled := TITLE.fullmatch(block.info):
         Path(titled["name"]).write_text(block.body, encoding="utf-8")
     elif block.info == "console":
         type_in(block, where)
     else:
-        assert block.info == "python", f"{where}: write ```python, or ```python no-run, not ```{block.info}"
+        assert block.info == "python", f"{where}: write ```python, or ```python {{.no-run}}, not ```{block.info}"
         run(page, block, namespace, runner)
 
 
@@ -131,6 +131,13 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
             example(page, block, namespace, runner)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_site_knows_every_fence(page: Path) -> None:
+    """The site shows a block as plain text if anything but a title or `{.class}` follows its language."""
+    for info in re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.fullmatch(r'([a-z]+( title="[^"]+"| \{\.[a-z-]+\})?)?', info), f"{page.name}: ```{info}"
+
+
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_opens_with_its_use(page: Path) -> None:
     """The first sentence says what a reader can do after the page."""
@@ -142,7 +149,7 @@ def test_a_page_opens_with_its_use(page: Path) -> None:
 def test_perdure_takes_the_commands_that_are_not_run(page: Path) -> None:
     """A command that runs until it is stopped, or needs a key, has options that exist."""
     for block in blocks(page):
-        for line in NOT_RUN.findall(block.body) if block.info == "console no-run" else ():
+        for line in NOT_RUN.findall(block.body) if block.info == "console {.no-run}" else ():
             words = shlex.split(line, comments=True)
             command: click.Command = cli
             while isinstance(command, click.Group) and words:
