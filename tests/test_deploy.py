@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import yaml
 from click import Context
-from click.testing import CliRunner
 
 from perdure.cli.main import cli
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT, CONTAINER, MANIFEST = DEPLOY / "perdure-worker@.service", DEPLOY / "Containerfile", DEPLOY / "kubernetes.yaml"
-PAGE = DEPLOY.parent / "docs" / "workers.md"
 TOOLS = Path(sys.executable).parent
 SECRETS = re.compile(r"(?i)(_KEY|PASSWORD|_TOKEN|PERDURE_STORE)\s*[=:]\s*[\w\"']|://[^/\s]*:[^/\s]*@|kind: Secret")
 
@@ -119,22 +117,6 @@ def parsed_probe(probe: dict[str, Any]) -> dict[str, Any]:
     program, name, *rest = probe["exec"]["command"]
     assert program == "perdure"
     return parsed([name, *rest])
-
-
-def test_perdure_takes_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line of the shell blocks in docs/workers.md."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tools.py").write_text("")
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert {line[1] for line in lines} >= {"worker", "send", "queue", "schedule", "suspend"}
-    monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{tmp_path}/kept.db")
-    for program, *command in lines:  # in their order, on a store that is not there yet
-        assert program == "perdure"
-        parsed(command)
-        if command[0] != "worker":
-            result = CliRunner().invoke(cli, command, prog_name="perdure")
-            assert result.exit_code == 0, (command, result.output)
 
 
 @pytest.mark.parametrize("path", [UNIT, CONTAINER, MANIFEST], ids=lambda path: path.name)

@@ -11,19 +11,29 @@ import asyncio
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
+from tests.model_server import model_server
+
+from perdure.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [page for page in PAGES[1:] if page.parent.name != "decisions" and page != ROOT / "docs/index.md"]
 FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+NOT_RUN = re.compile(r"^\$ perdure (.*)$", re.MULTILINE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
 ANYTHING = "…"
+LOCAL_MODELS = re.compile(r"http://localhost:(11434|8000|8080|1234)\b")
+"""Addresses of model servers on a reader's machine. Where a page has one, a stand-in answers."""
 
 
 class Block(NamedTuple):
@@ -36,6 +46,16 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for found in FENCE.finditer(text):
         yield Block(found["info"].strip(), found["body"], text.count("\n", 0, found.start("body")))
+
+
+@contextmanager
+def runnable_blocks(page: Path) -> Iterator[list[Block]]:
+    """Return the blocks of a page, in which a stand-in takes the place of a model server."""
+    if not LOCAL_MODELS.search(page.read_text(encoding="utf-8")):
+        yield [*blocks(page)]
+        return
+    with model_server() as address:
+        yield [block._replace(body=LOCAL_MODELS.sub(address, block.body)) for block in blocks(page)]
 
 
 def run(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
@@ -60,10 +80,13 @@ def type_in(block: Block, where: str) -> None:
 
 
 def printed_by(command: str) -> str:
+    """Run a command. What it exports is there for the page's next commands, as in a reader's shell."""
+    exported = Path(f"{Path.cwd()}.exported")
+    exported.touch()
     beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
     done = subprocess.run(
-        command,
+        f"source {exported}\n{command}\nexport -p > {exported}",
         shell=True,  # the commands are our own pages
         executable="/bin/bash",
         stdout=subprocess.PIPE,
@@ -87,14 +110,14 @@ def is_as_shown(printed: str, expected: str) -> bool:
 def example(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
     """Run one block, or write the file that it is."""
     where = f"{page.relative_to(ROOT)}:{block.line}"
-    if block.info.endswith(" no-run"):
-        assert block.body.startswith("# "), f"{where}: a no-run block begins with a comment that says why"
+    if block.info.endswith(" {.no-run}"):
+        assert block.body.startswith("# "), f"{where}: a .no-run block begins with a comment that says why"
     elif titled := TITLE.fullmatch(block.info):
         Path(titled["name"]).write_text(block.body, encoding="utf-8")
     elif block.info == "console":
         type_in(block, where)
     else:
-        assert block.info == "python", f"{where}: write ```python, or ```python no-run, not ```{block.info}"
+        assert block.info == "python", f"{where}: write ```python, or ```python {{.no-run}}, not ```{block.info}"
         run(page, block, namespace, runner)
 
 
@@ -103,9 +126,47 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     """What a reader copies from the page, top to bottom, works; a block left out says why."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    with asyncio.Runner() as runner:
-        for block in blocks(page):
+    with asyncio.Runner() as runner, runnable_blocks(page) as found:
+        for block in found:
             example(page, block, namespace, runner)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_site_knows_every_fence(page: Path) -> None:
+    """The site shows a block as plain text if anything but a title or `{.class}` follows its language."""
+    for info in re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.fullmatch(r'([a-z]+( title="[^"]+"| \{\.[a-z-]+\})?)?', info), f"{page.name}: ```{info}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_opens_with_its_use(page: Path) -> None:
+    """The first sentence says what a reader can do after the page."""
+    opening = page.read_text(encoding="utf-8").split("\n\n", 2)[1]
+    assert opening.startswith(("After this page ", "Here you can look up ")), f"{page.name} opens with: {opening[:80]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_perdure_takes_the_commands_that_are_not_run(page: Path) -> None:
+    """A command that runs until it is stopped, or needs a key, has options that exist."""
+    for block in blocks(page):
+        for line in NOT_RUN.findall(block.body) if block.info == "console {.no-run}" else ():
+            words = shlex.split(line, comments=True)
+            command: click.Command = cli
+            while isinstance(command, click.Group) and words:
+                found = command.get_command(click.Context(command), words.pop(0))
+                assert found is not None, line
+                command = found
+            command.make_context("perdure", words)
+
+
+def test_an_export_lasts_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that one command exports is there for the next, and leaves no file in the page's directory."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    assert printed_by("export GREETING='two words'  # a comment") == ""
+    assert printed_by("echo $GREETING") == "two words\n"
+    assert [*home.iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,6 @@ def parsed(line: str) -> dict[str, object]:
     return found.make_context(name, rest, resilient_parsing=False).params
 
 
-def test_perdure_takes_the_commands_of_the_page() -> None:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    assert {line.split()[1] for line in lines} == {"serve", "token"}
-    for line in lines:
-        parsed(line)
-
-
 def test_the_page_names_every_path_of_the_api() -> None:
     """By its last word, in the table or the text."""
     told = PAGE.read_text()

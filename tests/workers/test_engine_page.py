@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "under-dbos-or-temporal.md"
-PART = re.compile(r"^```python no-run\n# A part of (\S+), which the tests run\.\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PART = re.compile(
+    r"^```python \{\.no-run\}\n# A part of (\S+), which the tests run\.\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def test_every_part_is_in_its_example() -> None:

@@ -38,6 +38,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
+        """True if no backup suffers from damage."""
         return not self.problems and not self.damaged
 
 
