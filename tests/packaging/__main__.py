@@ -14,7 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -45,12 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Build, try every case that is asked for, print a line for each, and return 1 if one failed."""
     given = _parsed(arguments)
     _build()
+    problems = 0
     with ThreadPoolExecutor(given.jobs) as pool:
-        outcomes = []
-        for outcome in pool.map(_tried, _cases(given.python, given.extras)):
+        for future in as_completed([pool.submit(_tried, case) for case in _cases(given.python, given.extras)]):
+            outcome = future.result()
             print(_told(outcome), flush=True)
-            outcomes.append(outcome)
-    return 1 if any(outcome.problem for outcome in outcomes) else 0
+            problems += bool(outcome.problem)
+    return 1 if problems else 0
 
 
 def extras() -> list[str]:
