@@ -56,7 +56,7 @@ async def sealed() -> None:
     ring = perdure.FileKeyRing("ring.json", master=bytes(32), create=True)
     async with perdure.connect("sqlite:///sealed.db", keys=ring, model="offline") as sessions:
         await (await sessions.open("secret")).send("Hello")
-    assert b"Hello" not in Path("sealed.db").read_bytes()
+    assert b"Hello" not in await asyncio.to_thread(Path("sealed.db").read_bytes)
 
 
 async def traced() -> None:
