@@ -38,9 +38,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def talk(url: str) -> None:
+async def talk(url: str, *tools: object) -> None:
     """Let an agent call a tool, fork, and find the session again where the store keeps it."""
-    async with perdure.connect(url, tools=[add], model="offline") as sessions:
+    async with perdure.connect(url, tools=[add, *tools], model="offline") as sessions:
         chat = await sessions.open("first")
         reply = await chat.send("What is 2 + 3?")
         assert reply.text == "The answer is 5.", reply.text
@@ -78,6 +78,32 @@ USES: dict[str, Callable[[], object]] = {
 }
 
 
+LACKED: dict[str, Callable[[], object]] = {
+    "claude": lambda: import_module("perdure.adapters.claude_agent_sdk"),
+    "encryption": lambda: asyncio.run(sealed()),
+    "google-adk": lambda: import_module("perdure.adapters.google_adk"),
+    "langgraph": lambda: import_module("perdure.adapters.langgraph"),
+    "mcp": lambda: asyncio.run(talk("memory://", perdure.mcp("none"))),
+    "openai-agents": lambda: import_module("perdure.adapters.openai_agents"),
+    "otel": perdure.Telemetry,
+    "postgres": lambda: perdure.store_of("postgresql://nobody@localhost/none"),
+    "pydantic-ai": lambda: import_module("perdure.adapters.pydantic_ai"),
+    "schema": lambda: perdure.external_tool("weather"),
+    "strands": lambda: import_module("perdure.adapters.strands"),
+}
+"""Uses of extras that raise ConfigurationError without them."""
+
+
+def require_told(extra: str) -> None:
+    """Check that what an extra is for names the extra where it is not installed."""
+    told = "nothing"
+    try:
+        LACKED[extra]()
+    except perdure.ConfigurationError as error:
+        told = str(error)
+    assert f"pip install 'perdure[{extra}]'" in told, f"{extra}: {told}"
+
+
 def command(*arguments: str) -> str:
     """Run the command of this installation, with warnings as errors, and return its output."""
     done = subprocess.run(
@@ -97,6 +123,8 @@ def main(extra: str = "") -> None:
     assert "tour" in command("--help")
     assert "The answer is 5." in command("show", "first", "--store", "sqlite:///smoke.db")
     if not extra:
+        for lacked in LACKED:
+            require_told(lacked)
         command("tour", "tour")
         for script in Path(sys.executable).parent.glob("perdure*"):
             subprocess.run([script, "--version"], check=True, capture_output=True)
