@@ -16,9 +16,11 @@ OTHERS := .venv-others
 OTHERS_STAMP := $(OTHERS)/.installed
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+WHEEL := .venv-wheel
+WHEEL_STAMP := $(WHEEL)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo browser test lint format bench bench-others peers torture docs clean
+.PHONY: help venv demo browser test lint format bench bench-others peers wheel torture docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -74,6 +76,14 @@ $(PEERS_STAMP): tests/peers/requirements.txt pyproject.toml constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/peers/requirements.txt -e '.[dev,peers]'
 	@touch $(PEERS_STAMP)
 
+wheel: $(WHEEL_STAMP) ## build the package, install it and each extra in empty environments, use it (ARGS="--python /path/to/python3.13")
+	$(WHEEL)/bin/python tests/packaging $(ARGS)
+
+$(WHEEL_STAMP): constraints.txt
+	$(PYTHON3) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip build
+	@touch $(WHEEL_STAMP)
+
 torture: $(STAMP) browser ## run the tests with many more examples and rounds; takes long
 	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --dist worksteal --timeout=7200 $(ARGS)
 
@@ -87,5 +97,5 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $(DOCS_STAMP)
 
 clean: ## remove .venv and everything that tools have written
-	rm -rf $(VENV) $(OTHERS) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) $(PEERS) $(WHEEL) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,13 +25,24 @@ def draw() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def layers(draw: ModuleType) -> str:
+    drawn: str = draw.layers()
+    return drawn
+
+
+def without_counts(svg: str) -> str:
+    """Return a picture without its counts of lines, which change with every commit."""
+    return re.sub(r"~[\d,]+ lines", "", svg)
+
+
 def texts(svg: str) -> list[str]:
     return [found.text or "" for found in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_layers_are_those_of_the_package(draw: ModuleType) -> None:
+def test_the_layers_are_those_of_the_package(layers: str) -> None:
     """Each part is named once, from the errors to the command line."""
-    named = texts(draw.layers())
+    named = texts(layers)
     for part in ("errors", "model", "codec", "stores", "runtime", "loop", "actions", "sessions", "cli"):
         assert named.count(part) == 1
 
@@ -43,3 +55,15 @@ def test_one_send_goes_down_to_the_engine_and_its_threads(draw: ModuleType) -> N
         step.unit for step in steps
     }
     assert any(step.thread for step in steps)
+
+
+def test_the_picture_of_the_layers_is_up_to_date(layers: str) -> None:
+    """The file has the parts and the imports of today. `python docs/pictures/draw.py` draws it again."""
+    drawn = (DRAW.parent / "layers.svg").read_text(encoding="utf-8")
+    assert without_counts(drawn) == without_counts(layers)
+
+
+def test_the_picture_of_one_send_is_up_to_date(draw: ModuleType) -> None:
+    """The file has the steps of today, in whichever order the threads made them. `python docs/pictures/draw.py`."""
+    drawn = (DRAW.parent / "send.svg").read_text(encoding="utf-8")
+    assert sorted(texts(drawn)) == sorted(texts(draw.send()))

@@ -326,6 +326,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         perdure.SessionRuntimes  # noqa: B018  # looking the name up is the test
 
 
+def test_windows_is_refused_at_the_import() -> None:
+    """Stores need what Windows lacks, so `import perdure` says so, and not the first store with an ImportError."""
+    code = "import sys\nsys.platform = 'win32'\nimport perdure"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("perdure.errors.ConfigurationError: perdure does not run on Windows")
+    assert "Windows Subsystem for Linux" in last
+
+
 def test_import_brings_in_no_optional_dependency() -> None:
     """`import perdure` works and stays quick on an install without extras."""
     code = f"import perdure, sys; print(*sorted(sys.modules.keys() & {OPTIONAL!r}))"

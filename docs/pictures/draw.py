@@ -1,7 +1,7 @@
 """Draw the pictures of docs/concepts.md from the code itself: `python docs/pictures/draw.py`.
 
 layers.svg comes from the imports of every module, send.svg from the calls that one `chat.send` makes. Neither is drawn
-by hand, so neither can be wrong for long.
+by hand, and a test compares both with the code.
 """
 
 from __future__ import annotations
@@ -101,7 +101,12 @@ def _edge(upper: Box, lower: Box) -> str:
 def _box(box: Box) -> Iterator[str]:
     yield f'<rect class="box" x="{box.x:.0f}" y="{box.y}" width="{box.width:.0f}" height="42" rx="6"/>'
     yield f'<text x="{box.x + 10:.0f}" y="{box.y + 19}">{escape(box.name)}</text>'
-    yield f'<text class="small" x="{box.x + 10:.0f}" y="{box.y + 34}">{box.lines:,} lines</text>'
+    yield f'<text class="small" x="{box.x + 10:.0f}" y="{box.y + 34}">{_about(box.lines)}</text>'
+
+
+def _about(lines: int) -> str:
+    """Return a count that is as true after the next change: to the nearest hundred, or thousand if it is large."""
+    return f"~{round(lines, -3 if lines > 2_000 else -2):,} lines"
 
 
 _LANE = 38

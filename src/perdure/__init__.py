@@ -6,6 +6,7 @@ Less common names can be imported from here too. They are listed by `perdure.eve
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -278,7 +279,15 @@ if TYPE_CHECKING:
     from perdure.workflow import Workflow as Workflow
     from perdure.workflow import WorkflowResult as WorkflowResult
 
-__version__ = "0.1.0"
+if sys.platform == "win32":  # told here, before the import of a store fails for want of `fcntl`
+    from perdure.errors import ConfigurationError as _Unsupported
+
+    raise _Unsupported(
+        "perdure does not run on Windows: its stores need locks and syncs that Windows does not have.",
+        "Use Linux, macOS or the Windows Subsystem for Linux.",
+    )
+
+__version__ = "0.2.0"
 
 _HOMES = {
     "actions.adopt": "AdoptBranch",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from perdure import __version__
 from perdure.cli.main import COMMANDS
 
 from .conftest import COMMAND
@@ -72,7 +73,7 @@ def test_help_imports_nothing_that_it_does_not_need() -> None:
 
 def test_the_version(perdure: Callable[..., Any]) -> None:
     """As the package says."""
-    assert perdure("--version").out == "perdure 0.1.0\n"
+    assert perdure("--version").out == f"perdure {__version__}\n"
 
 
 def test_a_mistyped_command(perdure: Callable[..., Any]) -> None:

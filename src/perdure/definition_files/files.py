@@ -15,7 +15,7 @@ from perdure.definition_files.readers import Source, Where, read_json, read_mark
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
-from perdure.model.schema import check_schema
+from perdure.model.schema import check_schema, require_validators
 from perdure.model.secrets import without_secrets
 from perdure.model.value import clean_text
 
@@ -129,6 +129,7 @@ def _definition(source: Source, fields: dict[str, Any]) -> AgentDefinition:
 def _check_output(source: Source, definition: AgentDefinition) -> None:
     if definition.output is None:
         return
+    require_validators()
     try:
         check_schema(definition.output)
     except ConfigurationError as error:

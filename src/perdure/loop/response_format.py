@@ -11,7 +11,7 @@ from perdure import codec
 from perdure.codec.values import invalid
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.message import Message
-from perdure.model.schema import TypeSchema, check_schema, is_pydantic, output_schema, type_adapter
+from perdure.model.schema import TypeSchema, check_schema, is_pydantic, output_schema, require_validators, type_adapter
 from perdure.model.state import AgentState
 from perdure.model.value import JSON
 
@@ -34,6 +34,7 @@ class Form(msgspec.Struct, frozen=True):
         """
         schema = output_schema(wanted, path)
         codec.check_json(schema, path)
+        require_validators()
         try:
             check_schema(schema)
         except ConfigurationError as error:

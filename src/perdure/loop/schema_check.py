@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import ToolError
+from perdure.model.schema import require_validators
 from perdure.model.value import thawed
 
 
@@ -16,6 +17,7 @@ class SchemaCheck:
     """A check of one tool's arguments against a JSON schema. A schema that cannot be applied here lets all pass."""
 
     def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
+        require_validators()  # now, and not in the middle of a run
         self._name = name
         self._schema = schema
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import msgspec
@@ -53,8 +54,15 @@ def output_schema(wanted: object, path: str) -> FrozenDict:
     return made if isinstance(made, FrozenDict) else FrozenDict(wanted)
 
 
+def require_validators() -> None:
+    """Raise ConfigurationError unless the package that checks values against a JSON schema is installed."""
+    if find_spec("jsonschema") is None:
+        raise ConfigurationError("JSON schemas need the package jsonschema.", "pip install 'perdure[schema]'")
+
+
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Raise ConfigurationError unless a mapping is a JSON schema that contains all that it refers to."""
+    require_validators()
     from jsonschema import Draft202012Validator, SchemaError  # heavy, and used only where a form is asked for
 
     try:

@@ -260,8 +260,10 @@ async def test_a_server_that_is_killed_leaves_no_zombie() -> None:
 
 
 async def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
-    monkeypatch.setitem(sys.modules, "mcp", None)
+    """The error says what to install, whichever of its modules is imported first."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] in ("mcp", "mcp_types")]
+    for name in ("mcp", "mcp_types", *loaded):
+        monkeypatch.setitem(sys.modules, name, None)
     async with app(old_served()) as sessions:
         with pytest.raises(ConfigurationError, match=r"need the package mcp.*pip install 'perdure\[mcp\]'"):
             await (await sessions.open("a")).send("Go.")

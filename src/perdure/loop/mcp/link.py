@@ -95,9 +95,9 @@ class Link:
 
     async def listed(self) -> Sequence[Mapping[str, Any]]:
         """Return the tools that the server lists now. It is asked again if it has announced a change."""
-        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-
         client = await self.client()
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS  # after it: a missing package is told there
+
         async with self._listing:
             # Since 2026 servers say how long a list holds, and the client asks again when that time is over.
             if self._listed is None or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
