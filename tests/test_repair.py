@@ -306,7 +306,7 @@ print(int(sys.argv[2]) - left)
 
 
 def mended(path: Path, kill_at: int) -> subprocess.CompletedProcess[str]:
-    """Mend a file in another process, which kills itself in the middle of a transaction, after so many steps."""
+    """Mend a file in another process, which kills itself in the middle of a transaction, after some steps."""
     words = (sys.executable, "-c", MENDED_UNTIL_KILLED, str(path), str(kill_at))
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 

@@ -48,7 +48,7 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
         say(f"keys forgotten: {receipt.keys_forgotten}")
     if receipt.held:
         shown = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
-        note(f"{counted(len(receipt.held), 'session')} under hold stay: {shown}")
+        note(f"{counted(len(receipt.held), 'session')} left, under hold: {shown}")
     running = [each for each in receipt.left if each not in receipt.held]
     if running:
         left = ", ".join(running[:_SHOWN])
@@ -125,7 +125,7 @@ def purge(
     say(f"sessions erased: {erased}")
     if held:
         shown = ", ".join(f"{each} ({tag})" for each, tag in [*held.items()][:_SHOWN])
-        note(f"{counted(len(held), 'session')} under hold stay: {shown}{', …' if len(held) > _SHOWN else ''}")
+        note(f"{counted(len(held), 'session')} left, under hold: {shown}{', …' if len(held) > _SHOWN else ''}")
 
 
 async def _held(sessions: Sessions, older_than: datetime | None, status: str | None) -> dict[str, str]:

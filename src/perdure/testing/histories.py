@@ -463,7 +463,7 @@ class _Client:
         self._orders.write(b"\n")
 
     async def listen(self, notes: Notes, *, kill_after: int) -> None:
-        """Note its operations until it ends. With `kill_after`, kill it after so many."""
+        """Note its operations until it ends. With `kill_after`, kill it after that number of lines."""
         lines = 0
         async for line in self._lines:
             with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
