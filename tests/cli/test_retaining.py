@@ -98,6 +98,6 @@ def test_an_owner_under_hold_is_not_erased_whole(perdure: Callable[..., Any], ho
         held = ada.open("a").id
         ada.open("b")
         app.hold(held)
-    erased = perdure("erase", "--of", "ada", "--yes", "--store", STORE)
+    erased = perdure("erase", "--of", "ada", "--yes", "--store", STORE, code=5)
     assert erased.out == "sessions erased: 1\n"
     assert f"{held} (hold)" in erased.err

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from perdure.cli.confirming import confirm, yes_option
-from perdure.cli.errors import CONFLICT, Failure
+from perdure.cli.errors import CONFLICT, NOT_ALLOWED, Failure
 from perdure.cli.options import older_option, session_argument, status_option, store_command
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import on_sessions
@@ -46,13 +46,16 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
     say(f"sessions erased: {len(receipt.erased)}")
     if forget_key:
         say(f"keys forgotten: {receipt.keys_forgotten}")
-    if receipt.held:
-        shown = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
-        note(f"{counted(len(receipt.held), 'session')} left, under hold: {shown}")
+    held = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
+    under_hold = f"{counted(len(receipt.held), 'session')} left, under hold: {held}" if held else ""
     running = [each for each in receipt.left if each not in receipt.held]
     if running:
+        if held:
+            note(under_hold)
         left = ", ".join(running[:_SHOWN])
         raise Failure(f"{counted(len(running), 'session')} still running: {left}. Repeat it once they end.", CONFLICT)
+    if held:  # a script has to notice that not all is erased
+        raise Failure(f"{under_hold}. Repeat it once the holds are lifted.", NOT_ALLOWED)
 
 
 def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:
