@@ -441,6 +441,7 @@ class KeyMissing(KeyUnavailable):
     """The store was opened without keys, or with a key ring that has never had this key."""
 
     def __init__(self, key_id: str | None, *, has_ring: bool = True) -> None:
+        self.has_ring = has_ring
         what = "A record{of} is sealed with key {key}, and the store was opened without keys."
         advice = "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`."
         if key_id is None:

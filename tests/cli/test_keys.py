@@ -40,8 +40,10 @@ def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable
     bare = said("ls")
     assert bare.out == ""
     assert bare.err.count("sealed: ") == 2
+    assert bare.err.count("with --keys FILE.") == 1
     refused = said("show", "@", code=9)
-    assert "--keys FILE" in refused.err
+    assert "with --keys FILE." in refused.err
+    assert "connect(" not in bare.err + refused.err
     assert said("fsck", "--keys", "ring.json").out.endswith("no problems\n")
     bare = said("fsck", code=6)
     assert "could not be checked" in bare.out
@@ -90,6 +92,7 @@ def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
     assert "has no key" in said("keys", "forget", "ada", "--keys", "ring.json", "--yes", code=3).err
     listed = said("ls", "--keys", "ring.json")
     assert "forgotten" in listed.err
+    assert "perdure erase ID --keys ring.json" in listed.err
     assert "for bob" in listed.out
     (gone,) = [each for each in said("keys", "--keys", "ring.json", "--json").json_lines if "forgotten" in each]
     assert gone["id"] in listed.err

@@ -19,6 +19,9 @@ from perdure.errors import (
     IllegalStatusChange,
     InvalidData,
     InvalidSessionId,
+    KeyForgotten,
+    KeyMissing,
+    KeyUnavailable,
     PerdureError,
     RunFailed,
     RunInterrupted,
@@ -199,9 +202,8 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
-        case WrongKey():
-            rotate = f"PERDURE_MASTER_KEY=NEW,OLD {command('keys', 'rotate')}"
-            return f"{error.what} Give the right one. After a change of master keys, give both once: {rotate}"
+        case KeyUnavailable():
+            return f"{error.what} {advice_on_key(error, error.session_id)}"
         case StoreError() if error.advice:  # it names the file already: which store is used need not be added
             return str(error)
         case StoreError():
@@ -211,6 +213,19 @@ def advised(error: Exception) -> str:
         case ConfigurationError():
             return _of_setup(error)
     return str(error)
+
+
+def advice_on_key(error: KeyUnavailable, session_id: str | None = None) -> str:
+    """Return what to do about a session whose key is not at hand, or about any such, as commands to type."""
+    match error:
+        case WrongKey():
+            rotate = f"PERDURE_MASTER_KEY=NEW,OLD {command('keys', 'rotate')}"
+            return f"Give the right one. After a change of master keys, give both once: {rotate}"
+        case KeyForgotten():
+            return f"To erase what is left of a session: {command('erase', session_id or 'ID')}"
+        case KeyMissing(has_ring=False):
+            return "Give its master key in PERDURE_MASTER_KEY, and repeat the command with --keys FILE."
+    return error.advice
 
 
 def _or_begin() -> str:

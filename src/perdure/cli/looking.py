@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure.cli.errors import advice_on_key
 from perdure.cli.hints import command
 from perdure.cli.interrupted import LEFT, interruption_of, needs_tools, told_of
 from perdure.cli.options import (
@@ -176,8 +177,12 @@ def _print_page(page: SessionInfoList[ListedSession], why: Mapping[str, str], as
             print_json({**of_listed(info), **_interrupted(why.get(info.id))})
     elif page:
         _print_sessions([_row(info, why.get(info.id)) for info in page], of_all and any(info.owner for info in page))
+    sealed = [each for each in page.damaged if isinstance(each, KeyUnavailable)]
     for damage in page.damaged:
-        note(f"{'sealed' if isinstance(damage, KeyUnavailable) else 'damaged'}: {damage}")
+        note(f"sealed: {damage.what}" if isinstance(damage, KeyUnavailable) else f"damaged: {damage}")
+    # Said once, since there may be thousands that need the same key.
+    for advice in {type(each): advice_on_key(each) for each in sealed}.values():
+        note(advice)
 
 
 def _interrupted(why: str | None) -> dict[str, object]:
