@@ -444,7 +444,7 @@ async def test_a_worker_without_the_tools_leaves_a_run_to_others(
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_timer_rings_once_and_in_time(tmp_path: Path, kind: str) -> None:
-    """However many workers there are, and within a second."""
+    """However many workers there are, and soon: two seconds are for a machine on which much else is tested."""
     async with sessions_in(tmp_path, kind) as sessions, sessions_in(tmp_path, kind) as others:
         names = [f"s{number}" for number in range(10)]
         for name in names:
@@ -457,7 +457,7 @@ async def test_a_timer_rings_once_and_in_time(tmp_path: Path, kind: str) -> None
             late = [(await sessions.info(name)).updated_at - at for name in names]
             await asyncio.sleep(0.7)
         assert timedelta(0) <= min(late)
-        assert max(late) <= timedelta(seconds=1)
+        assert max(late) <= timedelta(seconds=2)
         for name in names:
             assert await said_in(sessions, name) == ["Later", "re Later"]
         assert await sessions.timers() == []
