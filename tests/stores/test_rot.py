@@ -197,3 +197,24 @@ async def test_a_lease_in_a_row_whose_columns_are_shifted_has_not_lapsed(tmp_pat
         for verb in (store.is_claimed, store.is_interrupted):
             with pytest.raises(CorruptRecord, match="claim"):
                 await verb("claimed")
+
+
+async def test_rows_that_are_out_of_order_end_a_check(tmp_path: Path) -> None:
+    """A row with a smaller number than those before it would lead a check back to them, again and again."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        for number in range(3):
+            await store.create(new_session("one", id=f"s{number}"))
+    db = apsw.Connection(str(path))
+    (page,) = db.execute("SELECT pageno FROM dbstat WHERE name = 'session'").fetchone() or (0,)
+    db.close()
+    raw = bytearray(path.read_bytes())
+    start = (page - 1) * PAGE
+    # The third of the page's pointers to its rows. A row begins with its length, in one byte or two, and its number.
+    row = start + int.from_bytes(raw[start + 12 : start + 14], "big")
+    number = row + 1 if raw[row] < 128 else row + 2
+    assert raw[number] == 3
+    raw[number] = 1
+    path.write_bytes(raw)
+    async with SqliteStore(path) as store, asyncio.timeout(30):
+        assert "its rows are out of order" in [problem.what for problem in await store.check()]

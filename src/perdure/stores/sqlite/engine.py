@@ -596,6 +596,12 @@ class Rows:
         return []
 
     def _select(self, statement: Select) -> list[Any]:
+        rows = self._selected(statement)
+        if rows and statement.limit is not None:
+            _require_progress(statement, rows[-1])
+        return rows
+
+    def _selected(self, statement: Select) -> list[Any]:
         try:
             return self._db.execute(*TRANSLATOR.select(statement)).fetchall()
         except UnicodeDecodeError:  # one damaged text must not hide all other rows
@@ -613,6 +619,16 @@ class Rows:
             self._db.executemany(text, rows)
             return []
         return [self._db.execute(text, row).fetchone() for row in rows][-1:]
+
+
+def _require_progress(statement: Select, last: Row) -> None:
+    """Raise CorruptRecord if a page of rows ends before it begins: a job that goes from page to page would never end."""
+    place = statement.where.get(f"{statement.order} >", statement.where.get(f"{statement.order} >="))
+    if place is None or statement.order not in statement.columns:
+        return
+    reached = last[statement.columns.index(statement.order)]
+    if reached < place or (reached == place and f"{statement.order} >" in statement.where):
+        raise CorruptRecord(None, f"of the table {statement.table}", "its rows are out of order")
 
 
 def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
