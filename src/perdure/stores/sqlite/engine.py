@@ -622,7 +622,7 @@ class Rows:
 
 
 def _require_progress(statement: Select, last: Row) -> None:
-    """Raise CorruptRecord if a page of rows ends before it begins: a job that goes from page to page would never end."""
+    """Raise CorruptRecord if a page of rows ends before it begins: a job that reads page by page would never end."""
     place = statement.where.get(f"{statement.order} >", statement.where.get(f"{statement.order} >="))
     if place is None or statement.order not in statement.columns:
         return
