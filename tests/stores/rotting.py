@@ -25,13 +25,13 @@ PAGE = 4096
 CROWD_IN_FILES = 20
 """A list reads each of them, and nothing is gained by more."""
 THE_CROWD = {f"crowd-{number:03d}{end}" for number in range(CROWD) for end in ("", "-child")}
-LEFT_TO_CHECK = ("list", "names", "queue", "lenient")
-"""The kinds of questions that an index answers: a row that it has lost is missed by a check alone."""
+LEFT_TO_CHECK = ("list", "names", "queue", "lenient", "notes")
+"""The kinds of questions that an index or a note answers: a row that is lost is missed by a check alone."""
 KINDS = ("main", "search", "wal", "file")
 UNPROTECTED = {
     "session": ("expires", "priority", "since", "epoch", "taken"),
     "run": ("first_pos", "end_pos"),
-    "meta": ("value",),
+    "meta": ("value", "erasures", "uid"),
     "rate": ("name", "until"),
 }
 """Columns that nothing says again. They are named in docs/reliability.md."""

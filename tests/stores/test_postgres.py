@@ -967,3 +967,9 @@ def test_writers_notify_nobody_in_vain() -> None:
     """The statement looks whether somebody follows: a notification is a lock that all commits queue for."""
     assert "store.followed > answer.time" in parcel.statement(frozenset({"record"}))
     assert "pg_notify" not in parcel.statement(frozenset({"head", "messages"}))
+
+
+async def test_statements_are_not_compiled_first(tmp_path: Path) -> None:
+    """PostgreSQL before 18 would take seconds for it at every statement, since it thinks that each is very costly."""
+    async with PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(tmp_path)) as store:
+        assert await store._engine.opened.link.row("SHOW jit") == ("off",)

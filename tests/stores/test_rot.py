@@ -121,7 +121,7 @@ class TestRotOfFiles(RotContract):
     """The contract as others apply it, to a directory of files."""
 
     flips = 400 if TORTURE else 1
-    left_to_check = ("queue", "lenient")
+    left_to_check = ("queue", "lenient", "notes")
 
     def open_store(self, where: Path) -> FileStore:
         return FileStore(where / "sessions")

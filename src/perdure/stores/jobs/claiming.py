@@ -218,12 +218,14 @@ def is_interrupted(session_id: str) -> Job[bool]:
 
 
 def _claim_of(session_id: str) -> Job[Facts]:
-    rows = yield Select("session", ("sid", "version", "claim", "expires"), {"id": str(session_id)})
+    rows = yield Select("session", ("sid", "version", "claim", "expires", "priority"), {"id": str(session_id)})
     if not rows:
         yield from require_absent(session_id)
         return Facts()
-    sid, version, claim, expires = rows[0]
-    number(version, session_id, "header")  # a row of zeros reads as one without a version, and without a claim
+    sid, version, claim, expires, priority = rows[0]
+    # A row that is zeros in part reads as one without a claim. Then a column before it or one after it is missing, too.
+    number(version, session_id, "header")
+    number(priority, session_id, "header")
     if claim is not None:
         holder_of(session_id, claim)  # if the row's columns are shifted, the claim shows it, and the lease does not
     stands = claim is not None and (yield from is_in_future(expires))

@@ -260,7 +260,8 @@ def _looked_at(ranked: list[Any], query: Query, sealing: Sealing) -> Queries[lis
     # A session with `ref` rows for its own log has forgotten something. The rows then say which session shows what.
     gone = sorted({row[0] for row in rows if row[4] or row[7] in (None, SessionStatus.DELETED)})
     for log, start, stop, *info in (yield _LENT, (gone,)) if gone else ():
-        lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
+        if (child := _info(*info)) is not None:
+            lent.setdefault(log, []).append(Lent(start, stop, child))
     found: list[tuple[float, Place]] = []
     for log, pos, crc, body, is_in_part, *info in rows:
         message = decoded(log, pos, crc, body, sealing)
@@ -272,10 +273,13 @@ def _looked_at(ranked: list[Any], query: Query, sealing: Sealing) -> Queries[lis
     return [hit for score, place in found if (hit := show(place, query.terms, score))]
 
 
-def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentSessionInfo:
-    """Return a header with the fields that a search needs."""
+def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentSessionInfo | None:
+    """Return a header with the fields that a search needs; None if they are damaged, which a check reports."""
     whose = None if owner is None else restored(owner)
-    return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
+    try:
+        return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
+    except ValueError:
+        return None
 
 
 async def index(

@@ -230,11 +230,7 @@ class Attack:
             await self._save_on_top(hurt, found, rng, report)
 
     def _is_right(self, name: str, found: Any, reported: bool) -> bool:
-        if is_right(self._questions[name], self._right[name], found, reported):
-            return True
-        # A fork whose parent is damaged is dumped with all that it shows, as one that is dumped alone.
-        alone = self._right.get(f"{name}alone=True") if name.startswith("dump ") else None
-        return alone is not None and bool(found == alone)
+        return is_right(self._questions[name], self._right[name], found, reported)
 
     async def _answers(self, asked: Sequence[Question]) -> Answers:
         try:

@@ -15,7 +15,7 @@ from perdure.testing.rot.furnishing import FAR
 
 TYPED = (CorruptRecord, InvalidSessionFile, StoreError)
 """The errors that say that something is damaged."""
-Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "log", "check"]
+Kind = Literal["plain", "list", "names", "queue", "heads", "lenient", "progress", "log", "notes", "check"]
 Ask = Callable[[Any], Awaitable[Any]]
 # The most that a list may be asked for: nothing is left for a second page.
 FULL = 1_000
@@ -224,8 +224,9 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
     verb("versions", limit=200, kind="lenient")
     for options in ({}, {"last": 3}, {"after": 1, "limit": 3}, {"inbox": True}):
         verb("read", **options)
-    for name in ("log_of", "kept_of_log", "line_of", "is_claimed", "is_interrupted"):
+    for name in ("log_of", "line_of", "is_claimed", "is_interrupted"):
         verb(name)
+    verb("kept_of_log", kind="notes")
     # A run whose row is lost is left out; reading the record says so.
     verb("runs", kind="lenient")
     verb("branches", kind="lenient")
@@ -236,8 +237,8 @@ async def _of_session(store: Any, info: Any) -> list[Question]:
         verb("find_key", name)
     # A session that is running cannot be dumped.
     if await store.is_claimed(key) is False:
-        verb("dump")
-        verb("dump", alone=True)
+        verb("dump", kind="notes")
+        verb("dump", kind="notes", alone=True)
     found += await _of_log(store, key)
     found += await _of_record(store, key)
     return found
