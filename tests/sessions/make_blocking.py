@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType
@@ -109,6 +110,7 @@ def _definition_of(cls: type) -> ast.ClassDef:
     return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
 
 
+@cache
 def _tree(module: ModuleType) -> ast.Module:
     return ast.parse(inspect.getsource(module))
 
@@ -248,6 +250,7 @@ def _imports_of(module: ModuleType, node: ast.expr) -> dict[str, str]:
     return found
 
 
+@cache
 def _importable(module: ModuleType) -> dict[str, str]:
     """Return how to import each name that a module's own annotations may use."""
     found: dict[str, str] = {}

@@ -86,7 +86,7 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(16)
 class TestSqliteStoreInLoop(TestSqliteStore):
     """The same, with changes committed in the event loop's own thread."""
 
@@ -97,7 +97,7 @@ class TestSqliteStoreInLoop(TestSqliteStore):
         return SqliteStore(where / "sessions.db", commit_in_loop=True)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 
@@ -121,7 +121,7 @@ class OnPostgres:
         postgres_server.give_back(tmp_path)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 class TestPostgresStore(OnPostgres, EngineContract):
     """Sessions in PostgreSQL, and the tables there that they are kept in."""
 

@@ -13,7 +13,7 @@ from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 class TestSealedSqliteStore(EveryContract):
     """Sessions in one SQLite file, sealed."""
 
@@ -23,7 +23,7 @@ class TestSealedSqliteStore(EveryContract):
         return SqliteStore(where / "sessions.db", keys=ring_in(where))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 class TestSealedPostgresStore(OnPostgres, EveryContract):
     """Sessions in PostgreSQL, sealed."""
 
