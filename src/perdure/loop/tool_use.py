@@ -60,7 +60,9 @@ class Decisions(msgspec.Struct, frozen=True):
     waited: Mapping[str, PendingCall] = EMPTY
     """Calls that waited for a person when the run was left, by their ids.
 
-    Each still waits for a decision, whatever rules say now. Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
+    Each still waits for a decision, whatever rules say now. Those of sub-agents are not among them: whether they wait
+    is up to the sub-agent's own session.
+    """
     answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
 
