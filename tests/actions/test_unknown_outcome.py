@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import MemoryStore, SqliteStore, StoreError, ToolCall, tool
+from perdure import DriverError, MemoryStore, RunFailed, SqliteStore, StoreError, ToolCall, tool
 from perdure.cli.chat_view import described_in_full
 from perdure.model.ids import use
+from perdure.sessions.family_tree import tree_of
 from perdure.sessions.json_forms import of_calls
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
@@ -92,3 +93,30 @@ def test_the_command_line_warns_of_it(tmp_path: Path) -> None:
     asyncio.run(crash_and_recover())
     assert WARNING in told("show", "s")
     assert WARNING in told("deny", "s", "--no-wait", "--reason", "no")
+
+
+async def _never() -> None:
+    await asyncio.sleep(30)
+
+
+async def test_the_tree_marks_a_run_with_an_unknown_outcome() -> None:
+    """A tool that may not be repeated has reached its time-out."""
+    pay = tool(name="pay", timeout=0.01)(_never)
+    script = ScriptedDriver([ToolCall("pay"), "I could not make sure."])
+    async with perdure.connect("memory://", tools=[pay], driver=script) as app:
+        await (await app.open("s")).send("Pay.")
+        (run,) = (await tree_of(app, "s", limit=10)).children
+    assert (run.status, run.unknown) == ("completed", ("pay",))
+    assert run.to_json()["unknown"] == ["pay"]
+
+
+async def test_the_tree_says_that_a_run_continues_another() -> None:
+    replies = iter([ToolCall("pay"), DriverError("down"), "Paid."])
+    script = ScriptedDriver(lambda request: next(replies))
+    async with perdure.connect("memory://", tools=[tool(name="pay")(lambda: "paid")], driver=script) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await chat.send("Pay.")
+        await chat.retry()
+        titles = [run.title for run in (await tree_of(app, "s", limit=10)).children]
+    assert titles == ["Pay.", "continues the run before"]
