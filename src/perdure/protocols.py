@@ -34,7 +34,7 @@ from perdure.errors import (
 )
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, key_of_call
 from perdure.model.indexed import check_asked, marks_of
 from perdure.model.message import Message
 from perdure.model.retention import Retention
@@ -393,9 +393,9 @@ class ToolContext(msgspec.Struct, Generic[C], frozen=True):
     """
 
     call_id: str
-    """The id of the call."""
+    """The id of the call. It is unique within the run only: models of other sessions give the same ids."""
     execution_id: str
-    """The run that makes the call."""
+    """The id of the run that makes the call. A run that is recovered keeps it. All calls of the run share it."""
     agent_id: str
     """The agent that makes it."""
     session_id: str | None = None
@@ -416,6 +416,15 @@ class ToolContext(msgspec.Struct, Generic[C], frozen=True):
     """The messages that the model was shown when it made the call, and those that came since."""
     store: SessionStore | None = None
     """The store that the session is in, with the sessions of all owners. None if the run belongs to no session."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key of this call for a service that makes each request once: 32 hexadecimal digits.
+
+        It is the same at every attempt of the call, after a crash and in another process too. No other call has it,
+        in any session, fork or run.
+        """
+        return key_of_call(self.session_id, self.execution_id, self.call_id)
 
 
 @runtime_checkable
@@ -1828,7 +1837,10 @@ class Memory(Protocol):
     """
 
     async def remember(self, text: str, *, owner: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> str:
-        """Store a `text`. Return its id. A text with the same `call_id` in its `metadata` is stored once."""
+        """Store a `text`. Return its id.
+
+        A text with the same `session_id`, `execution_id` and `call_id` in its `metadata` is stored once.
+        """
         ...
 
     async def recall(self, query: str, *, owner: str | None = None, limit: int = 10) -> Sequence[Remembered]:

@@ -412,5 +412,5 @@ def _changed(session: AgentSession, now: Sequence[PendingCall]) -> PendingCallsC
     return PendingCallsChanged(session.id, now, wanted)
 
 
-def _waited(now: Sequence[PendingCall]) -> frozenset[str]:
-    return frozenset(call.id for call in now if call.session_id is None)
+def _waited(now: Sequence[PendingCall]) -> dict[str, PendingCall]:
+    return {call.id: call for call in now if call.session_id is None}

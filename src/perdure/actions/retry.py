@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from perdure.actions.begun_calls import inputs_of
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import require_loops
 from perdure.actions.run import require_journal
@@ -16,14 +17,16 @@ from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult, Journal, JournalEntry, Key, RunOnRecord
+from perdure.protocols import ActionContext, ActionResult, Journal, Key
 
 
 class RetryLastRun:
     """An action that sends the last message that is shown again.
 
     What its run was asked and has said leaves the view in one commit with the new answer. Log, record and history keep
-    it. The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had
+    it. A run that was stopped or has failed after it has begun calls stays shown, and the new run continues from these.
+
+    The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had
     one. Without an `output`, external tools, instructions or model options, it has those of the run.
     """
 
@@ -62,22 +65,10 @@ async def _asked_last(session: AgentSession, journal: Journal, context: ActionCo
     if not runs or runs[0].first.kind != "agent_start":
         raise InvalidData("$", f"session {session.id!r} has no run whose message could be sent again; use send()")
     (run,) = runs
-    messages = await _inputs(journal, run, await journal.read(session.id, run=run.loop_id))
+    messages = await inputs_of(journal, run, await journal.read(session.id, run=run.loop_id))
     if not messages:
         raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
     said = run.first.body
     terms = {"output": said.get("response_format")}
     terms |= {name: said.get(name) for name in ("external_tools", "instructions", "model_options")}
-    return Asked(run.loop_id, tuple(messages), Key(*said["key"]) if said.get("key") else None, terms)
-
-
-async def _inputs(journal: Journal, run: RunOnRecord, entries: Sequence[JournalEntry]) -> list[Message]:
-    asked = [entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"]
-    stored = {message.id: message for message in await journal.messages(run.log, run.start, run.stop)}
-    inputs = []
-    for message_id in asked:
-        message = stored.get(message_id)
-        if message is None or message.role != "user":
-            break
-        inputs.append(Message(message.role, message.parts, metadata=message.metadata))
-    return inputs
+    return Asked(run.loop_id, messages, Key(*said["key"]) if said.get("key") else None, terms)

@@ -53,6 +53,7 @@ from perdure.protocols import (
 if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
     from perdure.actions.model_change import ModelFor
+    from perdure.model.message import Message
     from perdure.model.state import AgentState
 
 WhenBusy = Literal["raise", "steer", "queue"]
@@ -201,9 +202,12 @@ class SendMessage:
         then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._may_be_left == QUEUE and context is not None and await _is_behind_others(session, context):
             return await self._left(session, context, then)
+        asked = self.messages
+        if takes_back is not None:
+            asked, takes_back = await _asked_in_place_of(takes_back, session, context, asked)
         began_as = session if takes_back is None else await _without_run(session, takes_back, context)
-        state = began_as.state.with_messages(*self.messages)
-        options = replace(self._options(depth, then), takes_back=takes_back, began_as=began_as)
+        state = began_as.state.with_messages(*asked)
+        options = replace(self._options(depth, then), inputs=asked, takes_back=takes_back, began_as=began_as)
         try:
             change = None if self._model_for is None else self._model_for(session)
             if change is not None and context is not None:
@@ -317,6 +321,17 @@ async def _without_run(session: AgentSession, loop_id: str, context: ActionConte
     from perdure.actions.undo_run import without_run  # few messages are sent in place of others
 
     return await without_run(session, loop_id, context)
+
+
+async def _asked_in_place_of(
+    loop_id: str, session: AgentSession, context: ActionContext | None, messages: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], str | None]:
+    """Return the messages that a run in place of another one answers, and the run that it takes back, if any."""
+    from perdure.actions.begun_calls import in_place_of  # few messages are sent in place of others
+
+    journal = require_journal(context, "A run that is begun again")
+    made = await in_place_of(journal, session, loop_id, messages)
+    return tuple(made.messages), made.takes_back
 
 
 async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:

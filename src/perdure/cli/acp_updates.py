@@ -180,7 +180,7 @@ def _given_up(call_id: str) -> SessionUpdate:
 
 def waiting_call(call: PendingCall) -> ToolCallUpdate:
     """Return the form of a call for an editor's question. A sub-agent's call shows what the sub-agent wants to do."""
-    title = ", ".join(_title(leaf) for leaf in call.leaves)
+    title = ", ".join(f"{_title(leaf)} ({leaf.warning})" if leaf.warning else _title(leaf) for leaf in call.leaves)
     return ToolCallUpdate(
         tool_call_id=call.id, title=title, kind="other", status="pending", raw_input=thawed(call.arguments)
     )

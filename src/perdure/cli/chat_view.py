@@ -60,7 +60,8 @@ def described(call: ToolCall) -> str:
 def described_in_full(call: PendingCall) -> str:
     """Return a call that waits, with what a sub-agent wants to do: `clerk(…), which wants charge(amount=12)`."""
     below = " and ".join(described_in_full(each) for each in call.waits_for)
-    return f"{described(call)}, which wants {below}" if below else described(call)
+    shown = f"{described(call)} ({call.warning})" if call.warning else described(call)
+    return f"{shown}, which wants {below}" if below else shown
 
 
 def outcome_of(execution: ToolExecution) -> str:

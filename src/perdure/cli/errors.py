@@ -275,7 +275,8 @@ def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> s
         return None
     again = f"{command(*words)} " if words else ""
     if name in subagents:
-        return f"It is an agent. Name the file that defines it: {again}--agent {AGENT_FILE}"
+        named = f"It is an agent. Name the file that defines it: {again}--agent {AGENT_FILE}"
+        return f"{named}\nIf Python code defines it, list it in the file of --tools: subagents = [AGENT]"
     return f"Name the Python file that has it: {again}--tools {TOOLS_FILE}"
 
 

@@ -286,6 +286,8 @@ def _print_header(session: AgentSession, status: str) -> None:
     what = "decided on" if status == LEFT else "waits for approval"
     for call in execution.pending_calls if execution else ():
         say(f"# {what}: {line(call.name)} ({line(call.id)})")
+        if call.warning:
+            say(f"#   {call.warning}")
         for leaf in call.leaves if call.waits_for else ():
             say(f"#   for its sub-agent: {line(leaf.name)} {line(dict(leaf.arguments), 200)}")
 

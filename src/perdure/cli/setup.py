@@ -100,7 +100,7 @@ def opened(
         model=chosen.value if chosen else None,
         tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx), *tools],
         context=context_of(files),
-        subagents=agents[1:] if begins else agents,
+        subagents=[*(agents[1:] if begins else agents), *(agent for file in files for agent in file.subagents)],
         events=bus,
         pace=None if rate is None else _pace(rate, store),
         redact=redaction,

@@ -223,6 +223,8 @@ def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
     """Print calls, and below a sub-agent's call those that it waits for."""
     for call in calls:
         note(f"{indent}{line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
+        if call.warning:
+            note(f"{indent}  {call.warning}")
         _show_calls(call.waits_for, f"{indent}  ")
 
 

@@ -14,18 +14,23 @@ from typing import Any, NamedTuple, cast
 from perdure.errors import ConfigurationError
 from perdure.loop.factory import MakeContext
 from perdure.loop.tools import FunctionTool
+from perdure.model.definition import AgentDefinition
+from perdure.model.value import brief
 from perdure.protocols import Tool, Toolset
 
 MAKES_CONTEXT = "context"
 """The name of the function, in a file of tools, that makes the context of a run."""
+SUBAGENTS = "subagents"
+"""The name of the list, in a file of tools, of the agents that others may call."""
 
 
 class ToolFile(NamedTuple):
-    """The contents of a file for agents: tools, and perhaps a function that makes the context of tools."""
+    """The contents of a file for agents: tools, sub-agents, and perhaps a function that makes the context of tools."""
 
     file: str
     tools: list[Any]
     make_context: MakeContext | None
+    subagents: list[AgentDefinition]
 
 
 def context_of(files: Iterable[ToolFile]) -> MakeContext | None:
@@ -40,7 +45,8 @@ def context_of(files: Iterable[ToolFile]) -> MakeContext | None:
 def read_tool_file(file: str) -> ToolFile:
     """Return what a file marks with `@tool`, and its toolsets. If there are none, return its functions with docstrings.
 
-    A function `context(session, data)` without the mark is not a tool: it makes the context of a run.
+    A function `context(session, data)` without the mark is not a tool: it makes the context of a run. The agents in a
+    list `subagents` are sub-agents.
     """
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
@@ -50,9 +56,20 @@ def read_tool_file(file: str) -> ToolFile:
     public = [value for name, value in vars(module).items() if not name.startswith("_") and value is not make_context]
     marked = [value for value in public if isinstance(value, Tool | Toolset) and not inspect.isclass(value)]
     found = marked or [FunctionTool(value) for value in public if _is_described(value, module)]
-    if not found and make_context is None:
+    agents = _agents_in(file, module)
+    if not found and make_context is None and not agents:
         raise ConfigurationError(f"{file} has no tools. Write a function with a docstring, or mark one with @tool.")
-    return ToolFile(file, found, make_context)
+    return ToolFile(file, found, make_context, agents)
+
+
+def _agents_in(file: str, module: ModuleType) -> list[AgentDefinition]:
+    found = getattr(module, SUBAGENTS, ())
+    if not isinstance(found, list | tuple):
+        return []
+    for each in found:
+        if not isinstance(each, AgentDefinition):
+            raise ConfigurationError(f"{file}: {SUBAGENTS} lists agents, and {brief(each)} is not an AgentDefinition.")
+    return list(found)
 
 
 def _maker_in(module: ModuleType) -> MakeContext | None:

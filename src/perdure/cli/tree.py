@@ -94,6 +94,7 @@ def _pieces(node: Node, title: int | None, *, is_picture: bool = False) -> list[
         (line(node.title, title), ""),
         ("★ selected" if node.is_selected else "", "bold yellow"),
         (f"[{', '.join(line(tool) for tool in node.tools)}]" if node.tools else "", "magenta"),
+        (f"outcome unknown: {', '.join(map(line, node.unknown))}" if node.unknown else "", "yellow"),
         (node.status if not is_run or node.status != "completed" else "", status_style(node.status)),
         (f"stopped: {line(node.stop_reason)}" if node.stop_reason else "", "yellow"),
         (line(node.model) if node.model else "", "blue"),

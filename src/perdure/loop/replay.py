@@ -6,6 +6,7 @@ While an event is replayed, the clock shows that event's own time. The state the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
-from perdure.model.execution import CallAnswer, ExecutionState, ExecutionStatus
+from perdure.model.execution import CallAnswer, ExecutionState, ExecutionStatus, PendingCall
 from perdure.model.ids import use
 from perdure.model.loop_events import (
     AgentEnd,
@@ -39,19 +40,19 @@ class Replay:
 
     def __init__(self, state: AgentState) -> None:
         self.state = state
-        self._started_calls: set[str] = set()
+        self._started_calls: dict[str, datetime] = {}
         self._ended: ToolExecution | None = None
         self._step_id = state.execution.current_step.id if state.execution and state.execution.current_step else None
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
         self._answers: dict[str, CallAnswer] = {}
         self._refused: set[str] = set()
-        self._waited: set[str] = set()
+        self._waited: dict[str, PendingCall] = {}
 
     @property
     def decisions(self) -> Decisions:
         """Return what people decided and answered, the calls started without an outcome, and the calls that waited."""
-        unknown, waited = frozenset(self._started_calls), frozenset(self._waited)
+        unknown, waited = dict(self._started_calls), dict(self._waited)
         return Decisions(self._approved, self._denied, unknown, waited, self._answers)
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
@@ -73,7 +74,7 @@ class Replay:
             case MessageEnd():
                 self._say(event)
             case ToolExecutionStart():
-                self._started_calls.add(event.call.id)
+                self._started_calls[event.call.id] = event.at
             case ToolExecutionEnd():
                 self._ended = event.execution
             case TurnEnd():
@@ -114,7 +115,7 @@ class Replay:
 
     def _resume(self, event: AgentStart) -> None:
         # Not calls of sub-agents: whether these wait is up to the sub-agent's own session.
-        self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
+        self._waited |= {call.id: call for call in self._execution.pending_calls if call.session_id is None}
         execution = self._execution.with_pending_calls(()).with_idle(event.idle)
         # As in the live run, the time of a continued step counts from here: the pause is not work.
         self._change(execution if execution.current_step is None else execution.with_step_started())
@@ -160,6 +161,6 @@ class Replay:
         if self._ended is not None:
             changes["tool_executions"] = (*step.tool_executions, self._ended)
             # Only now: between an outcome and its message there may be a crash, and then the call has no result.
-            self._started_calls.discard(self._ended.call.id)
+            self._started_calls.pop(self._ended.call.id, None)
         self._ended = None
         self.state = self.state.with_current_step(replace(step, **changes))

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 Concurrency = Literal["sequential", "parallel"] | int
 """The way in which the tool calls of one step are made. A number says how many are made at once."""
 
+UNKNOWN = "OutcomeUnknown"
+"""The type of error of a call that may or may not have taken effect."""
+_INTERRUPTED = "This call was interrupted and its outcome is unknown: it may or may not have taken effect."
+_CHECK = "Check before you repeat it."
+
 _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 
 
@@ -50,12 +55,14 @@ class Decisions(msgspec.Struct, frozen=True):
 
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
-    unknown: frozenset[str] = frozenset()
-    """Calls that were started before a crash and have no result."""
-    waited: frozenset[str] = frozenset()
-    """Calls that waited for a person when the run was left. Each still waits for a decision, whatever rules say now.
+    unknown: Mapping[str, datetime] = EMPTY
+    """Calls that were started before a crash and have no result, with the times at which they were started."""
+    waited: Mapping[str, PendingCall] = EMPTY
+    """Calls that waited for a person when the run was left, by their ids.
 
-    Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
+    Each still waits for a decision, whatever rules say now. Those of sub-agents are not among them: whether they wait
+    is up to the sub-agent's own session.
+    """
     answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
 
@@ -207,16 +214,19 @@ class ToolUse:
         approved = self._is_approved(call)
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
-                return _refused(
-                    call,
-                    "OutcomeUnknown",
-                    "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
-                    "It was not made again. Check before you repeat it.",
-                )
-            return _Waits(PendingCall.of(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
+                return _refused(call, UNKNOWN, f"{_INTERRUPTED} It was not made again. {_CHECK}")
+            return _Waits(self._waiting(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
         if approved or not (call.id in self._decisions.waited or tool.needs_approval(arguments)):
             return _Ready(call, tool)
-        return _Waits(PendingCall.of(call))
+        return _Waits(self._waiting(call))
+
+    def _waiting(self, call: ToolCall) -> PendingCall:
+        """Return a call as one that waits. It may have been begun before this decision, or before an earlier one."""
+        waiting = PendingCall.of(call)
+        if call.id in self._decisions.unknown:
+            return replace(waiting, outcome_unknown=True, begun_at=self._decisions.unknown[call.id])
+        before = self._decisions.waited.get(call.id, waiting)
+        return replace(waiting, outcome_unknown=before.outcome_unknown, begun_at=before.begun_at)
 
     def _is_approved(self, call: ToolCall) -> bool:
         """Tell whether a person has approved this very call. A hash is made only for one that was decided about."""
@@ -304,7 +314,7 @@ class ToolUse:
             return Outcome(f"The run was stopped here: {stop.reason}" if stop.reason else "The run was stopped here.")
         except (Exception, SystemExit) as error:  # a tool that calls exit() must not end this process
             if clock is not None and clock.expired():
-                return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s."))
+                return Outcome(error=_timed_out(ready.tool))
             return Outcome(error=ErrorRecord.of(error))
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -379,6 +389,14 @@ class ToolUse:
             steps = [each.step for each in self._run.execution.step_executions]
             self._room = Room([*steps, self._step], self._run.setup.max_result_chars)
         return self._room.fitted(execution)
+
+
+def _timed_out(tool: Tool) -> ErrorRecord:
+    """Return the error of a call that was given up. What a tool has begun may still take effect."""
+    late = f"No result within {tool.timeout:g} s."
+    if tool.idempotent or tool.on_unknown == "rerun":
+        return ErrorRecord("TimeoutError", late)
+    return ErrorRecord(UNKNOWN, f"{late} {_INTERRUPTED} {_CHECK}")
 
 
 def _as_outcome(value: Any) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from perdure.errors import ConfigurationError
@@ -30,7 +30,7 @@ def require_nothing_pending(pending: Sequence[PendingCall]) -> None:
 class RefuseApprovals(Interceptor):
     """An interceptor that blocks calls that need an approval, or that ask a person because of an unknown outcome."""
 
-    def __init__(self, tools: ToolRegistry, unknown: frozenset[str], where: str) -> None:
+    def __init__(self, tools: ToolRegistry, unknown: Container[str], where: str) -> None:
         self._tools = tools
         self._unknown = unknown
         self._where = where

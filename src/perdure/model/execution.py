@@ -149,6 +149,10 @@ class PendingCall(ToolCall, frozen=True):
     """The calls that the sub-agent wants to make: approving its caller's call approves these."""
     external: bool = False
     """True for a call that is made outside: it waits for an answer, not for an approval."""
+    outcome_unknown: bool = False
+    """True for a call that was begun before and may have been done already: approving it makes it again."""
+    begun_at: Time | None = None
+    """The time at which a call with an unknown outcome was begun, if that is on record."""
 
     @classmethod
     def of(
@@ -165,6 +169,14 @@ class PendingCall(ToolCall, frozen=True):
         """
         facts = (call.name, call.arguments, call.id, call.provider, call.opaque)
         return cls(*facts, session_id, waits_for, external, unknown=call.unknown)
+
+    @property
+    def warning(self) -> str:
+        """The sentence that a person needs to be told before deciding, or an empty text."""
+        if not self.outcome_unknown:
+            return ""
+        since = f" (begun {self.begun_at:%Y-%m-%d %H:%M:%S %Z})" if self.begun_at is not None else ""
+        return f"outcome unknown: it may have been done already{since}"
 
     @property
     def digest(self) -> str:

@@ -82,6 +82,11 @@ def mark_of(owner: str) -> str:
     return f"o{base64.b32encode(digest).decode().lower()}."
 
 
+def key_of_call(session_id: str | None, execution_id: str, call_id: str) -> str:
+    """Return the text that tells one tool call from all others: the same in every process that makes it."""
+    return _digest(session_id or "", execution_id, call_id, size=16).hex()
+
+
 def _digest(*names: str, size: int) -> bytes:
     """Return a hash of names, with their lengths: "ab", "c" and "a", "bc" have different hashes."""
     raws = [name.encode("utf-8", "surrogatepass") for name in names]  # half of a surrogate pair may be in any text

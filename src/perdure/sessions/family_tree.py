@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from perdure.actions.begun_calls import CONTINUES
+from perdure.loop.tool_use import UNKNOWN
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
@@ -41,6 +43,8 @@ class Node:
     is_selected: bool = False
     stop_reason: str | None = None
     """Why a run ended before it had an answer."""
+    unknown: tuple[str, ...] = ()
+    """The tools of calls whose outcome was unknown when the run ended."""
     children: list[Node] = field(default_factory=list)
 
     def session_ids(self) -> Iterator[str]:
@@ -62,6 +66,7 @@ class Node:
             "tools": list(self.tools),
             "selected": self.is_selected,
             "stop_reason": self.stop_reason,
+            "unknown": list(self.unknown),
             "children": [child.to_json() for child in self.children],
         }
 
@@ -158,6 +163,8 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
     group = loop.parallel_group
     config = loop.config
     name = config.name if config and config.name and config.name != config.model and kind == "branch" else None
+    calls = [done for turn in loop.turns for done in turn.tool_executions]
+    unknown = tuple(done.call.name for done in calls if done.error is not None and done.error.type == UNKNOWN)
     return Node(
         kind,
         loop.loop_id,
@@ -166,9 +173,10 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
         config.model if config else None,
         loop.usage,
         loop.duration,
-        tuple(done.call.name for turn in loop.turns for done in turn.tool_executions),
+        tuple(done.call.name for done in calls),
         bool(group and group.is_selected),
         loop.stop_reason if loop.stop_reason != "completed" else None,
+        unknown,
         subagents.pop(loop.loop_id, []),
     )
 
@@ -183,6 +191,8 @@ def _mark_open(runs: Iterable[Node], status: str) -> None:
 
 def _asked(loop: LoopRecord) -> str:
     said = [message.text for message in loop.messages if message.role == "user"]
+    if not said and any(CONTINUES in message.metadata for message in loop.messages):
+        return "continues the run before"
     return said[0] if said else loop.continuation_kind.kind
 
 

@@ -62,6 +62,8 @@ class CallForm(TypedDict):
     session: str | None
     waits_for: list[CallForm]
     external: bool
+    outcome_unknown: bool
+    begun_at: str | None
 
 
 class SessionForm(InfoForm):
@@ -211,6 +213,8 @@ def of_calls(calls: Iterable[PendingCall]) -> list[CallForm]:
             "session": call.session_id,
             "waits_for": of_calls(call.waits_for),
             "external": call.external,
+            "outcome_unknown": call.outcome_unknown,
+            "begun_at": None if call.begun_at is None else call.begun_at.isoformat(),
         }
         for call in calls
     ]

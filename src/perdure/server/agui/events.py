@@ -159,10 +159,15 @@ def _interrupts(call: PendingCall) -> Iterator[Event]:
     """Yield the interrupts of a call. The id is the call's digest, which binds an answer to what was shown."""
     outside = [leaf for leaf in call.leaves if leaf.external]
     if len(outside) < len(call.leaves):
-        wanted = ", ".join(f"{leaf.name}({arguments_of(leaf)})" for leaf in call.leaves if not leaf.external)
+        wanted = ", ".join(_asked(leaf) for leaf in call.leaves if not leaf.external)
         yield {**_interrupt(call, call, f"May this be done? {wanted}"), "responseSchema": _APPROVAL}
     for leaf in outside:
         yield _interrupt(call, leaf, f"What is the result of {leaf.name}({arguments_of(leaf)})?")
+
+
+def _asked(leaf: PendingCall) -> str:
+    asked = f"{leaf.name}({arguments_of(leaf)})"
+    return f"{asked} ({leaf.warning})" if leaf.warning else asked
 
 
 def _interrupt(call: PendingCall, leaf: PendingCall, message: str) -> Event:

@@ -50,6 +50,9 @@ def request_item(call: PendingCall) -> Item:
     arguments = dict(call.arguments)
     if call.waits_for:
         arguments["waits_for"] = [{"name": leaf.name, "arguments": leaf.arguments} for leaf in call.leaves]
+    warning = ", ".join(dict.fromkeys(leaf.warning for leaf in call.leaves if leaf.warning))
+    if warning:
+        arguments["warning"] = warning
     return {
         # The digest binds the approval to the call as it is shown.
         "id": APPROVAL + call.digest,

@@ -55,6 +55,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     arguments: Mapping[str, Any]
     is_external: bool
+    warning: str
+    """The sentence to be told before deciding: the call may have been done already."""
     session_id: str | None
     """The session of the sub-agent that wants it."""
     below: tuple[Wanted, ...] = ()
@@ -155,6 +157,7 @@ def _wanted(call: PendingCall) -> Wanted:
         digest=call.digest,
         arguments=call.arguments,
         is_external=call.external,
+        warning=call.warning,
         session_id=call.session_id,
         below=tuple(map(_wanted, call.waits_for)),
     )

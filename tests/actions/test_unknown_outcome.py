@@ -1,0 +1,122 @@
+"""A call that waits since its outcome is unknown: the person who decides is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import DriverError, MemoryStore, RunFailed, SqliteStore, StoreError, ToolCall, tool
+from perdure.cli.chat_view import described_in_full
+from perdure.model.ids import use
+from perdure.sessions.family_tree import tree_of
+from perdure.sessions.json_forms import of_calls
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
+
+WARNING = "outcome unknown: it may have been done already (begun 20"
+
+
+class Payment:
+    """A payment whose first attempt is cut off by a crash, beside a call that needs an approval."""
+
+    def __init__(self, store: Any) -> None:
+        self.failing = FailingStore(store)
+        self.paid = 0
+        self.pay = tool(name="pay", on_unknown="ask")(self._pay)
+        self.ship = tool(name="ship", needs_approval=True)(lambda: "shipped")
+
+    def _pay(self) -> str:
+        self.paid += 1
+        if self.paid == 1:
+            self.failing.crash(call=1)
+        return "paid"
+
+    def options(self) -> dict[str, Any]:
+        wants = [ToolCall("pay", {}, "pay-1"), ToolCall("ship", {}, "ship-1")]
+        return {"tools": [self.pay, self.ship], "driver": ScriptedDriver([wants, "Done."])}
+
+    async def crashed(self) -> None:
+        clock = FrozenClock()
+        with use(clock=clock):
+            doomed = perdure.connect(self.failing, **self.options())
+            await doomed.__aenter__()
+            chat = await doomed.open("s")
+            with pytest.raises(StoreError):
+                await chat.send("Pay.")
+            with suppress(StoreError):
+                await doomed.__aexit__(None, None, None)
+
+
+async def test_a_call_that_may_have_been_done_says_so_until_it_is_decided() -> None:
+    """Beside it, a first request does not. A decision about another call leaves the warning as it is."""
+    kept = MemoryStore()
+    payment = Payment(kept)
+    await payment.crashed()
+    async with perdure.connect(kept, **payment.options()) as app:
+        await app.recover()
+        chat = await app.open("s")
+        pay, ship = (await chat.view()).pending_calls
+        assert (pay.outcome_unknown, ship.outcome_unknown) == (True, False)
+        assert pay.begun_at is not None
+        assert ship.begun_at is None
+        assert pay.warning.startswith(WARNING)
+        assert ship.warning == ""
+        assert WARNING in described_in_full(pay)
+        assert [each["outcome_unknown"] for each in of_calls([pay, ship])] == [True, False]
+        (left,) = (await chat.deny("not now", [ship])).pending_calls
+        assert (left.outcome_unknown, left.begun_at) == (True, pay.begun_at)
+        assert (await chat.approve([left])).text == "Done."
+        assert payment.paid == 2
+
+
+def test_the_command_line_warns_of_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+
+    async def crash_and_recover() -> None:
+        payment = Payment(SqliteStore(tmp_path / "s.db"))
+        await payment.crashed()
+        async with perdure.connect(url, **payment.options()) as app:
+            await app.recover()
+
+    def told(*words: str) -> str:
+        made = subprocess.run(
+            [sys.executable, "-m", "perdure", *words, "--store", url], capture_output=True, text=True, timeout=60
+        )
+        return made.stdout + made.stderr
+
+    asyncio.run(crash_and_recover())
+    assert WARNING in told("show", "s")
+    assert WARNING in told("deny", "s", "--no-wait", "--reason", "no")
+
+
+async def _never() -> None:
+    await asyncio.sleep(30)
+
+
+async def test_the_tree_marks_a_run_with_an_unknown_outcome() -> None:
+    """A tool that may not be repeated has reached its time-out."""
+    pay = tool(name="pay", timeout=0.01)(_never)
+    script = ScriptedDriver([ToolCall("pay"), "I could not make sure."])
+    async with perdure.connect("memory://", tools=[pay], driver=script) as app:
+        await (await app.open("s")).send("Pay.")
+        (run,) = (await tree_of(app, "s", limit=10)).children
+    assert (run.status, run.unknown) == ("completed", ("pay",))
+    assert run.to_json()["unknown"] == ["pay"]
+
+
+async def test_the_tree_says_that_a_run_continues_another() -> None:
+    replies = iter([ToolCall("pay"), DriverError("down"), "Paid."])
+    script = ScriptedDriver(lambda request: next(replies))
+    async with perdure.connect("memory://", tools=[tool(name="pay")(lambda: "paid")], driver=script) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await chat.send("Pay.")
+        await chat.retry()
+        titles = [run.title for run in (await tree_of(app, "s", limit=10)).children]
+    assert titles == ["Pay.", "continues the run before"]

@@ -1,0 +1,186 @@
+"""A message that is sent again after its run was stopped: the calls that the run has begun are not made again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import until
+
+import perdure
+from perdure import Chat, DriverError, ExecutionBudget, RunFailed, ToolCall, tool
+from perdure.testing import Delay, ScriptedDriver
+
+
+@pytest.fixture(params=["memory", "sqlite", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    places = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/s.db", "file": f"file://{tmp_path}/d"}
+    return places[request.param]
+
+
+class Till:
+    """A till whose model charges once, unless it sees that this was done."""
+
+    def __init__(self, *failures: int, slow: float = 0.0) -> None:
+        self.taken: list[int] = []
+        self.slow = slow
+        self.asks_slowly = False
+        self._failures = failures
+        self.driver = ScriptedDriver(self._answer)
+        self.charge = tool(name="charge")(self._charge)
+
+    async def _charge(self, amount: int) -> str:
+        self.taken.append(amount)
+        await asyncio.sleep(self.slow)
+        return "taken"
+
+    def _answer(self, request: Any) -> Any:
+        seen = any(call.name == "charge" for message in request.messages for call in message.tool_calls)
+        if len(self.driver.requests) in self._failures:
+            return DriverError("down")
+        if not seen and "- charge" not in self.shown:
+            return ToolCall("charge", {"amount": 4})
+        is_first = len(self.driver.requests) == 2 and self.asks_slowly
+        return Delay(30, "never") if is_first else "Done."
+
+    @property
+    def shown(self) -> str:
+        """Everything that the model was shown last."""
+        return " | ".join(message.text for message in self.driver.requests[-1].messages)
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"driver": self.driver, "tools": [self.charge], **more}
+
+
+async def by_key(chat: Chat) -> Any:
+    return await chat.send("Pay.", key="k")
+
+
+async def by_retry(chat: Chat) -> Any:
+    return await chat.retry()
+
+
+AGAIN = pytest.mark.parametrize("again", [by_key, by_retry])
+
+
+async def cancelled(chat: Chat, is_there: Callable[[], object]) -> None:
+    run = await chat.start("Pay.", key="k")
+    await until(is_there)
+    await chat.cancel()
+    await run.result()
+
+
+@AGAIN
+async def test_a_completed_call_is_not_made_again_after_a_cancellation(url: str, again: Any) -> None:
+    """The model sees its result, and that the run was stopped."""
+    till = Till()
+    till.asks_slowly = True
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        await cancelled(chat, lambda: len(till.driver.requests) == 2)
+        reply = await again(chat)
+        assert (reply.text, till.taken) == ("Done.", [4])
+        assert "taken" in till.shown
+        assert '- charge {"amount":4}: done' in till.shown
+        assert till.shown.count("Pay.") == 1
+        assert (await chat.send("Pay.", key="k")).text == "Done."
+        assert len(till.driver.requests) == 3
+
+
+@AGAIN
+async def test_the_model_is_told_of_a_call_under_way_whose_run_was_cancelled(url: str, again: Any) -> None:
+    till = Till(slow=30)
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        await cancelled(chat, lambda: till.taken)
+        reply = await again(chat)
+        assert (reply.text, till.taken) == ("Done.", [4])
+        assert '- charge {"amount":4}: its outcome is unknown' in till.shown
+
+
+@AGAIN
+async def test_a_completed_call_is_not_made_again_after_a_failure(url: str, again: Any) -> None:
+    """Not even if the run that continues fails too, before or after a call of its own."""
+    till = Till(2, 3)
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await chat.send("Pay.", key="k")
+        with pytest.raises(RunFailed):
+            await again(chat)
+        reply = await again(chat)
+        assert (reply.text, till.taken) == ("Done.", [4])
+        assert till.shown.count("- charge") == 1 == till.shown.count("Pay.")
+
+
+async def test_a_retry_after_a_limit_does_not_make_a_call_again() -> None:
+    till = Till(slow=0.5)
+    agent = perdure.AgentDefinition("till", budget=ExecutionBudget(max_seconds=0.2))
+    async with perdure.connect("memory://", **till.options()) as app:
+        chat = await app.open("s", agent=agent)
+        await chat.send("Pay.", key="k")
+        await chat.retry()
+        assert till.taken == [4]
+
+
+async def test_a_sender_that_is_timed_out_may_send_again() -> None:
+    till = Till(slow=30)
+    async with perdure.connect("memory://", **till.options()) as app:
+        chat = await app.open("s")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await by_key(chat)
+        assert ((await by_key(chat)).text, till.taken) == ("Done.", [4])
+
+
+@pytest.mark.parametrize("since", ["said", "undone", "trimmed"])
+async def test_calls_that_are_no_longer_shown_last_are_told(url: str, since: str) -> None:
+    """The message is asked again, and the model is told what was done for it."""
+    till = Till(2)
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await by_key(chat)
+        if since == "said":
+            await chat.send("Hello.")
+        elif since == "undone":
+            await chat.undo()
+        else:
+            await chat.trim(keep_last=1)
+        assert (await by_key(chat)).text == "Done."
+        assert till.taken == [4]
+        assert '- charge {"amount":4}: done' in till.shown
+
+
+async def test_a_retry_of_an_answer_that_continued_a_run_keeps_its_calls(url: str) -> None:
+    """Only the answer is asked for again."""
+    till = Till(2)
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await by_key(chat)
+        await chat.retry()
+        before = [message.text for message in (await chat.session()).state.messages]
+        await chat.retry()
+        assert [message.text for message in (await chat.session()).state.messages] == before
+        assert till.taken == [4]
+
+
+async def test_a_run_that_was_killed_and_given_up_does_not_charge_again(tmp_path: Path) -> None:
+    """A thread that cannot be stopped has made the call in the meantime."""
+    till = Till()
+    till.charge = tool(name="charge")(lambda amount: (till.taken.append(amount), time.sleep(0.3))[1])
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with perdure.connect(url, grace=0.0, **till.options()) as app:
+        task = asyncio.ensure_future(by_key(await app.open("s")))
+        await until(lambda: till.taken)
+    await asyncio.gather(task, return_exceptions=True)
+    async with perdure.connect(url, **till.options()) as app:
+        chat = await app.open("s")
+        await chat.cancel()
+        await by_key(chat)
+    assert till.taken == [4]
