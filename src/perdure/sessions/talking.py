@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
@@ -630,7 +630,7 @@ class Talking(Looking):
         """Put a decision on record, and tell workers. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
         with self.live.running(key):
-            session = await self.runtime.execute(key, action, on_conflict="retry", expected=self._expected)
+            session = await self._executed(key, action, expected=self._expected)
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
         return Reply(session, queued=True)
@@ -651,19 +651,41 @@ class Talking(Looking):
         key = await self._reach(session_id)
         with self.live.running(key):
             try:
-                return await self.runtime.execute(key, action, on_conflict="retry")
+                return await self._executed(key, action)
             except RunInterrupted as error:
                 if error.session_id != key or self.runtime.is_closing:
                     raise
             # Recover and apply once more: callers need not know that a process has died during a run.
             await self._resume(key)
-            return await self.runtime.execute(key, action, on_conflict="retry")
+            return await self._executed(key, action)
+
+    async def _executed(self, session_id: SessionId, action: Action, *, expected: int | None = None) -> AgentSession:
+        """Execute an action. If this connection is recovering the session's run in the background, wait for its end.
+
+        Raise SessionBusy if another process, or another caller, is running the session.
+        """
+        while True:
+            recovering = self._connection.recovering
+            ended = 0 if recovering is None else recovering.ended
+            try:
+                return await self.runtime.execute(session_id, action, on_conflict="retry", expected=expected)
+            except (ClaimLost, RunInterrupted):
+                raise
+            except SessionBusy as error:
+                if recovering is None or error.session_id != session_id:
+                    raise
+                if not await recovering.is_over(session_id, ended):
+                    raise
 
     async def _resume(self, session_id: SessionId) -> None:
         """Continue a run that was killed, before anything else is said."""
         from perdure.actions.resume import recover
 
-        report = await recover(self.runtime, self.loops, session_id=session_id)
+        recovering = self._connection.recovering
+        async with nullcontext() if recovering is None else recovering.alone(session_id):
+            if recovering is not None and recovering.is_stopped:
+                raise RunInterrupted(session_id)
+            report = await recover(self.runtime, self.loops, session_id=session_id)
         if report.errors:
             error = report.errors[0]
             killed = f"The last run was killed, and cannot be recovered: {error.what}"
