@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.filters import refusal
-from perdure.loop.tool_use import Decisions
+from perdure.loop.tool_use import Decisions, begun_before
 from perdure.model.execution import CallAnswer, ExecutionState, ExecutionStatus
 from perdure.model.ids import use
 from perdure.model.loop_events import (
@@ -47,12 +47,13 @@ class Replay:
         self._answers: dict[str, CallAnswer] = {}
         self._refused: set[str] = set()
         self._waited: set[str] = set()
+        self._begun: dict[str, int] = {}
 
     @property
     def decisions(self) -> Decisions:
         """Return what people decided and answered, the calls started without an outcome, and the calls that waited."""
         unknown, waited = frozenset(self._started_calls), frozenset(self._waited)
-        return Decisions(self._approved, self._denied, unknown, waited, self._answers)
+        return Decisions(self._approved, self._denied, unknown, waited, self._answers, self._begun)
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
         for event in events:
@@ -74,6 +75,7 @@ class Replay:
                 self._say(event)
             case ToolExecutionStart():
                 self._started_calls.add(event.call.id)
+                self._begun[event.call.id] = self._begun.get(event.call.id, 0) + 1
             case ToolExecutionEnd():
                 self._ended = event.execution
             case TurnEnd():
@@ -115,6 +117,7 @@ class Replay:
     def _resume(self, event: AgentStart) -> None:
         # Not calls of sub-agents: whether these wait is up to the sub-agent's own session.
         self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
+        self._begun |= begun_before(self._execution.pending_calls)
         execution = self._execution.with_pending_calls(()).with_idle(event.idle)
         # As in the live run, the time of a continued step counts from here: the pause is not work.
         self._change(execution if execution.current_step is None else execution.with_step_started())

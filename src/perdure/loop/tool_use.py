@@ -58,6 +58,13 @@ class Decisions(msgspec.Struct, frozen=True):
     Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
     answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
+    begun: Mapping[str, int] = EMPTY
+    """How often calls without an outcome were started, by their ids."""
+
+
+def begun_before(waiting: Sequence[PendingCall]) -> Mapping[str, int]:
+    """Return how often the calls that wait were started before, by their ids."""
+    return {call.id: call.begun for call in waiting if call.begun}
 
 
 def call_hash(call: ToolCall) -> str:
@@ -213,15 +220,19 @@ class ToolUse:
                     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
                     "It was not made again. Check before you repeat it.",
                 )
-            return _Waits(PendingCall.of(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
+            return _Waits(self._waiting(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
         if approved or not (call.id in self._decisions.waited or tool.needs_approval(arguments)):
             return _Ready(call, tool)
-        return _Waits(PendingCall.of(call))
+        return _Waits(self._waiting(call))
+
+    def _waiting(self, call: ToolCall) -> PendingCall:
+        """Return a call as it is shown to the person whom it waits for."""
+        return PendingCall.of(call, begun=self._decisions.begun.get(call.id, 0))
 
     def _is_approved(self, call: ToolCall) -> bool:
         """Tell whether a person has approved this very call. A hash is made only for one that was decided about."""
         bound_to = self._decisions.approved.get(call.id)
-        return bound_to is not None and bound_to in (PendingCall.of(call).digest, call_hash(call))
+        return bound_to is not None and bound_to in (self._waiting(call).digest, call_hash(call))
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
         """Run calls one by one, all at once, or a number at a time. Return those that turn out to wait."""
