@@ -124,7 +124,8 @@ def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str,
     assert perdure("ls").out.split("\t")[2] == "left"
     queue = perdure("queue", "--json").json
     assert (queue["held"], queue["running"][0]["handed_over"], queue["running"][0]["expires"]) == ([], True, None)
-    perdure(verb, "s", "--no-wait", code=4)
+    for second in ("approve", "deny"):
+        assert "somebody has decided already" in perdure(second, "s", "--no-wait", code=5).err
     perdure("recover", "s", "--tools", tools)
     assert (home / "ledger").exists() == (verb == "approve")
     assert perdure("ls").out.split("\t")[2] == "active"
