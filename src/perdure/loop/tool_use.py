@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 Concurrency = Literal["sequential", "parallel"] | int
 """The way in which the tool calls of one step are made. A number says how many are made at once."""
 
+_log = logging.getLogger("perdure.runs")
+_CUT_OFF = (
+    "session %s: the connection was closed during a call of %s, so the outcome of that call is unknown. A function in "
+    "a thread still runs to its end, but its result is lost. Wait for the run before you close, or give it more grace"
+)
 _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 
 
@@ -274,6 +280,8 @@ class ToolUse:
         except AwaitsApproval as waits:
             return PendingCall.of(ready.call, waits.session_id, waits.calls)
         except (asyncio.CancelledError, TimeLimitReached):
+            if self._run.is_interrupted():
+                self._tell_of_interruption(ready)
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
                 await finish_despite_cancel(self._take_outcome(ready.call, started, left))
@@ -282,6 +290,14 @@ class ToolUse:
         if among_others:  # the others may take long, and a crash until then must not lose this outcome
             await self._narrator.barrier()
         return None
+
+    def _tell_of_interruption(self, ready: _Ready) -> None:
+        """Log that the outcome of a call is lost, unless recovery makes the call again."""
+        if ready.tool.on_unknown == "rerun":
+            return
+        session, name = self._run.session_id, ready.call.name
+        facts = {"session": session, "tool": name, "call": ready.call.id}
+        _log.warning(_CUT_OFF, session, name, extra={"facts": facts})
 
     async def _take_outcome(self, call: ToolCall, started: datetime, outcome: Outcome) -> None:
         execution = ToolExecution(call, started, now(), outcome.result, outcome.error, outcome.usage)
