@@ -384,3 +384,15 @@ def test_a_message_waits_for_the_recovery_without_await(tmp_path: Path) -> None:
             pass
         assert chat.send("Hello.").text == "Done."
         assert [message.text for message in chat.history()] == ["Tell me.", "Done.", "Hello.", "Done."]
+
+
+async def test_what_was_recovered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """In the background, and by the message that comes first."""
+    async with MemoryStore() as store:
+        await left_behind(store, "a", "b")
+        with caplog.at_level(logging.INFO, "perdure.recovery"):
+            async with perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+                await until(lambda: _is_idle(app, "a"))
+                await app.send("b", "Hello.")
+        told = [record.getMessage() for record in caplog.records]
+        assert sorted(told) == [f"the run of session {name} was continued, and has ended" for name in ("a", "b")]
