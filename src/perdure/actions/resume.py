@@ -59,7 +59,6 @@ from perdure.redaction.traces import MARK as REDACTED
 from perdure.run_journal import JournalRecord, event_of, tells_of_run
 from perdure.runtime.record_reader import last_of_run
 
-
 _log = logging.getLogger("perdure.recovery")
 
 
