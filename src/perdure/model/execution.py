@@ -176,7 +176,7 @@ class PendingCall(ToolCall, frozen=True):
         A call that was started since then has another hash, so an old approval does not let it be made again.
         """
         below = [call.digest for call in self.waits_for]
-        told = [self.id, self.name, self.arguments, below]
+        told: list[object] = [self.id, self.name, self.arguments, below]
         if self.begun:  # otherwise the hash is what earlier releases have stored
             told.append(self.begun)
         return hashlib.sha256(msgspec.json.encode(told, order="deterministic")).hexdigest()
