@@ -10,10 +10,22 @@ import pytest
 from tests.loop.scenes import loops_of
 from tests.waiting import until
 
-from perdure import AgentDefinition, MemoryStore, SendMessage, SessionBusy, SessionRuntime, SqliteStore, ToolCall, tool
+import perdure
+from perdure import (
+    AgentDefinition,
+    MemoryStore,
+    PendingCallsChanged,
+    SendMessage,
+    SessionBusy,
+    SessionRuntime,
+    SqliteStore,
+    ToolCall,
+    tool,
+)
 from perdure.actions.resume import ResumeExecution
 from perdure.model.ids import use
-from perdure.testing import FailingStore, FrozenClock
+from perdure.protocols import ModelRequest
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent")
 
@@ -110,3 +122,46 @@ async def test_a_recovery_reads_its_run_once() -> None:
         assert (after.state.messages[-1].text, looked) == ("Done.", ["up"])
         assert (counting.calls["messages"], counting.calls["runs"]) == (1, 0)
         assert counting.calls.total() <= 14
+
+
+async def test_an_approval_of_a_sub_agents_call_is_used_up_once_the_call_has_started() -> None:
+    """Killed again in the call, the sub-agent asks again, and its caller shows that. An old approval is refused."""
+    made: list[bool] = []
+    is_quick = False
+
+    @tool(on_unknown="ask")
+    async def pay() -> str:
+        """Pay."""
+        made.append(is_quick)
+        await asyncio.sleep(0 if is_quick else 60)
+        return "paid"
+
+    def respond(request: ModelRequest) -> ToolCall | str:
+        if request.step:
+            return "Done."
+        return ToolCall("pay") if request.system_prompt == "kid" else ToolCall("kid", {"prompt": "Pay."})
+
+    kid = AgentDefinition("kid", description="Pays.", system_prompt="kid", tools=("pay",))
+    options: Any = {"driver": ScriptedDriver(respond), "tools": [pay], "subagents": [kid], "grace": 0.0}
+    async with MemoryStore() as store:
+        async with perdure.connect(store, **options) as app:
+            await (await app.open("p", AgentDefinition("boss", tools=("kid",)))).start("Pay.")
+            await until(lambda: len(made) == 1)
+        shown: Any = ()
+        for times in (1, 2):
+            async with perdure.connect(store, **options) as app:
+                report = await app.recover()
+                assert len(made) == times
+                assert (report.resumed, len(report.suspended)) == ((), 2)
+                if shown:
+                    with pytest.raises(PendingCallsChanged):
+                        await app.approve("p", shown)
+                shown = (await app.view("p")).pending_calls
+                assert [leaf.begun for leaf in shown[0].leaves] == [times]
+                await app.start_settle("p", approve=shown)
+                await until(lambda times=times: len(made) == times + 1)
+        is_quick = True
+        async with perdure.connect(store, **options) as app:
+            await app.recover()
+            assert (await app.approve("p")).text == "Done."
+    assert made == [False, False, False, True]

@@ -13,7 +13,6 @@ from perdure import (
     Chat,
     InvalidData,
     PendingCallsChanged,
-    RunInterrupted,
     ToolCall,
     Worker,
     connect,
@@ -67,7 +66,7 @@ async def test_a_worker_continues(tmp_path: Path) -> None:
     async with waiting(f"sqlite:///{tmp_path}/a.db", paid) as chat:
         left = await chat.settle(approve=["p1"], deny={"p2": "No."}, answers={"w": 1}, wait=False)
         assert (left.queued, paid) == (True, [])
-        with pytest.raises(RunInterrupted):
+        with pytest.raises(PendingCallsChanged, match="somebody has decided already"):
             await chat.settle(approve=["p1"], wait=False)
         async with Worker(chat._sessions) as worker:
             await worker.only("a")

@@ -139,3 +139,37 @@ def test_a_chat_without_the_tools(home: Path, store: str) -> None:
         terminal.expect("To come back: ", "chat -s q1 --store kept.db --tools FILE.py\n")
         assert terminal.ends() == 0
     assert "tools=[" not in terminal.text
+
+
+WITH_A_HELPER = """
+import asyncio, os, signal
+import perdure
+from perdure import AgentDefinition, ToolCall
+from perdure.testing import ScriptedDriver
+
+
+def die(request):
+    if request.system_prompt == "kid":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ToolCall("kid", {"prompt": "Help."})
+
+
+async def main():
+    kid = AgentDefinition("kid", description="Helps.", system_prompt="kid")
+    async with perdure.connect("sqlite:///kept.db", driver=ScriptedDriver(die), subagents=[kid]) as sessions:
+        await (await sessions.open("q3", AgentDefinition("boss", tools=("kid",)))).send("hello")
+
+
+asyncio.run(main())
+"""
+
+
+def test_sub_agents_are_continued_with_their_caller(perdure: Callable[..., Any], home: Path) -> None:
+    """Both are listed as killed, and the hint for the caller is enough."""
+    (home / "die.py").write_text(WITH_A_HELPER)
+    subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
+    told = perdure("ls", "--store", "kept.db")
+    assert [line.split("\t")[2] for line in told.lines] == ["killed", "killed"]
+    assert [line for line in told.err.splitlines() if "was killed" in line] == [
+        "The last run of q3 was killed. Continue it here: perdure recover q3 --store kept.db --tools FILE.py"
+    ]

@@ -122,9 +122,12 @@ def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str,
     assert ("  left  " in shown.lines[0], "decided on" in shown.out, "killed" in shown.out) == (True, True, False)
     assert perdure("show", "s", "--json").json["interrupted"] == "left"
     assert perdure("ls").out.split("\t")[2] == "left"
+    assert "  left  " in perdure("tree", "s").lines[1]
+    assert perdure("tree", "s", "--json").json["children"][0]["status"] == "left"
     queue = perdure("queue", "--json").json
     assert (queue["held"], queue["running"][0]["handed_over"], queue["running"][0]["expires"]) == ([], True, None)
-    perdure(verb, "s", "--no-wait", code=4)
+    for second in ("approve", "deny"):
+        assert "somebody has decided already" in perdure(second, "s", "--no-wait", code=5).err
     perdure("recover", "s", "--tools", tools)
     assert (home / "ledger").exists() == (verb == "approve")
     assert perdure("ls").out.split("\t")[2] == "active"

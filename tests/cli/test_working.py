@@ -363,6 +363,9 @@ async def test_one_session_only(tools: Path, process: Callable[..., Any]) -> Non
         assert await other.reply(0.1) is None
         await sessions.suspend("b")
         await asyncio.to_thread(process, "worker", "--only", "b", *options, code=10)
+        assert len(await sessions.drop_waiting("b")) == 1
+        told = await asyncio.to_thread(process, "worker", "--only", "b", *options, code=10)
+        assert "session b: waits for a person\n" in told.err
         await sessions.enqueue("a", "what is 6 + 3?")
         await sessions.store.claim("a", version=2, owner="host:1", lease=60.0)  # type: ignore[attr-defined]
         await asyncio.to_thread(process, "worker", "--only", "a", *options, code=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,27 @@ class Late:
         self.work = asyncio.ensure_future(verb)
         for _ in range(self._turns):
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("on_unknown", ["error", "ask", "rerun"])
+async def test_a_tool_call_that_leaving_cuts_off_is_logged(caplog: pytest.LogCaptureFixture, on_unknown: Any) -> None:
+    """By its session and its tool. A call that recovery makes again loses nothing, and is not."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    @perdure.tool(on_unknown=on_unknown)
+    def charge() -> str:
+        """Charge the card."""
+        begun.set()
+        may_end.wait(30)
+        return "charged"
+
+    driver = ScriptedDriver([ToolCall("charge"), "Done."])
+    with caplog.at_level(logging.WARNING, "perdure.runs"):
+        async with perdure.connect("memory://", driver=driver, tools=[charge], grace=0.0) as sessions:
+            await (await sessions.open("s")).start("Charge.")
+            await until(begun.is_set)
+    may_end.set()
+    told = [record.getMessage() for record in caplog.records if record.name == "perdure.runs"]
+    assert [each.startswith("session s: ") and "a call of charge" in each for each in told] == (
+        [] if on_unknown == "rerun" else [True]
+    )

@@ -17,6 +17,7 @@ from perdure import (
     ConfigurationError,
     InvalidData,
     MemoryStore,
+    PendingCallsChanged,
     SessionBusy,
     SessionStage,
     SqliteStore,
@@ -179,3 +180,219 @@ async def test_a_hook_that_raises_stops_no_other_recovery() -> None:
 
 async def _is_done(app: perdure.Sessions, name: str) -> bool:
     return await activity(app, name) == "idle"
+
+
+def paid(_: Any) -> Any:
+    """Answer slowly, so that a recovery lasts."""
+    return Delay(0.2, "Done.")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+async def test_a_message_waits_for_the_recovery_of_its_own_connection(pause: float) -> None:
+    """The program of the landing page gets its answer after a crash, at its first restart."""
+    async with MemoryStore() as store:
+        await left_behind(store, "s")
+        driver = ScriptedDriver(paid)
+        async with perdure.connect(store, driver=driver, recover=True, grace=0.0) as app:
+            chat = await app.open("s")
+            await asyncio.sleep(pause)
+            first, second = await asyncio.gather(chat.send("Hello."), _streamed(chat), return_exceptions=True)
+            assert {type(first), type(second)} in ({perdure.Reply}, {perdure.Reply, SessionBusy})
+            said = [message.text for message in await chat.history() if message.role == "assistant"]
+            assert said.count("Done.") == len(driver.requests)
+        assert said.count("Done.") >= 2
+
+
+async def _streamed(chat: perdure.Chat) -> Any:
+    return (await all_of(chat.stream("And you?")))[-1].reply
+
+
+async def test_a_message_is_started_after_the_recovery() -> None:
+    async with MemoryStore() as store:
+        await left_behind(store, "s")
+        async with perdure.connect(store, driver=ScriptedDriver(paid), recover=True) as app:
+            chat = await app.open("s")
+            await until(lambda: _is(app, "s", "running"))
+            assert (await (await chat.start("Hello.")).result()).text == "Done."
+            queued = await chat.enqueue("Later.")
+            assert (await chat.send("Now.", when_busy="queue")).queued
+            assert queued.key
+
+
+async def test_a_key_that_is_being_recovered_is_answered_once() -> None:
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), grace=0.0) as app:
+            await (await app.open("s")).start("Pay.", key="k")
+        driver = ScriptedDriver(paid)
+        async with perdure.connect(store, driver=driver, recover=True) as app:
+            await until(lambda: _is(app, "s", "running"))
+            replies = await asyncio.gather(*(app.send("s", "Pay.", key="k") for _ in range(4)))
+        assert [reply.text for reply in replies] == ["Done."] * 4
+        assert len(driver.requests) == 1
+
+
+async def test_a_message_that_waits_may_be_cancelled() -> None:
+    """The recovery continues, and the message is not sent."""
+    async with MemoryStore() as store:
+        await left_behind(store, "s")
+        async with perdure.connect(store, driver=ScriptedDriver(paid), recover=True) as app:
+            await until(lambda: _is(app, "s", "running"))
+            sending = asyncio.create_task(app.send("s", "Hello."))
+            await asyncio.sleep(0.05)
+            sending.cancel()
+            await asyncio.wait({sending})
+            await until(lambda: _is_idle(app, "s"))
+            assert [message.text for message in (await app.session("s")).state.messages] == ["Tell me.", "Done."]
+
+
+async def test_a_message_waits_for_no_recovery_of_others(tmp_path: Path) -> None:
+    """A run that another process recovers raises SessionBusy, whatever is recovered here."""
+    async with SqliteStore(tmp_path / "s.db") as store, SqliteStore(tmp_path / "s.db") as other:
+        await left_behind(store, "s")
+        driver = ScriptedDriver(lambda _: Delay(1.0, "Done."))
+        async with perdure.connect(other, driver=driver, recover=True, grace=0.0) as app:
+            await until(lambda: _is(app, "s", "running"))
+            async with perdure.connect(store, driver=driver, recover=True) as here:
+                with pytest.raises(SessionBusy, match="is being run"):
+                    await here.send("s", "Hello.")
+
+
+@tool(needs_approval=True)
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+async def test_a_message_after_a_recovery_that_waits_for_a_person() -> None:
+    """It raises what it raises without recover=True, and a decision continues the run."""
+    agent = perdure.AgentDefinition("payer", tools=("pay",))
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), tools=[pay], grace=0.0) as app:
+            await (await app.open("s", agent)).start("Pay.")
+        driver = ScriptedDriver([Delay(0.1, perdure.ToolCall("pay")), Delay(0.1, "Done.")])
+        async with perdure.connect(store, driver=driver, tools=[pay], recover=True) as app:
+            await until(lambda: _is(app, "s", "running"))
+            with pytest.raises(perdure.SessionNotActive):
+                await app.send("s", "Hello.")
+            assert (await app.approve("s")).text == "Done."
+
+
+async def test_a_decision_waits_for_the_recovery_of_one_that_was_left() -> None:
+    """Nothing waits for it then, and it is told so."""
+    agent = perdure.AgentDefinition("payer", tools=("pay",))
+    driver = ScriptedDriver([perdure.ToolCall("pay"), Delay(0.2, "Done.")])
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=driver, tools=[pay]) as app:
+            chat = await app.open("s", agent)
+            await chat.send("Pay.")
+            await chat.approve(wait=False)
+        async with perdure.connect(store, driver=driver, tools=[pay], recover=True) as app:
+            await until(lambda: _is(app, "s", "running"))
+            with pytest.raises(PendingCallsChanged):
+                await app.deny("s", "no")
+            assert (await app.send("s", "Hello.")).pending_calls
+
+
+async def test_a_message_after_a_recovery_that_fails_says_why() -> None:
+    @tool
+    def gone() -> str:
+        """Be gone."""
+        return "never"
+
+    agent = perdure.AgentDefinition("needy", tools=("gone",))
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), tools=[gone], grace=0.0) as app:
+            await (await app.open("needy", agent)).start("Tell me.")
+        async with perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+            for _ in range(2):
+                with pytest.raises(ConfigurationError, match="cannot be recovered"):
+                    await app.send("needy", "Hello.")
+
+
+async def test_a_message_that_waits_when_its_connection_is_left() -> None:
+    """It is not sent, and the run waits for the next process."""
+    async with MemoryStore() as store:
+        await left_behind(store, "s")
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), recover=True, grace=0.0) as app:
+            await until(lambda: _is(app, "s", "running"))
+            sending = asyncio.create_task(app.send("s", "Hello."))
+            await asyncio.sleep(0.05)
+        with pytest.raises((SessionBusy, ConfigurationError)):
+            await sending
+        async with perdure.connect(store, driver=ScriptedDriver(["Done."])) as app:
+            assert await activity(app, "s") == "killed"
+            await app.recover()
+            assert [message.text for message in (await app.session("s")).state.messages] == ["Tell me.", "Done."]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
+async def test_a_message_waits_for_the_recovery_of_sub_agents(pause: float) -> None:
+    """Of a caller and its sub-agent, both killed, the message to the caller recovers each once."""
+    kid = perdure.AgentDefinition("kid", description="A helper.", system_prompt="kid")
+
+    def respond(request: Any) -> Any:
+        if request.system_prompt == "kid":
+            return Delay(0.2, "helped")
+        return Delay(0.1, "Done.") if request.step else perdure.ToolCall("kid", {"prompt": "Help."})
+
+    def killed(request: Any) -> Any:
+        return HALF if request.system_prompt == "kid" else respond(request)
+
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=(first := ScriptedDriver(killed)), subagents=[kid], grace=0.0) as app:
+            await (await app.open("s", perdure.AgentDefinition("boss", tools=("kid",)))).start("Go.")
+            await until(lambda: len(first.requests) == 2)
+        driver = ScriptedDriver(respond)
+        async with perdure.connect(store, driver=driver, subagents=[kid], recover=True) as app:
+            chat = await app.open("s")
+            await asyncio.sleep(pause)
+            assert (await chat.send("Hello.")).text == "Done."
+        assert len([each for each in driver.requests if each.system_prompt == "kid"]) == 2  # one for each message
+
+
+async def test_a_tool_of_a_run_that_is_recovered_does_not_wait_for_itself() -> None:
+    said: list[str] = []
+
+    @tool
+    async def ask() -> str:
+        """Send a message to the own session."""
+        try:
+            await apps[-1].send("s", "Hello?")
+        except SessionBusy as error:
+            said.append(error.what)
+        return "asked"
+
+    agent = perdure.AgentDefinition("asker", tools=("ask",))
+    apps: list[perdure.Sessions] = []
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), tools=[ask], grace=0.0) as app:
+            await (await app.open("s", agent)).start("Go.")
+        driver = ScriptedDriver([perdure.ToolCall("ask"), "Done."])
+        async with perdure.connect(store, driver=driver, tools=[ask], recover=True) as app:
+            apps.append(app)
+            await until(lambda: _is_idle(app, "s"))
+    assert len(said) == 1
+
+
+def test_a_message_waits_for_the_recovery_without_await(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    with perdure.connect_blocking(url, driver=ScriptedDriver([HALF]), grace=0.0) as app:
+        app.open("s").start("Tell me.")
+    with perdure.connect_blocking(url, driver=ScriptedDriver(paid), recover=True) as app:
+        chat = app.open("s")
+        while chat.view().activity != "running":
+            pass
+        assert chat.send("Hello.").text == "Done."
+        assert [message.text for message in chat.history()] == ["Tell me.", "Done.", "Hello.", "Done."]
+
+
+async def test_what_was_recovered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """In the background, and by the message that comes first."""
+    async with MemoryStore() as store:
+        await left_behind(store, "a", "b")
+        with caplog.at_level(logging.INFO, "perdure.recovery"):
+            async with perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+                await until(lambda: _is_idle(app, "a"))
+                await app.send("b", "Hello.")
+        told = [record.getMessage() for record in caplog.records]
+        assert sorted(told) == [f"the run of session {name} was continued, and has ended" for name in ("a", "b")]

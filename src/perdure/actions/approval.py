@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
-from perdure.loop.tool_use import Decisions
+from perdure.loop.tool_use import Decisions, begun_before
 from perdure.model.checks import expect, expect_text
 from perdure.model.execution import CallAnswer, PendingCall
 from perdure.model.message import ToolCall
@@ -84,7 +84,7 @@ class ApproveToolCalls(_Decision):
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
         shown = _approvable(session, shown, is_named=self._given is not None)
-        decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
+        decisions = Decisions(approved={call.id: call.digest for call in shown}, **_of_waiting(now))
         depth = await depth_of(session, context)
         if not self.is_left:
             await require_tools(self._loops, session, context, depth, shown, **_NEEDED)
@@ -116,7 +116,7 @@ class DenyToolCalls(_Decision):
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
-        decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
+        decisions = Decisions(denied={call.id: self._reason for call in shown}, **_of_waiting(now))
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
 
@@ -164,7 +164,7 @@ class SettleToolCalls(_Decision):
         for name in (*(call.id for call in approved), *answers):
             _require_once(name, denied)
         settled = {call.id: call.digest for call in approved}
-        decisions = Decisions(approved=settled, denied=denied, answers=answers, waited=_waited(now))
+        decisions = Decisions(approved=settled, denied=denied, answers=answers, **_of_waiting(now))
         depth = await depth_of(session, context)
         if approved and not self.is_left:
             await require_tools(self._loops, session, context, depth, approved, **_NEEDED)
@@ -374,7 +374,8 @@ def _shown(
         if call.id not in waiting:
             known = ", ".join(f"{each.id} ({each.name}, digest {each.digest})" for each in waiting.values())
             raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")
-        shown[call.id] = call if isinstance(call, PendingCall) else PendingCall.of(call)
+        begun = waiting[call.id].begun
+        shown[call.id] = call if isinstance(call, PendingCall) else PendingCall.of(call, begun=begun)
     return list(shown.values())
 
 
@@ -412,5 +413,7 @@ def _changed(session: AgentSession, now: Sequence[PendingCall]) -> PendingCallsC
     return PendingCallsChanged(session.id, now, wanted)
 
 
-def _waited(now: Sequence[PendingCall]) -> dict[str, PendingCall]:
-    return {call.id: call for call in now if call.session_id is None}
+def _of_waiting(now: Sequence[PendingCall]) -> dict[str, Any]:
+    """Return the facts about the calls that wait now, as decisions have them."""
+    waited = {call.id: call for call in now if call.session_id is None}
+    return {"waited": waited, "begun": begun_before(now)}

@@ -17,6 +17,7 @@ from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Answer, Entry, Journal
 from perdure.run_journal import HANDED_OVER, entry_of, owner_here
+from perdure.runtime.record_reader import last_of_run
 
 _NO_LEASE = 0.0
 """The lease of a claim that has lapsed as soon as it exists: no crash can keep it from being given back."""
@@ -33,6 +34,16 @@ async def left_to_worker(session: AgentSession, context: ActionContext | None, d
     start = await _start(session, context, decisions)
     await finish_despite_cancel(_handed_over(journal, session, [entry_of(start), Entry(HANDED_OVER, EMPTY)]))
     return Answer(session)
+
+
+async def is_decided(journal: Journal, session: AgentSession) -> bool:
+    """Return whether it is on record that the run which waits in this version continues with a decision."""
+    newest = await last_of_run(journal, session.id)
+    if newest is None or newest.run is None:
+        return False
+    starts = [entry.body for entry in await journal.read(session.id, run=newest.run) if entry.kind == "agent_start"]
+    continued = [body for body in starts if body.get("base_version") == session.version]
+    return any(body.get(fact) for body in continued for fact in ("approved", "denied", "answered"))
 
 
 async def _handed_over(journal: Journal, session: AgentSession, entries: Sequence[Entry]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -57,6 +58,8 @@ from perdure.protocols import (
 from perdure.redaction.traces import MARK as REDACTED
 from perdure.run_journal import JournalRecord, event_of, tells_of_run
 from perdure.runtime.record_reader import last_of_run
+
+_log = logging.getLogger("perdure.recovery")
 
 
 class ResumeExecution:
@@ -401,6 +404,8 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
             waits = session.state.execution is not None and session.state.execution.pending_calls
             if action.has_found_one:
                 outcomes["suspended" if waits else "resumed"].append(each)
+                end = "waits for a person" if waits else "has ended"
+                _log.info("the run of session %s was continued, and %s", each, end, extra={"facts": {"session": each}})
     return RecoveryReport(
         failed=tuple((each, str(error)) for each, error in failed),
         errors=tuple(error for _, error in failed),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.cli.hints import command
 from perdure.errors import PerdureError
-from perdure.sessions.family_tree import KILLED
+from perdure.sessions.family_tree import HANDED_OVER, LEFT
 
 if TYPE_CHECKING:
     import click
@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
-
-HANDED_OVER = "handed over"
-LEFT = "left"
-
-
-async def interruption_of(sessions: Sessions, session_id: str) -> str:
-    """Return why the run of a session waits to be continued: it was killed, handed over, or left to a worker."""
-    from perdure.runtime.record_reader import is_left_to_worker, was_handed_over
-
-    journal = sessions.runtime.journal
-    assert journal is not None  # or no run would wait
-    if await is_left_to_worker(journal, session_id):
-        return LEFT
-    return HANDED_OVER if await was_handed_over(journal, session_id) else KILLED
 
 
 async def needs_tools(sessions: Sessions, session_id: str) -> bool:

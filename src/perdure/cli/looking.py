@@ -12,7 +12,7 @@ import click
 
 from perdure.cli.errors import advice_on_key
 from perdure.cli.hints import command
-from perdure.cli.interrupted import LEFT, interruption_of, needs_tools, told_of
+from perdure.cli.interrupted import needs_tools, told_of
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -46,7 +46,7 @@ from perdure.cli.terminal import (
 )
 from perdure.errors import KeyUnavailable
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
-from perdure.sessions.family_tree import killed_in
+from perdure.sessions.family_tree import LEFT, interruption_of, killed_in
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def ls(
             if len(listed) < len(page):
                 left_out = counted(len(page) - len(listed), "session")
                 note(f"Left out: {left_out} with the state of apps and users. Add --all to see them.")
-            await _tell_of_interrupted(sessions, why)
+            # The recovery of a caller continues its sub-agents.
+            below = {str(each.id) for each in page if each.spawn_ref is not None and each.parent_id in killed}
+            await _tell_of_interrupted(sessions, {key: why[key] for key in why if key not in below})
             shown, left = shown + len(page), None if left is None else left - len(page)
             after = page.next
             if after is not None and left == 0:

@@ -18,7 +18,7 @@ from perdure.cli.session_ids import named, named_with_words, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model, use_model_in_run
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import at_time, is_terminal, line, note, print_json, print_length, progress, safe, say
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, PendingCallsChanged
 from perdure.protocols import check_key, check_priority
 from perdure.sessions.family_tree import killed_in
 from perdure.sessions.json_forms import of_reply
@@ -260,7 +260,8 @@ def _decide(
         try:
             return await verb(sessions, session_id, chosen)
         except InvalidData as error:
-            if chosen is not None or error.path != "$.call_ids":  # something is wrong with what was typed
+            is_over = isinstance(error, PendingCallsChanged) and not error.pending
+            if not is_over and (chosen is not None or error.path != "$.call_ids"):  # what was typed is wrong
                 raise
             raise Failure(f"{error.problem[0].upper()}{error.problem[1:]}.", NOT_ALLOWED) from None
 

@@ -31,6 +31,8 @@ _SIGNS = {
     "rejected": "⊘",
     "killed": "!",
     "waiting": "?",
+    "handed over": "·",
+    "left": "·",
 }
 _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 

@@ -32,6 +32,13 @@ _MCP = "PERDURE_WORKER_MCP"
 _QUEUES = {"high": 1, "default": 0}
 _NAMED = 10
 """The most handed-over sessions that are named in the log."""
+_OUTCOMES = {
+    "WAITS": "waits for a person",
+    "BUSY": "another process runs it",
+    "OWNER_BUSY": "its owner has as many runs as are allowed",
+    "PARKED": "is parked",
+}
+"""The outcomes of a look at one session that the log tells. A failure is logged where it happens."""
 _TO_END = 0.25
 """Seconds that threads have to end once all is closed. Idle ones need a few milliseconds, busy ones do not end."""
 
@@ -146,9 +153,16 @@ async def _look_at(ctx: click.Context, settings: dict[str, Any], only: str, is_a
         with _stopped_by_signals(made, then=made.options.drain):
             if is_apart:
                 hold_leash(lambda: made.stop(at_once=True))
-            outcome: Outcome = await made.only(await named(sessions, only))
+            session_id = await named(sessions, only)
+            outcome: Outcome = await made.only(session_id)
+    if outcome.name in _OUTCOMES and not is_apart:  # otherwise the worker that has started it tells of the session
+        _log.info("session %s: %s", session_id, _OUTCOMES[outcome.name], extra={"facts": _facts(session_id, outcome)})
     end_despite_threads(EXIT_CODES[outcome])
     return EXIT_CODES[outcome]
+
+
+def _facts(session_id: str, outcome: Outcome) -> dict[str, Any]:
+    return {"event": "looked", "session": session_id, "outcome": outcome.value}
 
 
 def end_despite_threads(code: int) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.filters import refusal
-from perdure.loop.tool_use import Decisions
+from perdure.loop.tool_use import Decisions, begun_before
 from perdure.model.execution import CallAnswer, ExecutionState, ExecutionStatus, PendingCall
 from perdure.model.ids import use
 from perdure.model.loop_events import (
@@ -48,12 +48,13 @@ class Replay:
         self._answers: dict[str, CallAnswer] = {}
         self._refused: set[str] = set()
         self._waited: dict[str, PendingCall] = {}
+        self._begun: dict[str, int] = {}
 
     @property
     def decisions(self) -> Decisions:
         """Return what people decided and answered, the calls started without an outcome, and the calls that waited."""
         unknown, waited = dict(self._started_calls), dict(self._waited)
-        return Decisions(self._approved, self._denied, unknown, waited, self._answers)
+        return Decisions(self._approved, self._denied, unknown, waited, self._answers, self._begun)
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
         for event in events:
@@ -75,6 +76,7 @@ class Replay:
                 self._say(event)
             case ToolExecutionStart():
                 self._started_calls[event.call.id] = event.at
+                self._begun[event.call.id] = self._begun.get(event.call.id, 0) + 1
             case ToolExecutionEnd():
                 self._ended = event.execution
             case TurnEnd():
@@ -116,6 +118,7 @@ class Replay:
     def _resume(self, event: AgentStart) -> None:
         # Not calls of sub-agents: whether these wait is up to the sub-agent's own session.
         self._waited |= {call.id: call for call in self._execution.pending_calls if call.session_id is None}
+        self._begun |= begun_before(self._execution.pending_calls)
         execution = self._execution.with_pending_calls(()).with_idle(event.idle)
         # As in the live run, the time of a continued step counts from here: the pause is not work.
         self._change(execution if execution.current_step is None else execution.with_step_started())

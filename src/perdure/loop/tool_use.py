@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -42,6 +43,11 @@ UNKNOWN = "OutcomeUnknown"
 _INTERRUPTED = "This call was interrupted and its outcome is unknown: it may or may not have taken effect."
 _CHECK = "Check before you repeat it."
 
+_log = logging.getLogger("perdure.runs")
+_CUT_OFF = (
+    "session %s: the connection was closed during a call of %s, so the outcome of that call is unknown. A function in "
+    "a thread still runs to its end, but its result is lost. Wait for the run before you close, or give it more grace"
+)
 _session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
 
 
@@ -65,6 +71,13 @@ class Decisions(msgspec.Struct, frozen=True):
     """
     answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
+    begun: Mapping[str, int] = EMPTY
+    """How often calls without an outcome were started, by their ids."""
+
+
+def begun_before(waiting: Sequence[PendingCall]) -> Mapping[str, int]:
+    """Return how often the calls that wait were started before, by their ids."""
+    return {call.id: call.begun for call in waiting if call.begun}
 
 
 def call_hash(call: ToolCall) -> str:
@@ -222,16 +235,15 @@ class ToolUse:
 
     def _waiting(self, call: ToolCall) -> PendingCall:
         """Return a call as one that waits. It may have been begun before this decision, or before an earlier one."""
-        waiting = PendingCall.of(call)
+        waiting = PendingCall.of(call, begun=self._decisions.begun.get(call.id, 0))
         if call.id in self._decisions.unknown:
-            return replace(waiting, outcome_unknown=True, begun_at=self._decisions.unknown[call.id])
-        before = self._decisions.waited.get(call.id, waiting)
-        return replace(waiting, outcome_unknown=before.outcome_unknown, begun_at=before.begun_at)
+            return replace(waiting, begun_at=self._decisions.unknown[call.id])
+        return replace(waiting, begun_at=self._decisions.waited.get(call.id, waiting).begun_at)
 
     def _is_approved(self, call: ToolCall) -> bool:
         """Tell whether a person has approved this very call. A hash is made only for one that was decided about."""
         bound_to = self._decisions.approved.get(call.id)
-        return bound_to is not None and bound_to in (PendingCall.of(call).digest, call_hash(call))
+        return bound_to is not None and bound_to in (self._waiting(call).digest, call_hash(call))
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
         """Run calls one by one, all at once, or a number at a time. Return those that turn out to wait."""
@@ -273,6 +285,8 @@ class ToolUse:
         except AwaitsApproval as waits:
             return PendingCall.of(ready.call, waits.session_id, waits.calls)
         except (asyncio.CancelledError, TimeLimitReached):
+            if self._run.is_interrupted():
+                self._tell_of_interruption(ready)
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
                 await finish_despite_cancel(self._take_outcome(ready.call, started, left))
@@ -281,6 +295,14 @@ class ToolUse:
         if among_others:  # the others may take long, and a crash until then must not lose this outcome
             await self._narrator.barrier()
         return None
+
+    def _tell_of_interruption(self, ready: _Ready) -> None:
+        """Log that the outcome of a call is lost, unless recovery makes the call again."""
+        if ready.tool.on_unknown == "rerun":
+            return
+        session, name = self._run.session_id, ready.call.name
+        facts = {"session": session, "tool": name, "call": ready.call.id}
+        _log.warning(_CUT_OFF, session, name, extra={"facts": facts})
 
     async def _take_outcome(self, call: ToolCall, started: datetime, outcome: Outcome) -> None:
         execution = ToolExecution(call, started, now(), outcome.result, outcome.error, outcome.usage)

@@ -149,8 +149,8 @@ class PendingCall(ToolCall, frozen=True):
     """The calls that the sub-agent wants to make: approving its caller's call approves these."""
     external: bool = False
     """True for a call that is made outside: it waits for an answer, not for an approval."""
-    outcome_unknown: bool = False
-    """True for a call that was begun before and may have been done already: approving it makes it again."""
+    begun: int = 0
+    """The number of times that the call was started without coming to an outcome: it may have taken effect."""
     begun_at: Time | None = None
     """The time at which a call with an unknown outcome was begun, if that is on record."""
 
@@ -162,13 +162,19 @@ class PendingCall(ToolCall, frozen=True):
         waits_for: tuple[PendingCall, ...] = (),
         *,
         external: bool = False,
+        begun: int = 0,
     ) -> PendingCall:
         """Return a `call` as one that waits.
 
-        `session_id`, `waits_for` and `external` are the fields that it gets.
+        `session_id`, `waits_for`, `external` and `begun` are the fields that it gets.
         """
         facts = (call.name, call.arguments, call.id, call.provider, call.opaque)
-        return cls(*facts, session_id, waits_for, external, unknown=call.unknown)
+        return cls(*facts, session_id, waits_for, external, begun, unknown=call.unknown)
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """True for a call that was begun before and may have been done already: approving it makes it again."""
+        return self.begun > 0
 
     @property
     def warning(self) -> str:
@@ -180,9 +186,14 @@ class PendingCall(ToolCall, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Return the hash that a decision is bound to: of the call, its arguments, and all that waits below it."""
+        """Return the hash that a decision is bound to: of the call, its arguments, and all that waits below it.
+
+        A call that was started since then has another hash, so an old approval does not let it be made again.
+        """
         below = [call.digest for call in self.waits_for]
-        told = [self.id, self.name, self.arguments, below]
+        told: list[object] = [self.id, self.name, self.arguments, below]
+        if self.begun:  # otherwise the hash is what earlier releases have stored
+            told.append(self.begun)
         return hashlib.sha256(msgspec.json.encode(told, order="deterministic")).hexdigest()
 
     @property

@@ -375,7 +375,7 @@ class BlockingSessions(AwaitedSessions):
 
         With `wait=False` the decision is put on record in one commit. A worker, or `recover` in any process, continues
         the run. Nothing is run here, so neither tools nor a model are needed, and the reply is `queued`. Raise
-        RunInterrupted if the run was decided on before, and has not been continued yet.
+        PendingCallsChanged if somebody has decided already.
         """
         return self._wait(self._target.approve(session_id, call_ids, context=context, wait=wait))
 

@@ -88,12 +88,12 @@ def connect(
     have `grace` seconds to end. After that they are interrupted, to be recovered later. `filters` are the keys of
     sessions' metadata that `list(metadata=…)` can narrow a list by.
 
-    With `recover`, killed runs are continued in the background, when the connection opens and while it is open. A run
-    that cannot be continued is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease`
-    seconds counts as killed. `per_owner` is the number of sessions of one owner that may be run at once. Beyond that,
-    sending a message raises OwnerBusy. `rate` limits how often models are asked with one key, by all users of the
-    store. It is "60/m", a `RateLimit`, or a mapping of these by provider. A model call waits for its turn, and raises
-    RateLimited if the run's time is up before.
+    With `recover`, killed runs are continued in the background, when the connection opens and while it is open. A
+    message or a decision for such a session waits until that has ended. `perdure.recovery` logs what was continued, and
+    what cannot be. A run whose process gives no sign of life for `lease` seconds counts as killed. `per_owner` is the
+    number of sessions of one owner that may be run at once. Beyond that, sending a message raises OwnerBusy. `rate`
+    limits how often models are asked with one key, by all users of the store. It is "60/m", a `RateLimit`, or a mapping
+    of these by provider. A model call waits for its turn, and raises RateLimited if the run's time is up before.
 
     `keep` says how long sessions are kept. Workers and `apply_retention()` erase what is over; connecting erases
     nothing. `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`. They change every

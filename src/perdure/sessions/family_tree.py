@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _DEEPEST = 20
 KILLED = "killed"
 """The status of a run whose process has died, and which waits to be recovered."""
+HANDED_OVER = "handed over"
+"""The status of a run that a worker which was told to stop has handed over."""
+LEFT = "left"
+"""The status of a run that was decided on, and left to a worker."""
 WAITING = "waiting"
 """The status of a run that waits for a person to approve or deny."""
 
@@ -77,6 +81,17 @@ async def killed_in(sessions: Sessions) -> set[str]:
     return set() if journal is None else {str(each) for each in await journal.lapsed()}
 
 
+async def interruption_of(sessions: Sessions, session_id: str) -> str:
+    """Return why the run of a session waits to be continued: it was killed, handed over, or left to a worker."""
+    from perdure.runtime.record_reader import is_left_to_worker, was_handed_over
+
+    journal = sessions.runtime.journal
+    assert journal is not None  # or no run would wait
+    if await is_left_to_worker(journal, session_id):
+        return LEFT
+    return HANDED_OVER if await was_handed_over(journal, session_id) else KILLED
+
+
 async def tree_of(sessions: Sessions, session_id: str, *, limit: int) -> Node:
     """Return the tree below a session, with the last `limit` runs of each session."""
     return await _Grown(sessions, limit).root(session_id)
@@ -110,7 +125,7 @@ class _Grown:
         node.usage = replace(record, loops=tuple(loops)).total_usage()
         node.children = [*_runs(loops, subagents), *forks]
         if info.id in self._killed:
-            _mark_open(node.children, KILLED)
+            _mark_open(node.children, await interruption_of(self._sessions, info.id))
         elif await self._waits(info):
             _mark_open(node.children, WAITING)
         # The sub-agents of a run that is older than those shown become children of the session.

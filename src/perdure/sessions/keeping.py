@@ -20,6 +20,7 @@ from perdure.errors import (
     CorruptRecord,
     InvalidData,
     KeyUnavailable,
+    PerdureError,
     SessionBusy,
     SessionHeld,
     SessionNotFound,
@@ -112,6 +113,17 @@ class Keeping(Looking):
         from perdure.actions.resume import recover
 
         return await recover(self.runtime, self.loops, session_id=session_id)
+
+    async def _root_of(self, session_id: SessionId) -> SessionId:
+        """Return the session that has called a sub-agent's, over all levels. Any other session is its own root."""
+        while True:
+            try:
+                parent = (await self.runtime.get_session_info(session_id)).parent_id
+            except PerdureError:  # it is gone, or cannot be read, which its recovery tells
+                return session_id
+            if parent is None:
+                return session_id
+            session_id = parent
 
     async def export(
         self,

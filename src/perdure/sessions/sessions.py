@@ -105,7 +105,8 @@ class Sessions(Operating, Changing, Retaining):
         if self._connection.recovers:
             from perdure.sessions.recovering import Recovering
 
-            self._connection.recovering = Recovering(self._lapsed, self._recover_one, self.runtime.terms.lease)
+            every = self.runtime.terms.lease
+            self._connection.recovering = Recovering(self._lapsed, self._recover_one, self._root_of, every)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
@@ -12,7 +12,15 @@ from msgspec.structs import replace
 from perdure.actions.inbox import CANCEL, under_way
 from perdure.actions.send import SendMessage, WhenBusy, used_for_another
 from perdure.aio import finish_despite_cancel
-from perdure.errors import ClaimLost, ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
+from perdure.errors import (
+    ClaimLost,
+    ConfigurationError,
+    InputRefused,
+    PendingCallsChanged,
+    RunFailed,
+    RunInterrupted,
+    SessionBusy,
+)
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
@@ -444,7 +452,7 @@ class Talking(Looking):
 
         With `wait=False` the decision is put on record in one commit. A worker, or `recover` in any process, continues
         the run. Nothing is run here, so neither tools nor a model are needed, and the reply is `queued`. Raise
-        RunInterrupted if the run was decided on before, and has not been continued yet.
+        PendingCallsChanged if somebody has decided already.
         """
         return await self._decide(session_id, await self._approval(session_id, call_ids, context, wait))
 
@@ -630,10 +638,22 @@ class Talking(Looking):
         """Put a decision on record, and tell workers. A run that waits to be continued is not continued here."""
         key = await self._reach(session_id)
         with self.live.running(key):
-            session = await self.runtime.execute(key, action, on_conflict="retry", expected=self._expected)
+            try:
+                session = await self._executed(key, action, expected=self._expected)
+            except SessionBusy as busy:
+                raise await self._decided_already(key) or busy from None
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
         return Reply(session, queued=True)
+
+    async def _decided_already(self, session_id: SessionId) -> PendingCallsChanged | None:
+        """Return the error for a decision after somebody else's, with which the run has not been saved yet."""
+        from perdure.actions.leaving import is_decided
+
+        session, journal = await self.store.load(session_id), self.runtime.journal
+        if session is None or journal is None or not await is_decided(journal, session):
+            return None
+        return PendingCallsChanged(session_id, (), (), is_decided=True)
 
     async def _run(self, session_id: str, action: Action) -> Reply[Any]:
         return self._answered(await self._after_run(session_id, action), action)
@@ -651,23 +671,45 @@ class Talking(Looking):
         key = await self._reach(session_id)
         with self.live.running(key):
             try:
-                return await self.runtime.execute(key, action, on_conflict="retry")
+                return await self._executed(key, action)
             except RunInterrupted as error:
                 if error.session_id != key or self.runtime.is_closing:
                     raise
             # Recover and apply once more: callers need not know that a process has died during a run.
             await self._resume(key)
-            return await self.runtime.execute(key, action, on_conflict="retry")
+            return await self._executed(key, action)
+
+    async def _executed(self, session_id: SessionId, action: Action, *, expected: int | None = None) -> AgentSession:
+        """Execute an action. If this connection is recovering the session's run in the background, wait for its end.
+
+        Raise SessionBusy if another process, or another caller, is running the session.
+        """
+        while True:
+            recovering = self._connection.recovering
+            ended = 0 if recovering is None else recovering.ended
+            try:
+                return await self.runtime.execute(session_id, action, on_conflict="retry", expected=expected)
+            except (ClaimLost, RunInterrupted):
+                raise
+            except SessionBusy as error:
+                if recovering is None or error.session_id != session_id:
+                    raise
+                if not await recovering.is_over(session_id, ended):
+                    raise
 
     async def _resume(self, session_id: SessionId) -> None:
         """Continue a run that was killed, before anything else is said."""
         from perdure.actions.resume import recover
 
-        report = await recover(self.runtime, self.loops, session_id=session_id)
+        recovering = self._connection.recovering
+        async with nullcontext() if recovering is None else recovering.alone(session_id):
+            if recovering is not None and recovering.is_stopped:
+                raise RunInterrupted(session_id)
+            report = await recover(self.runtime, self.loops, session_id=session_id)
         if report.errors:
             error = report.errors[0]
-            killed = f"The last run was killed, and cannot be recovered: {error.what}"
-            raise ConfigurationError(killed, error.advice) from error
+            waits = f"The last run waits to be continued, and cannot be recovered: {error.what}"
+            raise ConfigurationError(waits, error.advice) from error
 
     async def cancel(self, session_id: str, *, run: str | None = None) -> bool:
         """Ask the run that is under way, in any process, to stop. Return False if there is none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from perdure.actions.inbox import Inbox, SendPosted
@@ -23,6 +24,7 @@ from perdure.errors import (
 )
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
+from perdure.model.session import SessionStatus
 from perdure.protocols import Action, Journal, JournalEntry, Outcome, Queue, is_queue
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.room import Room
@@ -51,7 +53,7 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
     runtime = sessions.runtime.beside(sessions.runtime.terms)  # of its own: to close it hands over this run alone
     advancing = Advancing(runtime, sessions.loops, tries=tries)
     sessions._connection.alone.add(runtime)
-    work = asyncio.ensure_future(advancing(SessionId(session_id)))
+    work = asyncio.ensure_future(advancing.alone(SessionId(session_id)))
     try:
         # Shielded: a cancellation of the work itself would end the run, and it has to be handed over.
         return await asyncio.shield(work)
@@ -111,6 +113,19 @@ class Advancing:
             self.under_way.discard(session_id)
             if not self.under_way:
                 self.idle.set()
+
+    async def alone(self, session_id: SessionId) -> Outcome:
+        """Look at a session for a caller who asks about this one. One that waits for a person is not done.
+
+        Workers are only given sessions in which messages wait, and need not ask.
+        """
+        outcome = await self(session_id)
+        if outcome is not Outcome.DONE:
+            return outcome
+        with suppress(SessionNotFound):  # it was erased
+            info = await self._runtime.get_session_info(session_id)
+            return Outcome.WAITS if info.status is SessionStatus.SUSPENDED else outcome
+        return outcome
 
     async def _looked_at(self, session_id: SessionId) -> Outcome:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
@@ -135,7 +135,7 @@ class Worker:
         `session_id` names the session.
         """
         try:
-            return await self._advance(session_id)
+            return await self._tried(self._advancing.alone, session_id)
         finally:
             await self._leave()
 
@@ -150,8 +150,11 @@ class Worker:
         return min(self.options.lease / _SWEEPS_A_LEASE, _LONGEST_BETWEEN_SWEEPS)
 
     async def _advance(self, session_id: str) -> Outcome:
+        return await self._tried(self._advancing, session_id)
+
+    async def _tried(self, look: Callable[[SessionId], Awaitable[Outcome]], session_id: str) -> Outcome:
         try:
-            return await self._advancing(SessionId(session_id))
+            return await look(SessionId(session_id))
         except Exception as error:  # a hook may raise anything, and the other sessions still have to be run
             self._tell(session_id, error)
             return Outcome.FAILED
