@@ -379,7 +379,9 @@ class InvalidData(PerdureError, ValueError):
 class PendingCallsChanged(InvalidData):
     """A decision was about calls that the session no longer waits for. `pending` has its calls as they are now."""
 
-    def __init__(self, session_id: str, pending: Iterable[object], wanted: Iterable[str]) -> None:
+    def __init__(
+        self, session_id: str, pending: Iterable[object], wanted: Iterable[str], advice: str | None = None
+    ) -> None:
         self.session_id = session_id
         self.pending = tuple(pending)
         problem = (
@@ -388,7 +390,7 @@ class PendingCallsChanged(InvalidData):
         )
         if not self.pending:
             problem = f"no tool call of session {session_id!r} waits for a decision"
-        super().__init__("$.call_ids", problem)
+        super().__init__("$.call_ids", problem if advice is None else f"{problem}; {advice}")
 
 
 class NotLoaded(InvalidData):
