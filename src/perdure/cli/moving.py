@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
@@ -127,8 +127,19 @@ def _import_from(ctx: click.Context, framework: str, source: str, as_json: bool)
         say(_told("imported", report))
         for each in report.refused:
             note(f"✗ {line(each.reason)}")
+        _tell_diverged(report.diverged)
     if report.refused:
         ctx.exit(CONFLICT)
+
+
+def _tell_diverged(threads: Sequence[str]) -> None:
+    """Explain which threads have continued on both sides, if any."""
+    if threads:
+        named = ", ".join(map(line, threads))
+        stays = "The conversation of this store stays, and what is new in the source is a branch beside it."
+        note(
+            f"{counted(len(threads), 'thread')} diverged: {named}. {stays} Stop the old program before the last import."
+        )
 
 
 @store_command(json=True)
