@@ -24,9 +24,9 @@ Change = Callable[[BlockingChat], object]
 class Desk:
     """A graph that pays back what a customer asks for, if a person agrees."""
 
-    def __init__(self) -> None:
+    def __init__(self, saver: PerdureSaver | None = None) -> None:
         self.paid: list[int] = []
-        self.saver = PerdureSaver(store=MemoryStore())
+        self.saver = PerdureSaver(store=MemoryStore()) if saver is None else saver
         builder = StateGraph(State)
         builder.add_node("model", self.model)
         builder.add_node("tools", self.tools)
