@@ -20,7 +20,7 @@ from perdure.adapters.langgraph_checkpoints import (
     emptied,
     read_writes,
 )
-from perdure.errors import PendingCallsChanged, SessionConflict, SessionNotFound, VersionForgotten
+from perdure.errors import InvalidData, PendingCallsChanged, SessionConflict, SessionNotFound, VersionForgotten
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
@@ -107,6 +107,18 @@ class Threads:
             known = saved is not None and found.follows(StoredCheckpoint(saved))
             self._plans.keep(key, known)
         return known
+
+    async def version_of(self, place: Place) -> int:
+        """Return the version of a thread that keeps a checkpoint, or the newest one."""
+        head = await self._head(place)
+        found = None if head is None else await self._at(head, place.id)
+        if head is None or found is None or found.id is None:
+            wanted = "checkpoint" if place.id is None else f"checkpoint {place.id!r}"
+            raise InvalidData("$.config", f"thread {place.thread!r} has no {wanted}; see get_state_history")
+        if found.session.id != head.session.id:
+            problem = f"this checkpoint is from before the fork; it is version {found.version} of {found.session.id!r}"
+            raise InvalidData("$.config", f"{problem}, which you can fork")
+        return found.version
 
     async def _head(self, place: Place) -> StoredCheckpoint | None:
         session = await self._home.load(self.id_of(place))
@@ -256,7 +268,11 @@ class Threads:
             is_stale = self._asked_for.pop((session.id, parent), None) is None
         if is_stale:
             reason = f"Thread {new.place.thread!r} has changed since this run began. This step was not saved."
-            advice = "Invoke the graph again, or let runs branch silently: PerdureSaver(strict=False)."
+            # LangGraph saves a step when its tasks have ended, so it is too late to keep them from running.
+            advice = (
+                "The tools of this run may have done their work: look at get_state before you invoke the graph again. "
+                "Or let runs branch silently: PerdureSaver(strict=False)."
+            )
             raise SessionConflict(session.id, session.version, session.version, reason, advice)
 
     async def note(self, place: Place, entry: Entry) -> None:
