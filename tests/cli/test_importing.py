@@ -80,6 +80,25 @@ def test_usage(perdure: Callable[..., Any], home: Path) -> None:
     assert "import again" in said.err
 
 
+def test_a_source_that_cannot_be_read_leaves_no_store(perdure: Callable[..., Any], home: Path) -> None:
+    """The error is about the source, and not about the store."""
+    written(home / "theirs.db", 40)
+    whole = (home / "theirs.db").read_bytes()
+    (home / "broken.db").write_bytes(whole[:3_000])
+    (home / "folder").mkdir()
+    for source in ("broken.db", "folder", "nowhere.db"):
+        said = perdure("--store", "s.db", "import", "--from", "openai-agents", source, code=7)
+        assert source in said.err
+        assert "doctor" not in said.err
+    assert not list(home.glob("s.db*"))
+
+
+def test_a_database_needs_its_library(perdure: Callable[..., Any], home: Path) -> None:
+    """Without --from it would be taken for an export, which it is not."""
+    written(home / "theirs.db", 1)
+    assert "--from langgraph" in perdure("--store", "s.db", "import", "theirs.db", code=2).err
+
+
 def test_a_killed_import_is_repeated(perdure: Callable[..., Any], home: Path) -> None:
     """Killed at any moment, it leaves whole sessions, and the next one brings what is missing, once."""
     written(home / "theirs.db", SESSIONS, messages=20)
