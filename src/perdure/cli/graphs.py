@@ -35,9 +35,10 @@ def told_of_writes(body: Any) -> str:
     channels = [channel for _, channel, _ in body.get("writes", ())]
     if _INTERRUPT in channels:
         return f"{_node(body)} waits on an interrupt"
-    if _ANSWER in channels:
+    written = [channel for channel in channels if channel != _ANSWER]
+    if channels and not written:
         return "an interrupt is answered"
-    return f"{_node(body)} wrote {', '.join(channels) or 'nothing'}"
+    return f"{_node(body)} wrote {', '.join(written) or 'nothing'}"
 
 
 async def plan_of(sessions: Sessions, session: AgentSession) -> list[str]:
