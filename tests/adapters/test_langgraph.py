@@ -301,7 +301,8 @@ def test_the_run_that_saves_last_loses(saver: PerdureSaver) -> None:
 
     graph = agent(saver, call, pay)
     with pytest.raises(SessionConflict, match="tools of this run may have done"):
-        graph.invoke(said("first"), at("t"))
+        # Each step is saved before the next begins, so that the other run continues from it.
+        graph.invoke(said("first"), at("t"), durability="sync")
     state = graph.get_state(at("t"))
     assert (texts(state.values), state.next, paid) == (["first", "Re: first", "second", "Re: second"], (), ["first"])
     lost = [RemoveMessage(message.id) for message in state.values["messages"][:2]]
