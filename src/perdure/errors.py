@@ -380,7 +380,13 @@ class PendingCallsChanged(InvalidData):
     """A decision was about calls that the session no longer waits for. `pending` has its calls as they are now."""
 
     def __init__(
-        self, session_id: str, pending: Iterable[object], wanted: Iterable[str], *, is_decided: bool = False
+        self,
+        session_id: str,
+        pending: Iterable[object],
+        wanted: Iterable[str],
+        advice: str | None = None,
+        *,
+        is_decided: bool = False,
     ) -> None:
         self.session_id = session_id
         self.pending = tuple(pending)
@@ -392,7 +398,7 @@ class PendingCallsChanged(InvalidData):
             problem = f"no tool call of session {session_id!r} waits for a decision"
         if is_decided:
             problem += ": somebody has decided already, and the run continues with that decision"
-        super().__init__("$.call_ids", problem)
+        super().__init__("$.call_ids", problem if advice is None else f"{problem}; {advice}")
 
 
 class NotLoaded(InvalidData):

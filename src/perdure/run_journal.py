@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
-from perdure.model.value import EMPTY
+from perdure.model.value import EMPTY, JSON
 from perdure.protocols import (
     DEFAULT_TERMS,
     Appended,
@@ -152,9 +153,18 @@ def event_of(
 def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> UnknownEvent:
     shared = shared_fields(entry.body)
     body = {name: part for name, part in entry.body.items() if name not in shared} if shared else entry.body
-    plain = {"at": UNTOLD, "agent_id": agent_id, **shared, "session_id": session_id, "cursor": entry.seq}
+    plain = {"at": _time_in(entry.body), "agent_id": agent_id, **shared, "session_id": session_id, "cursor": entry.seq}
     plain["loop_id"] = entry.run or shared.get("loop_id", "")
     return codec.convert(UnknownEvent, {**plain, "type": "unknown_event", "kind": entry.kind, "body": body})
+
+
+def _time_in(body: JSON) -> datetime:
+    """Return the time that an adapter has noted in an entry, in seconds."""
+    seconds = body.get("at") if isinstance(body, Mapping) else None
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, float) else UNTOLD
+    except (ValueError, OverflowError, OSError):
+        return UNTOLD
 
 
 def tells_of_run(entry: JournalEntry) -> bool:

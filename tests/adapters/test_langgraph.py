@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypedDict
 
 import pytest
@@ -276,6 +277,55 @@ async def test_a_run_that_was_overtaken_is_told(saver: PerdureSaver) -> None:
     kept = texts((await graph.aget_state(at("t"))).values)
     assert len(kept) in (5, 8)
     assert ("a" in kept) != ("b" in kept)
+
+
+def test_the_run_that_saves_last_loses(saver: PerdureSaver) -> None:
+    """Also if it has begun first. Its tool has run, and its call has no result. The call can be dropped."""
+
+    def call(state: State) -> dict[str, Any]:
+        last = state["messages"][-1]
+        calls = [{"name": "pay", "args": {}, "id": "c-1"}] if last.text == "first" else []
+        return {"messages": [AIMessage(f"Re: {last.text}", tool_calls=calls)]}
+
+    paid = []
+
+    def pay(state: State) -> dict[str, Any]:
+        if not state["messages"][-1].tool_calls:
+            return {}
+        paid.append("first")
+        # In a thread, or LangGraph would take it for a part of this run.
+        other = Thread(target=graph.invoke, args=(said("second"), at("t")))
+        other.start()
+        other.join()
+        return {"messages": [ToolMessage("paid", tool_call_id="c-1")]}
+
+    graph = agent(saver, call, pay)
+    with pytest.raises(SessionConflict, match="tools of this run may have done"):
+        # Each step is saved before the next begins, so that the other run continues from it.
+        graph.invoke(said("first"), at("t"), durability="sync")
+    state = graph.get_state(at("t"))
+    assert (texts(state.values), state.next, paid) == (["first", "Re: first", "second", "Re: second"], (), ["first"])
+    lost = [RemoveMessage(message.id) for message in state.values["messages"][:2]]
+    told = graph.invoke({"messages": [*lost, HumanMessage("again")]}, at("t"))
+    assert texts(told) == ["second", "Re: second", "again", "Re: again"]
+
+
+def test_a_checkpoint_leads_to_its_version(saver: PerdureSaver) -> None:
+    """A fork of that version is the checkpoint's state. What is not in the thread is refused, with where it is."""
+    graph, chat = agent(saver), saver.blocking_chat("t")
+    for word in ("one", "two"):
+        graph.invoke(said(word), at("t"))
+    history = list(graph.get_state_history(at("t")))
+    for number, state in enumerate(history):
+        fork = chat.fork(f"fork-{number}", version=saver.version_of(state.config))
+        found = graph.get_state(at(fork.id))
+        assert (found.values, found.next) == (state.values, state.next)
+    assert saver.version_of(at("t")) == chat.session().version
+    with pytest.raises(InvalidData, match="is version 1 of 't'"):
+        saver.version_of(at("fork-0", checkpoint_id=history[-1].config["configurable"]["checkpoint_id"]))
+    for config in (at("t", checkpoint_id="x"), at("nowhere")):
+        with pytest.raises(InvalidData, match="has no checkpoint"):
+            saver.version_of(config)
 
 
 async def test_without_strict_runs_branch(saver: PerdureSaver) -> None:

@@ -49,6 +49,9 @@ def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
     assert ("nothing to compact" in again.err, again.json["by"]) == (True, None)
     assert perdure("uncompact", session).out == "messages shown: 6, before 3\n"
     assert perdure("rewind", session, "2").out == "messages shown: 2\n"
+    assert perdure("rewind", session, "--version", "2").out == "messages shown: 2\n"
+    assert "Say once" in perdure("rewind", session, "2", "--version", "2", code=2).err
+    assert "Say where" in perdure("rewind", session, code=2).err
     assert perdure("reset", session).out == "messages shown: 0\n"
     assert len(perdure("show", session, "--all", "--json").json["messages"]) == 6
 

@@ -37,7 +37,7 @@ def test_sessions_are_taken_in_and_shown(perdure: Callable[..., Any], home: Path
     first = perdure("--store", "s.db", "import", "--from", "openai-agents", "theirs.db")
     assert first.out == "imported 3 sessions with 9 messages\n"
     again = perdure("--store", "s.db", "import", "--from", "openai-agents", "theirs.db", "--json")
-    assert again.json == {"sessions": 0, "messages": 0, "skipped": 3, "refused": []}
+    assert again.json == {"sessions": 0, "messages": 0, "skipped": 3, "refused": [], "diverged": []}
     assert "message 1 of 2" in perdure("--store", "s.db", "show", "chat-2").out
     assert "chat-1" in perdure("--store", "s.db", "search", "message of 1").out
     assert perdure("--store", "s.db", "fsck").out.endswith("no problems\n")
@@ -80,6 +80,25 @@ def test_usage(perdure: Callable[..., Any], home: Path) -> None:
     assert "import again" in said.err
 
 
+def test_a_source_that_cannot_be_read_leaves_no_store(perdure: Callable[..., Any], home: Path) -> None:
+    """The error is about the source, and not about the store."""
+    written(home / "theirs.db", 40)
+    whole = (home / "theirs.db").read_bytes()
+    (home / "broken.db").write_bytes(whole[:3_000])
+    (home / "folder").mkdir()
+    for source in ("broken.db", "folder", "nowhere.db"):
+        said = perdure("--store", "s.db", "import", "--from", "openai-agents", source, code=7)
+        assert source in said.err
+        assert "doctor" not in said.err
+    assert not list(home.glob("s.db*"))
+
+
+def test_a_database_needs_its_library(perdure: Callable[..., Any], home: Path) -> None:
+    """Without --from it would be taken for an export, which it is not."""
+    written(home / "theirs.db", 1)
+    assert "--from langgraph" in perdure("--store", "s.db", "import", "theirs.db", code=2).err
+
+
 def test_a_killed_import_is_repeated(perdure: Callable[..., Any], home: Path) -> None:
     """Killed at any moment, it leaves whole sessions, and the next one brings what is missing, once."""
     written(home / "theirs.db", SESSIONS, messages=20)
@@ -100,3 +119,34 @@ def test_a_killed_import_is_repeated(perdure: Callable[..., Any], home: Path) ->
     assert sorted(each["id"] for each in listed) == sorted(f"chat-{number}" for number in range(SESSIONS))
     assert {each["message_count"] for each in listed} == {20}
     assert perdure("--store", "s.db", "fsck").out.endswith("no problems\n")
+
+
+def test_a_thread_that_has_diverged_is_named(perdure: Callable[..., Any], home: Path) -> None:
+    """It has continued here by a verb, and in its source. The command says what to stop."""
+    with sqlite3.connect(home / "theirs.db") as db:
+        db.execute(
+            "CREATE TABLE checkpoints "
+            "(thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)"
+        )
+        db.execute("INSERT INTO checkpoints VALUES ('t', '', '1', NULL, 'json', ?, '{}')", (_checkpoint("one", "two"),))
+    perdure("--store", "s.db", "import", "--from", "langgraph", "theirs.db")
+    perdure("--store", "s.db", "trim", "t", "1")
+    db.execute("INSERT INTO checkpoints VALUES ('t', '', '2', '1', 'json', ?, '{}')", (_checkpoint("one", "three"),))
+    db.commit()
+    db.close()
+    said = perdure("--store", "s.db", "import", "--from", "langgraph", "theirs.db")
+    assert "1 thread diverged: t." in said.err
+    assert "Stop the old program" in said.err
+    shown = perdure("--store", "s.db", "show", "t").out
+    assert "two" in shown
+    assert "three" not in shown
+
+
+def _checkpoint(*texts: str) -> str:
+    """A checkpoint as old releases of LangGraph wrote it."""
+    path = ["langchain", "schema", "messages", "HumanMessage"]
+    said = [
+        {"lc": 1, "type": "constructor", "id": path, "kwargs": {"content": text, "type": "human", "id": text}}
+        for text in texts
+    ]
+    return json.dumps({"channel_values": {"messages": said}})

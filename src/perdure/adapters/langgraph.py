@@ -66,6 +66,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """Return the same verbs for code without an event loop."""
         return self._home.blocking_chat(self._threads.id_of(Place(thread_id)))
 
+    def version_of(self, config: RunnableConfig) -> int:
+        """Return the version that keeps a checkpoint, for `chat.fork(version=…)`. Without an id it is the newest.
+
+        Raise InvalidData if its thread has no such checkpoint.
+        """
+        return self._home.wait(self._threads.version_of(Place.of(config)))
+
+    async def aversion_of(self, config: RunnableConfig) -> int:
+        """Return the same in code with an event loop."""
+        return await self._home.run(self._threads.version_of(Place.of(config)))
+
     @property
     def _codec(self) -> Codec:
         """The codec of this moment. It is not kept, since LangGraph and its users replace a saver's serializer."""

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import RESUME, TASKS
 from msgspec.structs import replace
 
 from perdure.adapters.langgraph_messages import MessageViews, View, are_messages
@@ -33,6 +34,9 @@ _CHANNEL = "channel/"
 """The prefix of the metadata keys of channels."""
 _WRITES = "langgraph.writes"
 """The kind of the entries on record that keep a task's writes. Their run is the checkpoint that they belong to."""
+
+_TRIGGERS = ("branch:to:", "join:", "__start__", TASKS)
+"""The beginnings of the names of channels that start a node. It runs only if one of them has a value."""
 
 
 class Place(NamedTuple):
@@ -99,7 +103,18 @@ class Note:
     @property
     def is_put(self) -> bool:
         """True if LangGraph has saved this version, and neither a verb of perdure nor a fork."""
-        return self._note.get("version") == self.version
+        return self.saved_as == self.version
+
+    @property
+    def saved_as(self) -> int:
+        """The version that LangGraph has saved. In a fork it is one of the original's."""
+        found: int = self._note.get("version", 0)
+        return found
+
+    @property
+    def has_lost_plan(self) -> bool:
+        """True if it was saved again after the messages that its tasks were planned from had gone."""
+        return bool(self._note.get("lost_plan", False))
 
     @property
     def names(self) -> tuple[str, str]:
@@ -161,6 +176,28 @@ class StoredCheckpoint(Note):
         found: Checkpoint = value_of(self._note["checkpoint"], codec.serde)
         return found
 
+    def follows(self, planned: StoredCheckpoint) -> bool:
+        """Tell whether the tasks that were planned from a view still belong to what this version shows.
+
+        They do as long as the last message of that view is shown, and no call of a tool was added after it.
+        """
+        last = [*planned.session.state.transcript[-1:]]
+        for message in reversed(self.session.state.transcript):
+            # By value: a message that was changed in place has the same id.
+            if last and message == last[0]:
+                return True
+            if message.tool_calls:
+                return False
+        return not last
+
+    def without_plan(self, place: Place, codec: Codec) -> CheckpointTuple:
+        """Return the checkpoint with nothing to do next: its channels hold no task, and nothing waits."""
+        found = self.tuple_at(place, (), codec)
+        values = found.checkpoint["channel_values"]
+        for name in [name for name in values if name.startswith(_TRIGGERS)]:
+            del values[name]
+        return found
+
     def tuple_at(self, place: Place, writes: Iterable[JournalEntry], codec: Codec) -> CheckpointTuple:
         """Return the checkpoint as LangGraph reads it, with the writes that wait for the next step."""
         parent = None if self.parent is None else place._replace(id=self.parent).config
@@ -178,13 +215,16 @@ class StoredCheckpoint(Note):
         assert self.id is not None
         return Key(self.id, self.parent or "")
 
-    def moved(self, head: AgentSession, place: Place, latest: str) -> AgentSession:
+    def moved(self, head: AgentSession, place: Place, latest: str, *, has_plan: bool) -> AgentSession:
         """Return the next version of a session, which has this checkpoint again or in another thread.
 
-        `latest` is the greatest id there. Checkpoints may be moved in any order, so lists have to sort them.
+        `latest` is the greatest id there. Checkpoints may be moved in any order, so lists have to sort them. Without
+        `has_plan`, its tasks have gone.
         """
-        own = {"thread": place.thread, "ns": place.ns, "version": head.version + 1}
+        own: dict[str, JSON] = {"thread": place.thread, "ns": place.ns, "version": head.version + 1}
         note = {**self._note, **own, "latest": latest, "in_order": False}
+        if not has_plan:
+            note["lost_plan"] = True
         state = self.session.state
         context = replace(state.context, metadata={**state.metadata, NOTE: note})
         return head.with_state(head.state.with_context(context))
@@ -293,6 +333,11 @@ def writes_entry(
 
 def are_writes(entry: JournalEntry) -> bool:
     return entry.kind == _WRITES
+
+
+def answers_interrupt(entry: Entry) -> bool:
+    """Tell whether an entry's writes answer an interrupt."""
+    return any(channel == RESUME for _, channel, _ in entry.body["writes"])
 
 
 def read_writes(entries: Iterable[JournalEntry], serde: SerializerProtocol) -> list[PendingWrite]:

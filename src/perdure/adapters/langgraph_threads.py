@@ -15,11 +15,12 @@ from perdure.adapters.langgraph_checkpoints import (
     Note,
     Place,
     StoredCheckpoint,
+    answers_interrupt,
     are_writes,
     emptied,
     read_writes,
 )
-from perdure.errors import SessionConflict, SessionNotFound, VersionForgotten
+from perdure.errors import InvalidData, PendingCallsChanged, SessionConflict, SessionNotFound, VersionForgotten
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
@@ -34,6 +35,10 @@ _NOTHING = ""
 """The id that stands for the beginning of a thread without checkpoints."""
 _MOST_SEEN = 4096
 """The number of remembered checkpoints that runs have begun from."""
+_MOVED = (
+    "what its interrupt asked about is not shown any more. "
+    "Invoke the graph with a message, or fork a version that waits: `chat.fork(version=…)`"
+)
 
 
 class Listed(NamedTuple):
@@ -55,6 +60,8 @@ class Threads:
         """By session and checkpoint, the version that first showed the view which a run has begun with."""
         self._asked_for: LRU[tuple[SessionId, str], bool] = LRU(_MOST_SEEN)
         """The checkpoints that were asked for by their ids. A run that continues from one of them wants a branch."""
+        self._plans: LRU[tuple[SessionId, int, str | None], bool] = LRU(_MOST_SEEN)
+        """By session, version and checkpoint, whether the tasks that were planned belong to what it shows."""
 
     def id_of(self, place: Place) -> SessionId:
         """Return the id of the session of a thread, or of a namespace in it."""
@@ -72,7 +79,46 @@ class Threads:
         if place.id is not None:
             self._asked_for.keep((session_id, found.id), True)
         self._seen.keep((session_id, found.id), found.session.state.shown_since)
+        return await self._tuple(head, found, place, codec)
+
+    async def _tuple(
+        self, head: StoredCheckpoint, found: StoredCheckpoint, place: Place, codec: Codec
+    ) -> CheckpointTuple:
+        """Return a checkpoint as LangGraph reads it. What was planned goes with the messages it was planned from."""
+        if not await self._has_plan(found):
+            return found.without_plan(place, codec)
         return found.tuple_at(place, await self._writes(head, found), codec)
+
+    async def _has_plan(self, found: StoredCheckpoint) -> bool:
+        """Tell whether the tasks of a checkpoint belong to what it shows. A verb may have moved the messages since.
+
+        If the version that LangGraph saved is gone, nobody can tell, so they do not.
+        """
+        if found.has_lost_plan or found.is_put or found.shown is None:
+            return not found.has_lost_plan
+        session, saved_in = found.session, self.id_of(Place(*found.names))
+        if saved_in == session.id and 0 < session.state.shown_since <= found.saved_as:
+            return True
+        # With the checkpoint's id, since another session may get the id of one that was erased.
+        key = (session.id, session.version, found.id)
+        known = self._plans.get(key)
+        if known is None:
+            saved = await self._version(saved_in, found.saved_as)
+            known = saved is not None and found.follows(StoredCheckpoint(saved))
+            self._plans.keep(key, known)
+        return known
+
+    async def version_of(self, place: Place) -> int:
+        """Return the version of a thread that keeps a checkpoint, or the newest one."""
+        head = await self._head(place)
+        found = None if head is None else await self._at(head, place.id)
+        if head is None or found is None or found.id is None:
+            wanted = "checkpoint" if place.id is None else f"checkpoint {place.id!r}"
+            raise InvalidData("$.config", f"thread {place.thread!r} has no {wanted}; see get_state_history")
+        if found.session.id != head.session.id:
+            problem = f"this checkpoint is from before the fork; it is version {found.version} of {found.session.id!r}"
+            raise InvalidData("$.config", f"{problem}, which you can fork")
+        return found.version
 
     async def _head(self, place: Place) -> StoredCheckpoint | None:
         session = await self._home.load(self.id_of(place))
@@ -222,15 +268,29 @@ class Threads:
             is_stale = self._asked_for.pop((session.id, parent), None) is None
         if is_stale:
             reason = f"Thread {new.place.thread!r} has changed since this run began. This step was not saved."
-            advice = "Invoke the graph again, or let runs branch silently: PerdureSaver(strict=False)."
+            # LangGraph saves a step when its tasks have ended, so it is too late to keep them from running.
+            advice = (
+                "The tools of this run may have done their work: look at get_state before you invoke the graph again. "
+                "Or let runs branch silently: PerdureSaver(strict=False)."
+            )
             raise SessionConflict(session.id, session.version, session.version, reason, advice)
 
     async def note(self, place: Place, entry: Entry) -> None:
-        """Put the writes of a task on record. They may come before the checkpoint that they belong to."""
+        """Put the writes of a task on record. They may come before the checkpoint that they belong to.
+
+        Raise PendingCallsChanged if they answer an interrupt whose messages are not shown any more.
+        """
+        if answers_interrupt(entry):
+            await self._require_waiting(place)
         try:
             await self._store.note(self.id_of(place), [entry])
         except SessionNotFound:
             await self._store.note((await self._opened(place)).id, [entry])
+
+    async def _require_waiting(self, place: Place) -> None:
+        head = await self._head(place)
+        if head is not None and head.id == place.id and not await self._has_plan(head):
+            raise PendingCallsChanged(head.session.id, (), (), _MOVED)
 
     async def matching(
         self,
@@ -311,7 +371,7 @@ class Threads:
         if session is None or head is None:
             return None
         stored = StoredCheckpoint(session)
-        return stored.tuple_at(listed.place, await self._writes(StoredCheckpoint(head), stored), codec)
+        return await self._tuple(StoredCheckpoint(head), stored, listed.place, codec)
 
     async def history(self, place: Place, channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes to channels before a checkpoint, back to where each has a value of its own."""
@@ -370,7 +430,18 @@ class Threads:
         if latest.session is not head.session:  # the newest version has an older checkpoint, which is erased
             await self._keep_only(head.session, [latest])
             return
+        if self._is_changed(latest) and not latest.unseeded:
+            # The version that its tasks and their writes belong to is erased, so they are saved with the newest.
+            writes = await self._store.read(head.session.id, run=latest.id)
+            await self._save_again(head.session.id, [latest], head.session, self._place_of(head.session))
+            await self._store.note(head.session.id, [Entry(each.kind, each.body, each.run) for each in writes])
+            await self._store.forget(head.session.id, before=head.version + 1)
+            return
         await self._store.forget(head.session.id, before=await self._oldest_needed(head, latest))
+
+    def _is_changed(self, found: StoredCheckpoint) -> bool:
+        """Tell whether a verb has changed a checkpoint since LangGraph saved it in the same session."""
+        return not found.is_put and self.id_of(Place(*found.names)) == found.session.id
 
     async def _oldest_needed(self, head: StoredCheckpoint, kept: StoredCheckpoint) -> int:
         """Return the oldest version without which a checkpoint could not be read."""
@@ -422,7 +493,8 @@ class Threads:
             session = await self._version(source, note.version)
             if session is not None:
                 stored = StoredCheckpoint(session)
-                head = await self._saved(stored.moved(head, place, latest), stored.key)
+                has_plan = await self._has_plan(stored)
+                head = await self._saved(stored.moved(head, place, latest, has_plan=has_plan), stored.key)
 
     async def _has_subgraphs(self, session_id: SessionId) -> bool:
         children = await all_infos(self._store.list, parent=session_id)

@@ -92,7 +92,7 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
     "--strategy",
     "compact_strategy",
     type=click.Choice(["llm", "truncate", "observation_mask"]),
-    help="Summarise, cut off, or hide tool results. [a summary, if there is a model]",
+    help="Summarise, cut off, or hide tool results. [a summary; with no model, or the offline one: cut off]",
 )
 @click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below N tokens.")
 @click.option(
@@ -127,17 +127,22 @@ def uncompact(ctx: click.Context, session: str, block: str | None, as_json: bool
 
 @store_command(json=True)
 @session_argument()
-@click.argument("to")
-def rewind(ctx: click.Context, session: str, to: str, as_json: bool) -> None:
+@click.argument("to", required=False)
+@version_option("The same as a number for TO.")
+def rewind(ctx: click.Context, session: str, to: str | None, version: int | None, as_json: bool) -> None:
     """Go back in SESSION to the version TO, or to the message with the id TO."""
-    target = _place(to) or to
+    if to is not None and version is not None:
+        raise click.UsageError("Say once where to go back to: TO or --version.")
+    target = version if to is None else _place(to) or to
+    if target is None:
+        raise click.UsageError("Say where to go back to: a version, or the id of a message.")
     _counted(ctx, session, lambda sessions, session_id: sessions.rewind(session_id, target), as_json)
 
 
 @store_command(json=True)
 @session_argument()
 def undo(ctx: click.Context, session: str, as_json: bool) -> None:
-    """Take back the last change of what SESSION shows."""
+    """Take back the last change of what SESSION shows. In a thread of LangGraph that is one checkpoint, not a turn."""
     _counted(ctx, session, lambda sessions, session_id: sessions.undo(session_id), as_json)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.errors import advice_on_key
+from perdure.cli.graphs import plan_of
 from perdure.cli.hints import command
 from perdure.cli.interrupted import needs_tools, told_of
 from perdure.cli.options import (
@@ -241,19 +242,22 @@ def show(
     if everything and version is not None:
         raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
 
-    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], str | None]:
+    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], str | None, list[str]]:
         found = await sessions.session(session_id, version)
         messages = list(await sessions.history(session_id) if everything else found.state.messages)
         is_interrupted = session_id in await killed_in(sessions)
         why = await interruption_of(sessions, session_id) if is_interrupted else None
         await _tell_of_interrupted(sessions, {} if why is None else {session_id: why})
-        return found, _last_of(messages, last) if last else messages, why
+        plan = await plan_of(sessions, found) if version is None else []
+        return found, _last_of(messages, last) if last else messages, why, plan
 
-    _, (found, messages, why) = on_session(ctx, session, verb, of_words=True)
+    _, (found, messages, why, plan) = on_session(ctx, session, verb, of_words=True)
     if as_json:
         print_json({**of_session(found, messages), **_interrupted(why)})
         return
     _print_header(found, why or found.status.value)
+    for each in plan:
+        say(f"# {each}")
     print_messages(messages)
     if hidden := sum(message.is_sealed for message in messages):
         note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
     from perdure.stores.store import Store
 
+_SQLITE = b"SQLite format 3\0"
+"""The beginning of every file of SQLite."""
 _KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
 
 
@@ -93,6 +96,8 @@ def import_(
             raise click.UsageError("--from goes without --format, and needs a file or a directory.")
         _import_from(ctx, framework, file, as_json)
         return
+    if file != "-" and _is_database(file):
+        raise click.UsageError(f"{file} is a SQLite file. Say which library has written it, such as --from langgraph.")
 
     async def work(store: Sessions) -> MoveReport:
         agent = agent_of(ctx) if format == "openai" else None
@@ -110,8 +115,18 @@ def import_(
     note(told) if format == "openai" else say(told)
 
 
+def _is_database(file: str) -> bool:
+    try:
+        with Path(file).open("rb") as found:
+            return found.read(len(_SQLITE)) == _SQLITE
+    except OSError:  # the import says what is wrong with it
+        return False
+
+
 def _import_from(ctx: click.Context, framework: str, source: str, as_json: bool) -> None:
-    from perdure.adapters.importing import import_from
+    from perdure.adapters.importing import import_from, read_source
+
+    read_source(framework, source)  # first, so that a source that cannot be read creates no store
 
     async def work(sessions: Sessions) -> ImportReport:
         with progress("importing") as tell:
@@ -127,8 +142,19 @@ def _import_from(ctx: click.Context, framework: str, source: str, as_json: bool)
         say(_told("imported", report))
         for each in report.refused:
             note(f"✗ {line(each.reason)}")
+        _tell_diverged(report.diverged)
     if report.refused:
         ctx.exit(CONFLICT)
+
+
+def _tell_diverged(threads: Sequence[str]) -> None:
+    """Explain which threads have continued on both sides, if any."""
+    if threads:
+        named = ", ".join(map(line, threads))
+        stays = "The conversation of this store stays, and what is new in the source is a branch beside it."
+        note(
+            f"{counted(len(threads), 'thread')} diverged: {named}. {stays} Stop the old program before the last import."
+        )
 
 
 @store_command(json=True)

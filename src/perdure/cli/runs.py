@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure.cli.graphs import WRITES, told_of_writes
 from perdure.cli.options import agent_name_option, last_option, session_argument, since_option, store_command
 from perdure.cli.session_ids import on_session
 from perdure.cli.setup import on_sessions
@@ -55,7 +56,8 @@ def events(ctx: click.Context, session: str, follow: bool, after: int | None, la
 
 
 def _print_event(event: AnyLoopEvent) -> None:
-    kind = type(event).__struct_config__.tag
+    # An adapter's entry goes by its own name.
+    kind = getattr(event, "kind", type(event).__struct_config__.tag)
     fields = (event.cursor or "", event.at.isoformat(timespec="milliseconds"), event.loop_id, kind, _told(event))
     if not is_terminal():
         click.echo("\t".join(line(field) for field in fields))
@@ -91,7 +93,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
     "Redacted": lambda event: counted(len(event.message_ids), "message"),
     "HoldChanged": lambda event: " ".join((*(f"+{tag}" for tag in event.placed), *(f"-{tag}" for tag in event.lifted))),
-    "UnknownEvent": lambda event: event.kind,
+    "UnknownEvent": lambda event: told_of_writes(event.body) if event.kind == WRITES else "",
 }
 
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from perdure.cli.errors import FAILED, NOT_ALLOWED, WAITS, Failure, to_decide, to_make_context, to_name_tool
+from perdure.cli.graphs import TO_DECIDE, TO_RUN, TO_SEND, is_thread
 from perdure.cli.hints import command
 from perdure.cli.interrupted import subagents_of
 from perdure.cli.options import later_option, session_argument, settings_of, store_command
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 @click.option("--no-wait", is_flag=True, help="Leave the message for a worker to send, and print its key.")
 @later_option("--later", help="The same, but later: in 30s, 10min, 2h, 3d, 4w, or at 2026-01-31T18:00 local time.")
 @click.option("--priority", type=int, default=0, metavar="N", show_default=True, help="How urgent it is.")
+@click.option("--anyway", is_flag=True, help="Answer in a thread of LangGraph too, with perdure's own agent.")
 def send(
     ctx: click.Context,
     words: tuple[str, ...],
@@ -66,6 +68,7 @@ def send(
     no_wait: bool,
     later: datetime | None,
     priority: int,
+    anyway: bool,
     as_json: bool,
 ) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
@@ -88,6 +91,8 @@ def send(
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
     async def work(sessions: Sessions) -> Reply[Any]:
+        if target is not None and not new and not anyway:
+            await _require_own_agent(sessions, target)
         chat = await _opened_chat(ctx, sessions, target, new)
         if streams:
             return await _streamed(chat, text, parts)
@@ -149,6 +154,12 @@ def _addressed(words: tuple[str, ...], new: bool) -> tuple[str | None, str]:
     if new and len(words) == 1:
         return None, words[0]
     raise click.UsageError("Give a session and a text in quotes: perdure send SESSION 'TEXT', or send --new 'TEXT'.")
+
+
+async def _require_own_agent(sessions: Sessions, target: str) -> None:
+    """Refuse a message to a thread of LangGraph: its graph would not answer it."""
+    if is_thread(await sessions.info(await named_with_words(sessions, target))):
+        raise Failure(f"{TO_SEND}: add --anyway for that.", NOT_ALLOWED)
 
 
 async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | None, new: bool) -> Chat:
@@ -282,7 +293,10 @@ async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, .
     If some do not exist, return the names as they were typed: the verb refuses them.
     """
     # The decision has to be about the very calls that a person saw: they may have changed since.
-    execution = (await sessions.session(session_id)).state.execution
+    session = await sessions.session(session_id)
+    if is_thread(session.info):
+        raise Failure(TO_DECIDE, NOT_ALLOWED)
+    execution = session.state.execution
     waiting = execution.pending_calls if execution is not None else ()
     known = [call for call in waiting if not names or call.id in names or call.digest in names]
     if not known or len(known) < len(set(names)):
@@ -432,14 +446,15 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     continues with the model that it was begun with.
     """
 
-    async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]]]:
+    async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]], bool]:
         given = None if session is None else await named(sessions, session)
         report = await (_recovered(sessions) if given is None else sessions.recover(given))
         failed = [each for each, _ in report.failed]
         await learn(sessions, [*report.resumed, *report.suspended, *report.busy, *failed])
-        return report, {each: await subagents_of(sessions, each) for each in failed}
+        subagents: dict[str, set[str]] = {each: await subagents_of(sessions, each) for each in failed}
+        return report, subagents, given is not None and is_thread(await sessions.info(given))
 
-    report, subagents = on_sessions(ctx, work)
+    report, subagents, is_graph = on_sessions(ctx, work)
     columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}
     if as_json:
         failed = [{"session": each, "error": reason} for each, reason in report.failed]
@@ -456,5 +471,7 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
             note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
+            if is_graph:
+                note(TO_RUN)
     if report.failed:
         ctx.exit(FAILED)

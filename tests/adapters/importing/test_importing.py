@@ -15,7 +15,7 @@ import pytest
 from tests.adapters.items import ITEMS
 
 from perdure import MemoryStore, connect
-from perdure.adapters.importing import ImportReport, import_from, strands
+from perdure.adapters.importing import ImportReport, import_from, langgraph, strands
 from perdure.adapters.importing.arriving import Target
 from perdure.errors import InvalidData, StoreError
 from perdure.model.ids import SessionId
@@ -601,6 +601,67 @@ class TestLangGraph:
         assert asyncio.run(shown())[-2:] == ["more", "answer 21"]
         assert self.told(self.ours(url), config) == told
 
+    @pytest.mark.parametrize("ours_first", [True, False])
+    def test_a_thread_that_continued_on_both_sides_stays_ours(
+        self, tmp_path: Path, url: str, ours_first: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The graph, what perdure shows and what its verbs change are one conversation. The other is a branch."""
+        path = tmp_path / "theirs.db"
+        with self.theirs(path) as saver:
+            self.say(self.graph(saver), "t", "1")
+        asyncio.run(taken_in(url, "langgraph", path))
+        ours = self.ours(url)
+        if ours_first:
+            self.say(ours, "t", "ours")
+        with self.theirs(path) as saver:
+            config = self.say(self.graph(saver), "t", "theirs")
+            branch = self.graph(saver).get_state(config)
+        if not ours_first:
+            self.say(ours, "t", "ours")
+        with monkeypatch.context() as killed:
+            killed.setattr(langgraph._Arriving, "end", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                asyncio.run(taken_in(url, "langgraph", path))
+        assert self.said(ours, config) == ["1", "ours"]
+        assert asyncio.run(taken_in(url, "langgraph", path)).refused == ()
+        assert asyncio.run(self.shown(url, "t")) == self.said(ours, config) == ["1", "ours"]
+        assert ours.get_state(branch.config).values == branch.values
+        chat = ours.checkpointer.blocking_chat("t")
+        chat.trim(2)
+        assert self.said(ours, config) == ["ours"]
+        with self.theirs(path) as saver:
+            self.say(self.graph(saver), "t", "theirs again")
+        assert asyncio.run(taken_in(url, "langgraph", path)).diverged == ("t",)
+        assert asyncio.run(self.shown(url, "t")) == self.said(ours, config) == ["ours"]
+        self.say(ours, "t", "more")
+        assert self.said(ours, config) == ["ours", "more"]
+        assert counts(asyncio.run(taken_in(url, "langgraph", path)))[0] == 0
+
+    def test_a_verb_counts_as_a_change_here(self, tmp_path: Path, url: str) -> None:
+        """A thread that was trimmed here, and has continued in its source, stays trimmed. A new name does not count."""
+        path = tmp_path / "theirs.db"
+        with self.theirs(path) as saver:
+            self.say(self.graph(saver), "trimmed", "1", "2")
+            self.say(self.graph(saver), "named", "1", "2")
+        asyncio.run(taken_in(url, "langgraph", path))
+        ours = self.ours(url)
+        ours.checkpointer.blocking_chat("trimmed").trim(2)
+        ours.checkpointer.blocking_chat("named").rename("A name")
+        with self.theirs(path) as saver:
+            trimmed, named = (self.say(self.graph(saver), thread, "3") for thread in ("trimmed", "named"))
+        assert asyncio.run(taken_in(url, "langgraph", path)).diverged == ("trimmed",)
+        assert (self.said(ours, trimmed), self.said(ours, named)) == (["2"], ["1", "2", "3"])
+
+    def said(self, graph: Any, config: Any) -> list[str]:
+        """What the user has said in the state of a graph."""
+        return [each.text for each in graph.get_state(config).values["messages"] if each.type == "human"]
+
+    async def shown(self, url: str, thread: str) -> list[str]:
+        """The same as perdure shows it."""
+        async with connect(url) as sessions:
+            messages = (await sessions.session(thread)).state.messages
+        return [message.text for message in messages if message.role == "user"]
+
     def test_nothing_in_a_file_is_imported(self, tmp_path: Path, url: str) -> None:
         """An object of any class stays data until LangGraph reads it, and what cannot be read is named."""
         pytest.importorskip("langgraph.checkpoint.sqlite")
@@ -629,6 +690,10 @@ class TestLangGraph:
             db.close()
             with pytest.raises(InvalidData, match=rf"checkpoints\[{number}\]\.checkpoint"):
                 asyncio.run(taken_in(f"sqlite:///{tmp_path}/other.db", "langgraph", path))
+
+
+async def _interrupted(_: object) -> None:
+    raise KeyboardInterrupt
 
 
 class TestAgno:

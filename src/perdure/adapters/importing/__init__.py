@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perdure.adapters.importing.arriving import ImportReport, Refused, Target, take_in
+from perdure.adapters.importing.arriving import ImportReport, Pieces, Refused, Target, take_in
 from perdure.errors import InvalidData, StoreError
 from perdure.model.session import check_owner
 
@@ -47,16 +47,23 @@ async def import_from(
     what is new is added. So you can simply repeat an import that was killed. A session that was changed both here and
     there is `refused`. Raise InvalidData that names the row if something cannot be read.
     """
+    check_owner(owner)
+    pieces = read_source(framework, source)
+    return await take_in(pieces, Target(store, FRAMEWORKS[framework][1], owner), progress)
+
+
+def read_source(framework: str, source: str | PathLike[str]) -> Pieces:
+    """Return the sessions of a source, to be read later. Raise StoreError or InvalidData if it is not a source."""
     if framework not in FRAMEWORKS:
         raise InvalidData("$.framework", f"{framework!r} cannot be imported from; use one of {', '.join(FRAMEWORKS)}")
-    check_owner(owner)
-    module, agent = FRAMEWORKS[framework]
-    pieces = import_module(f"perdure.adapters.importing.{module}").pieces(_path_of(source, framework))
-    return await take_in(pieces, Target(store, agent, owner), progress)
+    found: Pieces = import_module(f"perdure.adapters.importing.{FRAMEWORKS[framework][0]}").pieces(
+        _path_of(source, framework)
+    )
+    return found
 
 
 def _path_of(source: str | PathLike[str], framework: str) -> Path:
     path = Path(fspath(source)).expanduser()
     if not path.exists():
-        raise StoreError(f"There is nothing at {path}. Name the file or directory that {framework} has written.")
+        raise StoreError(f"There is nothing at {path}.", f"Name the file or directory that {framework} has written.")
     return path

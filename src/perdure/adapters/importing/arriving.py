@@ -45,6 +45,8 @@ class ImportReport(msgspec.Struct, frozen=True):
     messages: int = 0
     skipped: int = 0
     refused: tuple[Refused, ...] = ()
+    diverged: tuple[str, ...] = ()
+    """The threads that have continued both here and in the source. What is new there has arrived as a branch."""
 
     def __add__(self, other: ImportReport) -> ImportReport:
         return ImportReport(
@@ -52,6 +54,7 @@ class ImportReport(msgspec.Struct, frozen=True):
             self.messages + other.messages,
             self.skipped + other.skipped,
             self.refused + other.refused,
+            self.diverged + other.diverged,
         )
 
 

@@ -65,6 +65,8 @@ class Namespace:
     ns: str
     read: Any
     """The function that yields the checkpoints."""
+    has: Any
+    """The function that tells whether there is a checkpoint of an id."""
 
     async def arrive(self, target: Target) -> ImportReport:
         session_id = _id_of(target, self.thread, self.ns)
@@ -72,24 +74,37 @@ class Namespace:
         if before is not None and not _is_imported(before, target):
             reason = f"Another session has the id {session_id!r}. Import into another store."
             return ImportReport(refused=(Refused(session_id, reason),))
-        arriving = _Arriving(target, self, await _opened(target, self.thread, self.ns))
+        live = None if before is None else await _live(before, target)
+        diverged = live if live is not None and self._has_left(live) else None
+        arriving = _Arriving(target, self, await _opened(target, self.thread, self.ns), diverged)
         try:
             for checkpoint in self.read():
                 await arriving.take(checkpoint)
+            await arriving.end()
         except (SessionBusy, SessionConflict) as error:
             return ImportReport(messages=arriving.messages, refused=(Refused(session_id, str(error)),))
         is_new = arriving.checkpoints > 0
-        return ImportReport(sessions=is_new, messages=arriving.messages, skipped=not is_new)
+        told = (self.thread,) if arriving.branches and not self.ns else ()
+        return ImportReport(sessions=is_new, messages=arriving.messages, skipped=not is_new, diverged=told)
+
+    def _has_left(self, live: AgentSession) -> bool:
+        """Tell whether a thread has continued here since it arrived, by a run or by a verb."""
+        note = _noted(live)
+        return "id" in note and (not self.has(note["id"]) or live.state.shown_since > note["version"])
 
 
 class _Arriving:
-    """A writer that saves checkpoints one after the other, if they have not arrived before."""
+    """A writer that saves checkpoints one after the other, if they have not arrived before.
 
-    def __init__(self, target: Target, place: Namespace, session: AgentSession) -> None:
+    `live` is the conversation of a thread that has continued here too. It stays the newest, and others are branches.
+    """
+
+    def __init__(self, target: Target, place: Namespace, session: AgentSession, live: AgentSession | None) -> None:
         self._target = target
         self._place = place
         self._session = session
-        self.checkpoints = self.messages = 0
+        self._live = live
+        self.checkpoints = self.messages = self.branches = 0
 
     async def take(self, checkpoint: Checkpoint) -> None:
         store, session_id = self._target.store, self._session.id
@@ -115,6 +130,19 @@ class _Arriving:
         self._session = await store.save(changed, key=key, entries=checkpoint.writes)
         self.checkpoints += 1
         self.messages += new
+        self.branches += self._live is not None
+
+    async def end(self) -> None:
+        """Save the conversation of a thread that has continued here again, so that it is the newest version."""
+        live = self._live
+        if live is None or live.version == self._session.version:
+            return
+        note = {**_noted(live), "in_order": False}
+        context = replace(live.state.context, metadata={**live.state.metadata, _CHECKPOINT: note})
+        state = self._session.state.with_context(context).with_transcript(
+            context.transcript, rewound_to=live.state.rewound_to, shown_since=live.state.shown_since
+        )
+        self._session = await self._target.store.save(self._session.with_state(state))
 
     async def _base(self, parent: str | None) -> Transcript:
         """Return the view of a checkpoint's parent."""
@@ -127,7 +155,7 @@ class _Arriving:
     def _note(self, checkpoint: Checkpoint, *, shown: str | None) -> dict[str, JSON]:
         before = _noted(self._session)
         latest, is_in_order = before.get("latest"), bool(before.get("in_order", True))
-        return {
+        told: dict[str, JSON] = {
             "thread": self._place.thread,
             "ns": self._place.ns,
             "id": checkpoint.id,
@@ -139,6 +167,10 @@ class _Arriving:
             "checkpoint": kept(checkpoint.rest),
             "metadata": kept(checkpoint.metadata),
         }
+        if self._live is None:
+            return told
+        # An import that is killed before its end leaves the live conversation to be found by these.
+        return {**told, "latest": _noted(self._live).get("latest"), "in_order": False, "live": self._live.version}
 
     async def _add_writes(self, checkpoint: Checkpoint) -> None:
         """Put on record what tasks have written since the checkpoint arrived."""
@@ -174,7 +206,11 @@ class _File:
     def thread(self, thread: str) -> Iterator[Namespace]:
         """Yield the namespaces of a thread: its own first, and callers before those that they call."""
         for ns in sorted(ns for each, ns in self._places() if each == thread):
-            yield Namespace(thread, ns, partial(self._read, thread, ns))
+            yield Namespace(thread, ns, partial(self._read, thread, ns), partial(self._has, thread, ns))
+
+    def _has(self, thread: str, ns: str, checkpoint_id: str) -> bool:
+        place = {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+        return any(True for _ in self._db.rows(self._checkpoints, columns=("checkpoint_id",), **place))
 
     def _read(self, thread: str, ns: str) -> Iterator[Checkpoint]:
         for row in self._db.rows(self._checkpoints, "checkpoint_id", thread_id=thread, checkpoint_ns=ns):
@@ -233,6 +269,17 @@ async def _opened(target: Target, thread: str, ns: str) -> AgentSession:
     made = target.new(session_id, name=ns or thread, spawn=spawn)
     note = {"from": target.framework, "id": session_id}
     return await target.store.create(made.with_state(made.state.with_metadata(NOTE, note)))
+
+
+async def _live(session: AgentSession, target: Target) -> AgentSession:
+    """Return the version of a thread that its graph continues from: the one that the adapter takes for the newest."""
+    note = _noted(session)
+    version, latest = note.get("live"), note.get("latest")
+    if version is None and latest not in (None, note.get("id")):
+        found = await target.store.find_key(session.id, latest)
+        version = None if found is None else found[1]
+    live = None if version is None else await target.store.load(session.id, version)
+    return session if live is None else live
 
 
 def _is_imported(session: AgentSession, target: Target) -> bool:

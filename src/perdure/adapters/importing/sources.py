@@ -73,13 +73,13 @@ class Database:
             yield
         except (apsw.Error, UnicodeDecodeError) as error:
             advice = "Open it with the library that wrote it, then import again; what has arrived is kept."
-            raise StoreError(f"{self.path} cannot be read ({error}). {advice}") from error
+            raise StoreError(f"{self.path} cannot be read ({error}).", advice) from error
 
 
 def _address(path: Path) -> str:
     """Return the address that opens a file without writing anything to it or beside it."""
     if not path.is_file():
-        raise StoreError(f"{path} is not a file.")
+        raise StoreError(f"{path} is not a file.", "Name the file that the library has written.")
     with path.open("rb") as file:
         header = file.read(_AT + 1)
     has_log = path.with_name(f"{path.name}-wal").exists()
@@ -147,4 +147,4 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}.", "Check its permissions and the disk.") from error

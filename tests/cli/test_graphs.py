@@ -1,0 +1,56 @@
+"""Threads of LangGraph on the command line: what waits in them is told, and perdure does not answer for the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langgraph.graph")
+
+from tests.adapters.test_langgraph_verbs import Desk
+
+from perdure.adapters.langgraph import PerdureSaver
+
+
+@pytest.fixture
+def desk(home: Path) -> Desk:
+    """A person is asked about a refund."""
+    desk = Desk(PerdureSaver(store=f"sqlite:///{home}/s.db"))
+    desk.ask(700)
+    return desk
+
+
+def test_what_a_thread_waits_for_is_shown(perdure: Callable[..., Any], desk: Desk) -> None:
+    """As long as the interrupt is there, and belongs to what is shown."""
+    said = perdure("--store", "s.db", "show", "t")
+    assert "# next: tools\n# waits: tools, for Command(resume=…)\n" in said.out
+    perdure("--store", "s.db", "undo", "t")
+    assert "waits" not in perdure("--store", "s.db", "show", "t").out
+    desk.ask(5)
+    desk.decide()
+    assert "# next" not in perdure("--store", "s.db", "show", "t").out
+
+
+def test_events_tell_when_a_task_has_written_what(perdure: Callable[..., Any], desk: Desk) -> None:
+    """They have their own name, the time at which the task has written, and its node."""
+    lines = perdure("--store", "s.db", "events", "t").lines
+    assert len(lines) == 3
+    assert all("\tlanggraph.writes\t" in each and "1970-" not in each for each in lines)
+    assert "model wrote messages, notes" in lines[1]
+    assert lines[2].endswith("tools waits on an interrupt")
+    desk.decide()
+    told = [each.rpartition("\t")[2] for each in perdure("--store", "s.db", "events", "t").lines[3:]]
+    assert told == ["an interrupt is answered", "tools wrote messages, branch:to:model", "model wrote messages, notes"]
+
+
+def test_the_graph_decides_and_answers(perdure: Callable[..., Any], desk: Desk) -> None:
+    """The commands that would do it for perdure's own agents say so, and change nothing."""
+    before = desk.saver.blocking_chat("t").session()
+    assert "Command(resume=…)" in perdure("--store", "s.db", "approve", "t", code=5).err
+    assert "graph.invoke({'messages'" in perdure("--store", "s.db", "send", "t", "Hello", code=5).err
+    assert "graph.invoke(None, config)" in perdure("--store", "s.db", "recover", "t").err
+    assert desk.saver.blocking_chat("t").session() == before
+    assert perdure("--store", "s.db", "send", "t", "Hello", "--anyway").out
