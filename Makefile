@@ -2,7 +2,7 @@
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
 EXTRAS ?= acp,dev,encryption,engines,llm,mcp,otel,peers,postgres,serve,workers
-JOBS ?= 6
+JOBS ?= 4
 ARGS ?=
 
 # Tests start hundreds of processes, which would each compile the sources again.
