@@ -85,6 +85,8 @@ def printed_by(command: str) -> str:
     exported.touch()
     beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
+    # A reader's pytest has few plugins. Those of all the packages that are installed here take seconds to load.
+    plain["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(
         f"source {exported}\n{command}\nexport -p > {exported}",
         shell=True,  # the commands are our own pages
