@@ -53,9 +53,7 @@ Report = Callable[[Exception], None]
 _AGENT = contexts.create_key("perdure-agent")
 _SOON = 0.05
 """The most seconds until an ended span is passed to the SDK."""
-_ENOUGH = 12
-"""The ended spans that are worth a call of the SDK while the run waits for the disk."""
-_MOST = 64
+_MOST = 32
 """The most ended spans that wait for that."""
 _OTHER = "_OTHER"
 """The conventions' name for an error about which nothing is known."""
@@ -102,15 +100,10 @@ class Tracing:
             text = each.text(text)
         return text
 
-    def later(self, ended: _Call | _AgentTrace, *, before_a_wait: bool = False) -> None:
-        """Take an ended span, to be passed to the SDK soon.
-
-        `before_a_wait` says that the run waits for the disk next, as it does after a call. The SDK works meanwhile.
-        """
+    def later(self, ended: _Call | _AgentTrace) -> None:
+        """Take an ended span, to be passed to the SDK soon."""
         self._ended.append(ended)
-        if before_a_wait and len(self._ended) >= _ENOUGH:
-            asyncio.get_running_loop().call_soon(self.flush)
-        elif len(self._ended) >= _MOST:
+        if len(self._ended) >= _MOST:
             self.flush()
         elif self._timer_in is None or self._timer_in.is_closed():
             self._timer_in = asyncio.get_running_loop()
@@ -334,7 +327,7 @@ class _Call(Span):
         """End the call: its span is not the current one any more."""
         contexts.detach(self._token)
         self._at = time_ns()
-        self._tracing.later(self, before_a_wait=True)
+        self._tracing.later(self)
 
     def finish(self) -> None:
         """Pass the ended call to the SDK. If its span was not begun yet, make it in one step."""
