@@ -92,14 +92,13 @@ async def listen(request: Request) -> EventSourceResponse:
 
 
 async def decide(request: Request) -> EventSourceResponse:
-    """Approve the calls that a person was shown, or deny them. If others wait by now, nothing is made."""
+    """Approve the calls that a person was shown, or deny them. If others wait by now, or they run, it is a conflict."""
     mine, name, calls = await asked(request, calls=list)
-    waiting = (await mine.view(name)).pending_calls
-    if any(each not in [call.digest for call in waiting] for each in calls):
-        raise perdure.PendingCallsChanged(name, waiting, [call.name for call in waiting])
     if request.url.path.endswith("/approve"):
-        return EventSourceResponse(events(mine.stream_approve(name, calls, context=mine.owner, detach=True)))
-    return EventSourceResponse(events(mine.stream_deny(name, "No.", calls, context=mine.owner, detach=True)))
+        run = await mine.start_settle(name, approve=calls, context=mine.owner)
+    else:
+        run = await mine.start_settle(name, deny=dict.fromkeys(calls, "No."), context=mine.owner)
+    return EventSourceResponse(events(run.stream()))
 
 
 async def sidebar(request: Request) -> JSONResponse:

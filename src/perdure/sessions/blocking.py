@@ -1358,7 +1358,7 @@ class BlockingQueued(Awaited[Queued]):
         return self._wait(self._target.reply(timeout))
 
     def stream(self) -> Iterator[Chunk]:
-        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk is empty, with the `reply`.
+        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
 
         It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
         """

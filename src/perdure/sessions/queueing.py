@@ -65,7 +65,7 @@ class Queued:
         return reply
 
     async def stream(self) -> AsyncIterator[Chunk]:
-        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk is empty, with the `reply`.
+        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
 
         It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
         """
