@@ -25,7 +25,8 @@ STORE, MODEL = os.environ.get("CHAT_STORE", "sqlite:///chats.db"), os.environ.ge
 CLERK = perdure.AgentDefinition("clerk", system_prompt="You help customers. Be brief.")
 CONFLICTS = (perdure.SessionBusy, perdure.SessionNotActive, perdure.SessionConflict, perdure.PendingCallsChanged)
 MISTAKES = (perdure.InvalidData, perdure.InvalidSessionId, JSONDecodeError)
-STATUS = {**dict.fromkeys(CONFLICTS, 409), **dict.fromkeys(MISTAKES, 400), perdure.SessionNotFound: 404}
+STATUS = {**dict.fromkeys(CONFLICTS, 409), **dict.fromkeys(MISTAKES, 400)}
+STATUS |= {perdure.SessionNotFound: 404, perdure.QueueFull: 429}
 
 
 @perdure.tool(needs_approval=True)
@@ -78,9 +79,10 @@ async def show(request: Request) -> JSONResponse:
     """Return what a page shows that is loaded now. It then listens behind the cursor."""
     mine, name = await asked(request)
     view = await mine.view(name)
-    said = [{"role": each.role, "text": each.text} for each in (*view.messages, *view.asked) if each.text]
+    said = [each for each in (*view.messages, *view.asked) if each.text and each.role in ("user", "assistant")]
     now = {"activity": view.activity, "text": view.text, "calls": calls_in(view), "cursor": view.cursor}
-    return JSONResponse({"messages": said, "queued": [each.text for each in view.queued], **now})
+    rows = [{"role": each.role, "text": each.text} for each in said]
+    return JSONResponse({"messages": rows, "queued": [each.text for each in view.queued], **now})
 
 
 async def listen(request: Request) -> EventSourceResponse:

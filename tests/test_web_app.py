@@ -160,7 +160,9 @@ def test_a_person_decides(url: str, verb: str, outcome: str) -> None:
     assert listen(url, "ada", loaded["text"], params={"after": loaded["cursor"]}).text == decided.text
     again = httpx.post(f"{url}{CHAT}/{verb}", json={"calls": [call["id"]]}, headers=headers)
     assert again.status_code == 409
-    assert page(url, "ada")["activity"] == "idle"
+    loaded = page(url, "ada")
+    assert loaded["activity"] == "idle"
+    assert {each["role"] for each in loaded["messages"]} == {"user", "assistant"}  # no raw result of a tool
 
 
 @pytest.mark.parametrize(
