@@ -25,7 +25,8 @@ STORE, MODEL = os.environ.get("CHAT_STORE", "sqlite:///chats.db"), os.environ.ge
 CLERK = perdure.AgentDefinition("clerk", system_prompt="You help customers. Be brief.")
 CONFLICTS = (perdure.SessionBusy, perdure.SessionNotActive, perdure.SessionConflict, perdure.PendingCallsChanged)
 MISTAKES = (perdure.InvalidData, perdure.InvalidSessionId, JSONDecodeError)
-STATUS = {**dict.fromkeys(CONFLICTS, 409), **dict.fromkeys(MISTAKES, 400), perdure.SessionNotFound: 404}
+STATUS = {**dict.fromkeys(CONFLICTS, 409), **dict.fromkeys(MISTAKES, 400)}
+STATUS |= {perdure.SessionNotFound: 404, perdure.QueueFull: 429}
 
 
 @perdure.tool(needs_approval=True)
@@ -78,9 +79,10 @@ async def show(request: Request) -> JSONResponse:
     """Return what a page shows that is loaded now. It then listens behind the cursor."""
     mine, name = await asked(request)
     view = await mine.view(name)
-    said = [{"role": each.role, "text": each.text} for each in (*view.messages, *view.asked) if each.text]
+    said = [each for each in (*view.messages, *view.asked) if each.text and each.role in ("user", "assistant")]
     now = {"activity": view.activity, "text": view.text, "calls": calls_in(view), "cursor": view.cursor}
-    return JSONResponse({"messages": said, "queued": [each.text for each in view.queued], **now})
+    rows = [{"role": each.role, "text": each.text} for each in said]
+    return JSONResponse({"messages": rows, "queued": [each.text for each in view.queued], **now})
 
 
 async def listen(request: Request) -> EventSourceResponse:
@@ -92,14 +94,13 @@ async def listen(request: Request) -> EventSourceResponse:
 
 
 async def decide(request: Request) -> EventSourceResponse:
-    """Approve the calls that a person was shown, or deny them. If others wait by now, nothing is made."""
+    """Approve the calls that a person was shown, or deny them. If others wait by now, or they run, it is a conflict."""
     mine, name, calls = await asked(request, calls=list)
-    waiting = (await mine.view(name)).pending_calls
-    if any(each not in [call.digest for call in waiting] for each in calls):
-        raise perdure.PendingCallsChanged(name, waiting, [call.name for call in waiting])
     if request.url.path.endswith("/approve"):
-        return EventSourceResponse(events(mine.stream_approve(name, calls, context=mine.owner, detach=True)))
-    return EventSourceResponse(events(mine.stream_deny(name, "No.", calls, context=mine.owner, detach=True)))
+        run = await mine.start_settle(name, approve=calls, context=mine.owner)
+    else:
+        run = await mine.start_settle(name, deny=dict.fromkeys(calls, "No."), context=mine.owner)
+    return EventSourceResponse(events(run.stream()))
 
 
 async def sidebar(request: Request) -> JSONResponse:

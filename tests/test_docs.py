@@ -31,6 +31,7 @@ GUIDES = [page for page in PAGES[1:] if page.parent.name != "decisions" and page
 FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 NOT_RUN = re.compile(r"^\$ perdure (.*)$", re.MULTILINE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
+SHOWN_FILE = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)
 ANYTHING = "…"
 LOCAL_MODELS = re.compile(r"http://localhost:(11434|8000|8080|1234)\b")
 """Addresses of model servers on a reader's machine. Where a page has one, a stand-in answers."""
@@ -138,6 +139,15 @@ def test_the_site_knows_every_fence(page: Path) -> None:
     """The site shows a block as plain text if anything but a title or `{.class}` follows its language."""
     for info in re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         assert re.fullmatch(r'([a-z]+( title="[^"]+"| \{\.[a-z-]+\})?)?', info), f"{page.name}: ```{info}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_site_finds_the_files_that_a_page_shows(page: Path) -> None:
+    """The mark is one that the site knows: with the name on a line of its own, or the formatter takes it for Python."""
+    text = page.read_text(encoding="utf-8")
+    shown = SHOWN_FILE.findall(text)
+    assert len(re.findall(r"--8\s*<\s*--", text)) == 2 * len(shown)
+    assert all((ROOT / name).is_file() for name in shown)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
 import pytest
+from tests.server.browser import browsing, chromium
 
 import perdure
 from perdure.testing import Chunks, Delay, ScriptedDriver
@@ -148,16 +151,18 @@ def test_a_person_decides(url: str, verb: str, outcome: str) -> None:
     assert (loaded["activity"], loaded["calls"]) == ("waiting", [call])
     headers = {"X-User": "ada"}
     assert httpx.post(url + CHAT, json={"text": "Well?", "key": "two"}, headers=headers).status_code == 409
-    for wrong in (["0" * 64], [call["id"], "x"]):
+    for wrong, status in ((["0" * 64], 409), ([call["id"], "x"], 400)):
         refused = httpx.post(f"{url}{CHAT}/{verb}", json={"calls": wrong}, headers=headers)
-        assert (refused.status_code, page(url, "ada")["activity"]) == (409, "waiting")
+        assert (refused.status_code, page(url, "ada")["activity"]) == (status, "waiting")
     decided = send(url, "ada", {"calls": [call["id"]]}, f"{CHAT}/{verb}")
     assert outcome in decided.text
     assert decided.end["calls"] == []
     assert listen(url, "ada", loaded["text"], params={"after": loaded["cursor"]}).text == decided.text
     again = httpx.post(f"{url}{CHAT}/{verb}", json={"calls": [call["id"]]}, headers=headers)
     assert again.status_code == 409
-    assert page(url, "ada")["activity"] == "idle"
+    loaded = page(url, "ada")
+    assert loaded["activity"] == "idle"
+    assert {each["role"] for each in loaded["messages"]} == {"user", "assistant"}  # no raw result of a tool
 
 
 @pytest.mark.parametrize(
@@ -219,3 +224,58 @@ def test_what_the_last_process_left_behind_is_recovered(url: str) -> None:
     question, answer = (each["text"] for each in loaded["messages"])
     assert (question, "Once upon" in answer) == ("Tell me.", False)
     assert listen(url, "ada").text == answer
+
+
+CUT = """() => {  // the first response ends behind its first event, as when the network is gone
+    const whole = window.fetch;
+    window.asked = [];
+    window.fetch = async (address, given) => {
+        window.asked.push(address);
+        const answer = await whole(address, given);
+        if (window.asked.length > 1) return answer;
+        const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+        let first = "";
+        while (!/data: .*\\r\\n\\r\\n/.test(first)) first += (await reader.read()).value;
+        return new Response(first.split(/(?<=\\r\\n\\r\\n)/)[0], answer);
+    };
+}"""
+TALK = """async ([code, text]) => {
+    const {say, follow} = await import("data:text/javascript;base64," + code);
+    const shown = [];
+    const end = await say("order-7", text, "one", (each) => shown.push(each));
+    const page = await (await fetch("/chats/order-7")).json();
+    const behind = await follow("order-7", page, () => shown.push("twice"));
+    const refused = await say("order-7", "", "two", () => shown.push("refused"));
+    return {end, behind, refused, shown, asked: window.asked};
+}"""
+
+
+async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None:
+    """It reads on behind its last event when the network was gone, and stops at the end."""
+    chromium()
+    code = b64encode((EXAMPLES / "web_app.js").read_bytes()).decode()
+    async with browsing(url, None) as seen:
+        await seen.page.set_extra_http_headers({"X-User": "ada"})
+        await seen.go("/chats")
+        await seen.page.evaluate(CUT)
+        told = await seen.page.evaluate(TALK, [code, "Tell me a long story about a \U0001f98a, a dog and a river"])
+        seen.errors.clear()  # Chromium says in its console that the empty message had status 400
+    (_, answer) = (each["text"] for each in page(url, "ada")["messages"])
+    assert len(told["shown"]) > 1
+    assert told["shown"][-1] == answer
+    assert all(answer.startswith(each) for each in told["shown"])
+    assert (told["end"]["calls"], told["behind"]["queued"], told["refused"]["status"]) == ([], False, 400)
+    assert told["asked"][0] == CHAT
+    assert told["asked"][1].startswith(f"{CHAT}/events?after=")
+
+
+def test_two_clicks_at_once_are_one_decision(url: str) -> None:
+    """The loser is told by a status, before a response begins: 409."""
+    (call,) = say(url, "ada", PAY, "one").end["calls"]
+    headers, body = {"X-User": "ada"}, {"calls": [call["id"]]}
+
+    def click(_: int) -> int:
+        return httpx.post(f"{url}{CHAT}/approve", json=body, headers=headers, timeout=30).status_code
+
+    with ThreadPoolExecutor(4) as people:
+        assert sorted(people.map(click, range(4))) == [200, 409, 409, 409]

@@ -183,13 +183,15 @@ async def test_a_suspended_session_takes_no_messages() -> None:
     assert len(shop.driver.requests) == 1
 
 
-@pytest.mark.parametrize("call_ids", [["9"], ["1"], "2"])
+@pytest.mark.parametrize("call_ids", [["9"], ["1"], "2", []])
 async def test_a_decision_about_another_call_is_refused(call_ids: Any) -> None:
-    """An id that does not wait, or a text instead of ids, is InvalidData and changes nothing."""
+    """An id that does not wait, a text instead of ids, or no id at all is InvalidData and changes nothing."""
     shop = Shop()
     runtime, session = await waiting(shop)
     with pytest.raises(InvalidData):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=call_ids))
+    with pytest.raises(InvalidData):
+        await runtime.execute(session.id, DenyToolCalls(shop.loops, reason="no", call_ids=call_ids))
     assert pending(await runtime.get_session(session.id)) == ["2", "3"]
 
 

@@ -132,3 +132,10 @@ def test_a_killed_run_is_recovered_with_it(
     (home / "tools.py").write_text(once + CONTEXT)
     assert "resumed" in perdure("recover", "s", "--tools", "tools.py").out
     assert "it is None, None" in perdure("show", "s").out
+
+
+def test_a_worker_makes_the_context(perdure: Callable[..., Any], tools: str) -> None:
+    """The sender of the message is gone, so the function of its file is the only one that can."""
+    perdure("send", "--new", "s", "call who {}", "--no-wait", "--model", "offline")
+    perdure("worker", "--tools", tools, "--only", "s")
+    assert "it is None, None" in perdure("show", "s").out

@@ -44,11 +44,11 @@ def test_the_requests_of_the_page_are_answered(tmp_path: Path) -> None:
         environment = {**os.environ, "URL": server.url, "TOKEN": tokens[0], "OPERATOR": tokens[1]}
         said = ""
         for block in blocks("bash"):
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block], env=environment, capture_output=True, text=True, check=False
-            )
+            typed = ["bash", "-euo", "pipefail", "-c", block]
+            done = subprocess.run(typed, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, (block, done.stdout, done.stderr)
             said += done.stdout
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")  # sent, and read back by its hash
     for part in ('"name":"Order 7"', "order 7 is refunded", "id: 1\n", "event: message_end", "perdure_open_streams"):
         assert part in said
 

@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from perdure import InputRefused, InvalidData, SessionNotActive, Sessions, Worker, connect, external_tool, tool
+from perdure import (
+    InputRefused,
+    InvalidData,
+    RunFailed,
+    SessionNotActive,
+    Sessions,
+    Worker,
+    connect,
+    external_tool,
+    tool,
+)
 from perdure.model.ids import now
-from perdure.testing import ScriptedDriver
+from perdure.testing import Chunks, Delay, ScriptedDriver
 from perdure.workers.inbox import InboxDispatcher
 from perdure.workers.timers import Bell
 
@@ -218,3 +228,38 @@ async def test_nothing_is_left_with_a_session_that_is_deleted() -> None:
         assert journal is not None
         assert len(await journal.read(left.session_id, inbox=True)) == 1
         assert await sessions.timers("a") == []
+
+
+async def test_the_answer_of_a_worker_is_streamed_where_its_message_was_left(tmp_path: Path) -> None:
+    """A connection without a model or tools shows it as it is written, and a second request from the beginning."""
+    store, words = f"sqlite:///{tmp_path / 'a.db'}", [f"word {number} " for number in range(5)]
+    model = ScriptedDriver([Chunks([Delay(0.1, word) for word in words])])
+    async with connect(store) as web, connect(store, driver=model) as desk, Worker(desk) as worker:
+        await web.open("a")
+        queued = await web.enqueue("a", "Well?", key="one")
+        running = asyncio.create_task(worker.run())
+        chunks = [chunk async for chunk in queued.stream()]
+        again = [chunk async for chunk in (await web.enqueue("a", "Well?", key="one")).stream()]
+        worker.stop()
+        await running
+        assert "".join(chunks) == "".join(again) == "".join(words)
+        assert len(chunks) > 3
+        assert [chunk.offset for chunk in chunks[:2]] == [0, len(chunks[0])]
+        assert chunks[-1].reply is not None
+        assert not chunks[-1].reply.queued
+        left = [chunk async for chunk in web.follow("a", after=chunks[1].cursor)]
+        assert "".join(chunks[:2]) + "".join(left) == "".join(words)
+        assert [*(await anext(aiter(web.follow("a", after=chunks[-1].cursor))))] == []
+
+
+async def test_a_stream_of_a_message_that_failed_raises(tmp_path: Path) -> None:
+    """A page that shows the stream is told so, and does not wait."""
+    store = f"sqlite:///{tmp_path / 'a.db'}"
+    async with connect(store) as web, connect(store, driver=ScriptedDriver([])) as desk, Worker(desk) as worker:
+        await web.open("a")
+        queued = await web.enqueue("a", "Well?")
+        running = asyncio.create_task(worker.run())
+        with pytest.raises(RunFailed):
+            _ = [chunk async for chunk in queued.stream()]
+        worker.stop()
+        await running

@@ -78,6 +78,16 @@ async def test_it_looks_again() -> None:
         assert (await app.session("later")).state.messages[-1].text == "Done."
 
 
+async def test_a_follower_that_meets_a_killed_run_has_it_recovered_at_once() -> None:
+    """It does not wait for the next look, which comes after a lease."""
+    answers = ScriptedDriver(["Done."])
+    async with MemoryStore() as store, perdure.connect(store, driver=answers, recover=True, lease=60) as app:
+        await app.open("s")
+        await left_behind(store, "later")
+        async with asyncio.timeout(5):
+            assert (await all_of(app.follow("later")))[-1].reply.text == "Done."
+
+
 async def _is(app: perdure.Sessions, name: str, expected: str) -> bool:
     return await activity(app, name) == expected
 

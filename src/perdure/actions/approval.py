@@ -83,6 +83,7 @@ class ApproveToolCalls(_Decision):
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
+        _require_some(shown)
         shown = _approvable(session, shown, is_named=self._given is not None)
         decisions = Decisions(approved={call.id: call.digest for call in shown}, **_of_waiting(now))
         depth = await depth_of(session, context)
@@ -116,6 +117,7 @@ class DenyToolCalls(_Decision):
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
+        _require_some(shown)
         decisions = Decisions(denied={call.id: self._reason for call in shown}, **_of_waiting(now))
         return await _continued(self, session, context, decisions, await depth_of(session, context))
 
@@ -355,6 +357,14 @@ async def _looked_at(
             await context.execute(session.id, ShowPendingCalls())
         raise
     return shown, now
+
+
+def _require_some(shown: Sequence[PendingCall]) -> None:
+    """Raise InvalidData if a decision is about an empty list of calls: nothing would happen, without a word."""
+    if not shown:
+        raise InvalidData(
+            "$.call_ids", "the list is empty; name one call at least, or leave it out to decide about all"
+        )
 
 
 def _shown(

@@ -63,7 +63,8 @@ class Caller(msgspec.Struct, frozen=True):
             what = f"The tool {needing[0]!r} of session {session_id!r} needs a context, and there is none."
             advice = (
                 "Give one: send(…, context=…). For runs without a caller (recovered, or sent from a queue) name a "
-                "function that makes one: connect(…, context=lambda session, data: …)."
+                "function that makes one: connect(…, context=lambda session, data: …). On the command line, write "
+                "def context(session, data) into a file that --tools names."
             )
             raise ConfigurationError(what, advice, missing="context", name=needing[0])
 

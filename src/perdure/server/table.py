@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from perdure.server.agui.inputs import RunAgentInput
 from perdure.server.agui.runs import run_agent
-from perdure.server.api import answers, decisions, messages, moving, runs, sessions, verbs
+from perdure.server.api import answers, decisions, files, messages, moving, runs, sessions, verbs
 from perdure.server.openai.routes import openai_routes
 from perdure.server.pages.routes import page_routes
 from perdure.server.routes import Handler, Route
@@ -109,6 +109,7 @@ def _said() -> Iterator[Route]:
         gives=ReplyForm,
         also=_LATER,
     )
+    yield Route("GET", f"{_ONE}/files/{{hash}}", files.get_file, "Read an image or a file of a message, by its hash")
     yield Route(
         "GET",
         f"{_ONE}/events",

@@ -130,7 +130,7 @@ def _of_bytes(body: bytes, name: str | None, media_type: str | None) -> Media:
     called = name or "these bytes"
     if not body:
         raise InvalidData("$.source", f"{called}: there is nothing in it")
-    kind = media_type or _by_beginning(body) or _by_ending(name or "") or _by_text(body)
+    kind = media_type or type_by_beginning(body) or _by_ending(name or "") or _by_text(body)
     if kind is None:
         raise InvalidData("$.source", f"{called}: its type is not known; {_SAY}")
     return Media(kind, data=body, name=name)
@@ -148,7 +148,7 @@ def _of_data_url(url: str, name: str | None, media_type: str | None) -> Media:
     return _of_bytes(body, name, media_type or kind or None)
 
 
-def _by_beginning(body: bytes) -> str | None:
+def type_by_beginning(body: bytes) -> str | None:
     """Return the type that bytes begin with. Providers refuse an image that is not of the type that is named."""
     # RIFF is a container: the format in it is named behind the length.
     if body[:4] == b"RIFF":

@@ -1357,6 +1357,13 @@ class BlockingQueued(Awaited[Queued]):
         """
         return self._wait(self._target.reply(timeout))
 
+    def stream(self) -> Iterator[Chunk]:
+        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
+
+        It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
+        """
+        return self._iterate(self._target.stream())
+
     def drop(self) -> bool:
         """Take the message back. Return False if its time has come: it waits in the inbox, or has been answered."""
         return self._wait(self._target.drop())

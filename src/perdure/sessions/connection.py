@@ -112,6 +112,11 @@ class Connection:
             self._is_open = False
             await self._exits.aclose()
 
+    def recover_soon(self) -> None:
+        """Recover killed runs now, if this connection recovers at all."""
+        if self.recovering is not None:
+            self.recovering.look_soon()
+
     async def end_runs(self, *, at_once: bool = False) -> None:
         """Stop the runs of streams that were left, and wait for others, which are interrupted after their grace."""
         # First of all: a recovery that begins now would have to be interrupted, too.

@@ -113,10 +113,11 @@ class Follower:
         self.is_over = False
         """True if the record tells that the run has ended."""
 
-    async def chunks(self, patience: float) -> AsyncIterator[Chunk]:
+    async def chunks(self, patience: float, killed: Callable[[], None] = lambda: None) -> AsyncIterator[Chunk]:
         """Yield the text of the run until it is over, or waits for a person.
 
-        Raise RunInterrupted once its process has been gone for `patience` seconds, and nobody has recovered it.
+        Call `killed` when its process is gone. Raise RunInterrupted once that has been so for `patience` seconds, and
+        nobody has recovered it.
         """
         async with listening(self._journal, self._session_id) as wait:
             deadline: float | None = None
@@ -127,6 +128,8 @@ class Follower:
                     yield chunk
                 if self.is_over or not (is_told or progress.is_claimed or progress.is_interrupted):
                     break
+                if progress.is_interrupted and deadline is None:
+                    killed()
                 deadline = self._deadline(deadline, patience) if progress.is_interrupted else None
                 if not is_told:
                     await wait()

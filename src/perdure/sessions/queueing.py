@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Unpack
@@ -17,7 +17,8 @@ from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.paging import all_infos
 from perdure.protocols import SCHEDULE, Entry, Journal, JournalEntry, Timer, check_priority, tell_of
 from perdure.sessions.attaching import Sent
-from perdure.sessions.reply import Reply
+from perdure.sessions.reply import Chunk, Reply
+from perdure.sessions.started_run import last_chunks
 from perdure.sessions.talking import SendOptions, Talking
 from perdure.sessions.timing import UNTIL, due_at, next_time
 
@@ -56,13 +57,22 @@ class Queued:
         """
         if timeout is not None:
             expect_wait(timeout, "$.timeout")
-        try:
+        reply: Reply[Any] | None = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                return await self._sessions._answer_to(
-                    self.session_id, self.key, self._item, is_delayed=self.at is not None
-                )
-        except TimeoutError:
-            return None
+                async for chunk in self.stream():
+                    reply = chunk.reply
+        return reply
+
+    async def stream(self) -> AsyncIterator[Chunk]:
+        """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
+
+        It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
+        """
+        async for chunk in self._sessions._answer_to(
+            self.session_id, self.key, self._item, is_delayed=self.at is not None
+        ):
+            yield chunk
 
     async def drop(self) -> bool:
         """Take the message back. Return False if its time has come: it waits in the inbox, or has been answered."""
@@ -224,21 +234,26 @@ class Queueing(Talking):
         return found
 
     async def _answer_to(
-        self, session_id: SessionId, key: str, item: JournalEntry | None, *, is_delayed: bool = False
-    ) -> Reply[Any]:
-        """Wait for the answer to a key. Runs that were killed are left to workers."""
+        self, session_id: SessionId, key: str, item: JournalEntry | None, *, is_delayed: bool
+    ) -> AsyncIterator[Chunk]:
+        """Yield the answer to a key, and wait for it. Runs that were killed are left to workers."""
         from perdure.sessions.following import listening
         from perdure.sessions.joining import Joining
 
-        journal, found = self._journal(), item
+        journal, found, place, is_silent = self._journal(), item, None, True
         async with listening(journal, session_id) as news:
             while True:
                 if found is not None:
-                    async for _ in Joining(journal, session_id, found, _left_to_workers).chunks():
-                        pass
+                    joining = Joining(journal, session_id, found, _left_to_workers)
+                    async for chunk in joining.chunks():
+                        is_silent = False
+                        yield chunk
+                    place = joining.follower.place if joining.follower else place
                 reply = await self.result(session_id, key)
                 if reply is not None and not reply.queued:
-                    return reply
+                    for chunk in last_chunks(reply, place, is_silent=is_silent):
+                        yield chunk
+                    return
                 found = await under_way(journal, session_id, key)
                 if found is not None:
                     continue

@@ -36,7 +36,8 @@ class Recovering:
         self._recover = recover
         self._root_of = root_of
         self._every = every
-        self._stopped = asyncio.Event()
+        self._is_stopped = False
+        self._awake = asyncio.Event()
         self._locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
         self.ended = 0
         """The number of recoveries that have ended."""
@@ -47,7 +48,7 @@ class Recovering:
     @property
     def is_stopped(self) -> bool:
         """Return whether the connection is being left."""
-        return self._stopped.is_set()
+        return self._is_stopped
 
     @asynccontextmanager
     async def alone(self, session_id: SessionId) -> AsyncIterator[None]:
@@ -82,7 +83,12 @@ class Recovering:
 
     def stop(self) -> None:
         """Begin no other recovery."""
-        self._stopped.set()
+        self._is_stopped = True
+        self._awake.set()
+
+    def look_soon(self) -> None:
+        """Look for killed runs now, and not at the end of the interval: somebody has met one."""
+        self._awake.set()
 
     async def end(self) -> None:
         """Wait until nothing is being recovered. Call `stop` first."""
@@ -91,17 +97,18 @@ class Recovering:
             _log.error("the recovery of killed runs has failed", exc_info=self._task.exception())
 
     async def _watch(self) -> None:
-        while not self._stopped.is_set():
+        while not self._is_stopped:
+            self._awake.clear()
             try:
                 await self._look()
             except PerdureError as error:  # the store may work again at the next look
                 _log.warning("killed runs could not be looked for: %s", error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), self._every)
+                await asyncio.wait_for(self._awake.wait(), self._every)
 
     async def _look(self) -> None:
         for session_id in await self._lapsed():
-            if self._stopped.is_set():
+            if self._is_stopped:
                 return
             async with self.alone(session_id):
                 report = await self._recover(session_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
 from perdure.errors import ConfigurationError, RunInterrupted
@@ -72,11 +72,8 @@ class StartedRun(Generic[T]):
             yield chunk
             place, is_silent = chunk.place, False
         reply = await self.result()
-        place, untold = place or self._listener.start, 0
-        if is_silent and reply.text:  # it was answered before, under its key, or its driver does not stream
-            untold = len(reply.text)
-            yield Chunk(reply.text, offset=0 if place is None else place.end, place=place)
-        yield last_chunk(reply, place, untold)
+        for chunk in last_chunks(reply, place or self._listener.start, is_silent=is_silent):
+            yield chunk
 
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
@@ -106,6 +103,15 @@ class StartedRun(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
+
+
+def last_chunks(reply: Reply[Any], place: Place | None, *, is_silent: bool) -> Iterator[Chunk]:
+    """Yield the chunks that end a stream. If it was silent, the text of the reply comes first."""
+    untold = 0
+    if is_silent and reply.text:  # it was answered before, under its key, or its driver does not stream
+        untold = len(reply.text)
+        yield Chunk(reply.text, offset=0 if place is None else place.end, place=place)
+    yield last_chunk(reply, place, untold)
 
 
 def last_chunk(reply: Reply[Any], place: Place | None, untold: int = 0) -> Chunk:

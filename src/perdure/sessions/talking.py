@@ -338,7 +338,7 @@ class Talking(Looking):
             yield Chunk(reply=Reply(await self.session(key)))
             return
         follower = Follower(journal, key, run, place)
-        async for chunk in follower.chunks(patience):
+        async for chunk in follower.chunks(patience, self._connection.recover_soon):
             yield chunk
         after_run = await self._session_after(key, follower.runs, follower.base_version)
         yield last_chunk(self._answered(after_run), follower.place)
