@@ -88,13 +88,14 @@ def printed_by(command: str) -> str:
     plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
     # A reader's pytest has few plugins. Those of all the packages that are installed here take seconds to load.
     plain["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    readers = {name: value for name, value in os.environ.items() if name != "CI"}  # under CI pytest cuts no lines
     done = subprocess.run(
         f"source {exported}\n{command}\nexport -p > {exported}",
         shell=True,  # the commands are our own pages
         executable="/bin/bash",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **plain},
+        env={**readers, **plain},
         text=True,
         timeout=120,
         check=False,

@@ -134,8 +134,8 @@ def test_a_killed_run_is_recovered_with_it(
     assert "it is None, None" in perdure("show", "s").out
 
 
-def test_a_worker_makes_the_context(perdure: Callable[..., Any], tools: str) -> None:
+def test_a_worker_makes_the_context(perdure: Callable[..., Any], process: Callable[..., Any], tools: str) -> None:
     """The sender of the message is gone, so the function of its file is the only one that can."""
     perdure("send", "--new", "s", "call who {}", "--no-wait", "--model", "offline")
-    perdure("worker", "--tools", tools, "--only", "s")
+    process("worker", "--tools", tools, "--only", "s")  # a worker ends the process that it is called in
     assert "it is None, None" in perdure("show", "s").out
