@@ -55,7 +55,7 @@ def agent(model: ScriptedModel) -> Agent:
 class JsonFile(Subject):
     name = "Pydantic AI, JSON file"
     packages = ("pydantic-ai-slim",)
-    durability = "a file written anew for each turn: no fsync, not atomic"
+    durability = "a file written again for each turn: no fsync, not atomic"
 
     async def open(self, folder: Path) -> None:
         self.folder = folder

@@ -1879,7 +1879,7 @@ class FindsMessages(Protocol):
 class Indexed(Search, Protocol):
     """A store that searches by an index. The index lags behind what is saved, and catches up at the next search."""
 
-    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+    async def index(self, *, rebuild: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the index up to date, or rebuild it from nothing. Return the number of messages indexed.
 
         `progress` is called with the number done and the number of all. If it is cancelled, what is done is kept.

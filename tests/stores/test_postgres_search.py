@@ -195,7 +195,7 @@ async def test_indexing_can_be_watched_and_repeated(schema: str) -> None:
         assert await store.index(progress=lambda *_: pytest.fail("there is nothing to do")) == 0
         await store.delete(sessions[0].id)
         before = [hit.message_id for hit in await store.search("tea", limit=1000)]
-        assert await store.index(anew=True) == 3_000
+        assert await store.index(rebuild=True) == 3_000
         assert await store.index() == 0
         assert [hit.message_id for hit in await store.search("tea", limit=1000)] == before
         assert {hit.session_id for hit in await store.search("word7")} == {session.id for session in sessions[1:]}

@@ -385,7 +385,7 @@ async def test_indexing_can_be_watched(tmp_path: Path, monkeypatch: pytest.Monke
         assert await store.index() == 2
         await store.delete(session.id)
         assert await store.index() == 0
-        assert await store.index(anew=True) == 25
+        assert await store.index(rebuild=True) == 25
         assert len(await ids(store, "word1")) == 1
     check_index(path)
 
@@ -400,7 +400,7 @@ async def test_an_index_made_anew_has_what_the_old_one_had_lost(tmp_path: Path) 
         db.execute("INSERT INTO message(message) VALUES ('delete-all')")
         db.close()
         assert await ids(store, "beta") == []
-        assert await store.index(anew=True) == 2
+        assert await store.index(rebuild=True) == 2
         assert await ids(store, "beta") == [session.id]
 
 

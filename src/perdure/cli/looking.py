@@ -364,7 +364,7 @@ def search(ctx: click.Context, text: str | None, session: str | None, reindex: b
 
     async def work(sessions: Sessions) -> list[SearchHit]:
         session_id = None if session is None else await named(sessions, session)
-        indexed = await _indexed(sessions, anew=reindex)
+        indexed = await _indexed(sessions, rebuild=reindex)
         if reindex:
             note(f"messages indexed: {indexed}")
         if text is None:
@@ -409,14 +409,14 @@ def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: in
         Query.of(text, None, None, limit)
 
 
-async def _indexed(sessions: Sessions, *, anew: bool) -> int:
+async def _indexed(sessions: Sessions, *, rebuild: bool) -> int:
     """Bring the store's index up to date, with a bar if that takes long. Return the number of messages indexed."""
     from perdure.protocols import Indexed
 
     if isinstance(sessions.store, Indexed):
         with progress("indexing") as tell:
-            return await sessions.store.index(anew=anew, progress=tell)
-    if anew:
+            return await sessions.store.index(rebuild=rebuild, progress=tell)
+    if rebuild:
         raise click.UsageError(f"A {type(sessions.store).__name__} has no search index: every search reads it whole.")
     return 0
 

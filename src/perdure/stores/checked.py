@@ -346,8 +346,8 @@ def find_message(message_id: str, owner: str | None, limit: int) -> None:
     expect_count(limit, "$.limit", least=1)
 
 
-def index(anew: bool, progress: Callable[[int, int], None] | None) -> None:
-    expect(anew, bool, "$.anew")
+def index(rebuild: bool, progress: Callable[[int, int], None] | None) -> None:
+    expect(rebuild, bool, "$.rebuild")
     if progress is not None:
         expect_function(progress, "$.progress")
 

@@ -330,7 +330,7 @@ class IndexedEngine(Engine):
         """Return the logs and positions at which a message may have this id. None that has it is left out."""
         raise NotImplementedError
 
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+    async def index(self, *, rebuild: bool, progress: Callable[[int, int], None] | None) -> int:
         raise NotImplementedError
 
 

@@ -1017,9 +1017,9 @@ class IndexedStore(Store):
     async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
         return await self._engine.named(message_id)
 
-    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
-        checked.index(anew, progress)
-        return await self._engine.index(anew=anew, progress=progress)
+    async def index(self, *, rebuild: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        checked.index(rebuild, progress)
+        return await self._engine.index(rebuild=rebuild, progress=progress)
 
 
 def _count(table: str) -> Job[int]:

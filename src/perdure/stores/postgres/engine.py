@@ -247,10 +247,10 @@ class PostgresEngine(IndexedEngine):
 
         return await named(self.opened.link, message_id, self.sealing)
 
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+    async def index(self, *, rebuild: bool, progress: Callable[[int, int], None] | None) -> int:
         from perdure.stores.postgres.search import index
 
-        return await index(self.opened.link, self.sealing, anew=anew, progress=progress)
+        return await index(self.opened.link, self.sealing, rebuild=rebuild, progress=progress)
 
 
 class _Open:

@@ -283,10 +283,10 @@ def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentS
 
 
 async def index(
-    link: Link, sealing: Sealing, *, anew: bool = False, progress: Callable[[int, int], None] | None = None
+    link: Link, sealing: Sealing, *, rebuild: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> int:
-    """Index all that was committed before this call. With `anew`, empty the index first. Return how many messages."""
-    if anew:
+    """Index all that was committed before. With `rebuild`, empty the index first. Return how many messages."""
+    if rebuild:
         await link.transact_in_thread(_forget_all)
     lacking = 0 if progress is None else await _lacking(link)
     done = 0

@@ -236,8 +236,8 @@ class SqliteEngine(IndexedEngine):
     async def named(self, message_id: str) -> Sequence[tuple[int, int]]:
         return await self.opened.searching.named(message_id)
 
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
-        return await self.opened.searching.index(anew=anew, progress=progress)
+    async def index(self, *, rebuild: bool, progress: Callable[[int, int], None] | None) -> int:
+        return await self.opened.searching.index(rebuild=rebuild, progress=progress)
 
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.sqlite.check import faults
@@ -261,7 +261,7 @@ class SqliteEngine(IndexedEngine):
             found = [*await opened.writer.run(mend, alone=True)]
         lacking: list[Problem] = await opened.readers.run(searched, long=True)
         if lacking and not dry_run:
-            await opened.searching.index(anew=True, progress=None)
+            await opened.searching.index(rebuild=True, progress=None)
         return [*found, *lacking]
 
     kind = "sqlite"

@@ -28,7 +28,7 @@ _TAGS = (
     f" IS NOT ({', '.join(f'of.{name}' for name in _COPIED)}))"
 )
 _SEQUENCE = re.compile(r"the sequence of (\w+)")
-_ANEW = "_made_anew"
+_REBUILT = "_rebuilt"
 _INDEXES = "SELECT name FROM sqlite_schema WHERE type = 'index'"
 _Way = Callable[[apsw.Connection, str], None]
 
@@ -43,7 +43,7 @@ def mend(db: apsw.Connection) -> list[Problem]:
     """Make again what is wrong, each in a transaction, while no other process writes. Return what was mended."""
     before = [*_safely(page_problems, db)]
     if before:
-        _make_indexes_anew(db)
+        _rebuild_indexes(db)
     after = {problem.where for problem in _safely(page_problems, db)} if before else set()
     mended = [problem for problem in before if problem.where not in after]
     found = _beside_pages(db)
@@ -70,7 +70,7 @@ def _safely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Conne
     return found
 
 
-def _make_indexes_anew(db: apsw.Connection) -> None:
+def _rebuild_indexes(db: apsw.Connection) -> None:
     """Make all indexes again: in their own pages if SQLite can clear them, else in new ones."""
     ways: dict[str, _Way] = {name: _clear_and_fill for (name,) in rows_of(db, _INDEXES)}
     # With this check on, SQLite refuses to clear a page with a damaged cell.
@@ -141,7 +141,7 @@ def _clear_and_fill(db: apsw.Connection, name: str) -> None:
 def _replace(db: apsw.Connection, name: str) -> None:
     """Build an index again in new pages, without a look at its old ones. These are then in no use."""
     ((table, made_by),) = rows_of(db, "SELECT tbl_name, sql FROM sqlite_schema WHERE name = ?", (name,))
-    new = name.removeprefix("sqlite_") + _ANEW
+    new = name.removeprefix("sqlite_") + _REBUILT
     if made_by is None:  # the index of a UNIQUE column or of a key
         columns = ", ".join(f'"{column}"' for _, _, column in rows_of(db, f'PRAGMA index_info("{name}")'))
         db.execute(f'CREATE UNIQUE INDEX "{new}" ON "{table}" ({columns})').fetchall()

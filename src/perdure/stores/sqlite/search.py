@@ -134,12 +134,12 @@ class SearchThread:
                 found = await self._run(partial(look, surely=attempt == _ATTEMPTS))
         return found or []
 
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+    async def index(self, *, rebuild: bool, progress: Callable[[int, int], None] | None) -> int:
         """Index what is not indexed yet, and return how many messages that were.
 
         It is done in pieces, so that other searches and a cancellation get their turn.
         """
-        if anew:
+        if rebuild:
             await self._run(self._index.forget)
         lacking: int = await self._run(self._index.lacking)
         done = 0
@@ -178,7 +178,7 @@ class SearchIndex:
         self.path = search_path(main)
         self._sealing = sealing
         self._open: _IndexFile | None = None
-        self._made_anew = 0
+        self._rebuilt = 0
         """The number of times that the index was made again since it was last of use."""
 
     def close(self) -> None:
@@ -234,9 +234,9 @@ class SearchIndex:
             return self._done(job)
         except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone) as error:
             # If new indexes fail in the same way again and again, the store itself is damaged.
-            self._made_anew += 1
-            if self._made_anew > _MOST_MADE:
-                self._made_anew = 0
+            self._rebuilt += 1
+            if self._rebuilt > _MOST_MADE:
+                self._rebuilt = 0
                 raise CorruptRecord(None, "of the database file", f"it cannot be indexed ({error})") from None
             self._remove()
         try:
@@ -252,7 +252,7 @@ class SearchIndex:
     def _done(self, job: Callable[[_IndexFile], T]) -> T:
         done = job(self._opened())
         if done != 0:  # messages were indexed, or none is lacking, or something was found
-            self._made_anew = 0
+            self._rebuilt = 0
         return done
 
     def _opened(self) -> _IndexFile:
