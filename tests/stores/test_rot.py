@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,13 +23,15 @@ from tests.store_breaks import (
 from tests.stores.files import TORTURE
 from tests.stores.rotting import PAGE, Scene, attack_on, furnished
 
-from perdure.errors import CorruptRecord
+from perdure.errors import CorruptRecord, StoreError
 from perdure.model.ids import use
 from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import RotContract
 from perdure.testing.outcomes import Outcome, note
-from perdure.testing.rot.attack import Report, forget_claims
+from perdure.testing.rot.attack import Attack, Report, RottenFiles, forget_claims
+from perdure.testing.rot.questions import Question, answers_of
 from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
@@ -164,6 +167,79 @@ async def test_a_session_row_of_zeros_is_damage(tmp_path: Path) -> None:
         for verb in (store.is_claimed, store.is_interrupted, store.line_of):
             with pytest.raises(CorruptRecord):
                 await verb("child")
+
+
+def handles_on(path: Path) -> list[str]:
+    open_now = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+    return [each for each in open_now if each.startswith(str(path))]
+
+
+def break_page(path: Path, name: str) -> None:
+    """Overwrite the first page of a table or an index with zeros."""
+    db = apsw.Connection(str(path))
+    (page,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchone() or (0,)
+    db.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(bytes(PAGE))
+
+
+async def test_a_damaged_index_of_heads_does_not_keep_a_store_closed(tmp_path: Path) -> None:
+    """Opening looks at the newest head, to tell whether the store is sealed."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("one"))
+    break_page(path, "sqlite_autoindex_head_1")
+    async with SqliteStore(path) as store:
+        assert await store.ids_with_prefix("") == [session.id]
+    assert handles_on(path) == []
+
+
+async def test_an_opening_that_fails_leaves_no_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this process could not open the file again once it is restored."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path):
+        pass
+    sound = path.read_bytes()
+    break_page(path, "meta")
+    with pytest.raises(CorruptRecord):
+        await SqliteStore(path).__aenter__()
+    assert handles_on(path) == []
+    path.write_bytes(sound)
+
+    async def cancelled(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteEngine, "run", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await SqliteStore(path).__aenter__()
+    assert handles_on(path) == []
+    async with SqliteStore(path):
+        pass
+
+
+async def test_an_attack_tells_of_a_store_that_stays_closed(tmp_path: Path) -> None:
+    """No later round would show anything, and neither would a control."""
+    is_stuck = False
+
+    @asynccontextmanager
+    async def sticking(where: Path) -> AsyncIterator[SqliteStore]:
+        nonlocal is_stuck
+        if is_stuck:
+            raise StoreError("the file is in use")
+        is_stuck = True
+        async with SqliteStore(where / "s.db") as store:
+            is_stuck = False
+            yield store
+
+    async with SqliteStore(tmp_path / "s.db") as store:
+        await store.create(new_session("one", id="one"))
+        question = Question("load one", lambda store: store.load("one"))
+        right = await answers_of(store, [question])
+    attack = Attack(sticking, tmp_path, RottenFiles(tmp_path, hit="s.db".__eq__), [question], right)
+    report = await attack.run(30)
+    assert "open, when it was restored" in {each.question for each in report.wrong}
 
 
 async def test_a_parent_that_rotted_is_not_a_parent(tmp_path: Path) -> None:

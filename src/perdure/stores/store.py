@@ -113,14 +113,27 @@ class Store:
 
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()
-        if self._engine.can_be_sealed and not self._sealing.is_on:
-            try:
-                await self._engine.run(loading.newest_head, "glance")
-            except KeyMissing as error:
-                self._unopened = error
-            except StoreError:  # damage does not keep a store from being opened: a verb that meets it raises it
-                self._unopened = None
+        try:
+            await self._look_for_seal()
+        except BaseException:
+            await self._engine.__aexit__(None, None, None)
+            raise
         return self
+
+    async def _look_for_seal(self) -> None:
+        """Note the error of the newest session if it is sealed, and there are no keys."""
+        self._unopened = None
+        if not self._engine.can_be_sealed or self._sealing.is_on:
+            return
+        try:
+            await self._engine.run(loading.newest_head, "glance")
+        except KeyMissing as error:
+            self._unopened = error
+        except (
+            StoreError,
+            *_DAMAGES,
+        ):  # damage does not keep a store from being opened: a verb that meets it raises it
+            return
 
     def _require_keys(self) -> None:
         """Raise KeyMissing if a new session would be written unsealed into a sealed store."""

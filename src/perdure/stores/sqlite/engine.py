@@ -289,7 +289,11 @@ class OpenFile:
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
         self._patience = Patience()
-        self.origin = str(_looked_at(self._peeker, meta, "uid"))
+        try:
+            self.origin = str(_looked_at(self._peeker, meta, "uid"))
+        except BaseException:
+            self._peeker.close()
+            raise
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
         name = f"perdure writer {path.name}"

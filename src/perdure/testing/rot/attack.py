@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from perdure.errors import StoreError
 from perdure.testing.rot.questions import TYPED, Answers, Failed, Kind, Question, answers_of, is_loaded, is_right
 from perdure.testing.samples import say
 
@@ -52,7 +51,7 @@ class Report:
     """The result of an attack."""
 
     def __init__(self) -> None:
-        self.rounds = self.noticed = self.saves = self.asked = 0
+        self.rounds = self.noticed = self.saves = self.asked = self.unopened = 0
         self.wrong: list[Wrong] = []
         self.left_to_check: Counter[str] = Counter()
         """Counts, by kind, of answers that lacked something, which only a check has found."""
@@ -200,11 +199,23 @@ class Attack:
             hurt = await self._damage.hurt(rng)
             if hurt is None:
                 continue
+            unopened = report.unopened
             try:
                 await self._round(hurt, rng, report)
             finally:
                 await self._damage.heal()
+            if report.unopened > unopened or report.rounds == rounds:
+                await self._look_again(hurt, report)
         return report
+
+    async def _look_again(self, hurt: Hurt, report: Report) -> None:
+        """Require that the restored store can be opened. After a handle that was left open, no later round counts."""
+        try:
+            found = await self._answers([])
+        finally:
+            await self._damage.heal()  # to open a store and to close it may change its files
+        if "open" in found:
+            report.wrong.append(Wrong(hurt.said, "open, when it was restored", repr(found["open"].error)))
 
     async def _round(self, hurt: Hurt, rng: random.Random, report: Report) -> None:
         asked = [*self._questions.values()]
@@ -214,7 +225,7 @@ class Attack:
         reported = any(isinstance(found[name], Failed) for name in found if is_loaded(name))
         bad = [each for each in found if each != "open" and not self._is_right(each, found[each], reported)]
         # A check reads everything, so it is not run in every round.
-        problems = await self._checked() if bad or report.rounds % _CHECKED == 0 else Failed(StoreError("not asked"))
+        problems = await self._checked() if bad or report.rounds % _CHECKED == 0 else None
         if isinstance(problems, Failed) and not problems.is_typed:
             report.wrong.append(Wrong(hurt.said, "check()", repr(problems.error)))
         for name in bad:
@@ -226,6 +237,7 @@ class Attack:
         report.rounds += 1
         report.asked += len(asked)
         report.noticed += _is_noticed(found) or bool(bad)
+        report.unopened += "open" in found or isinstance(problems, Failed)
         if "open" not in found and self._saves:
             await self._save_on_top(hurt, found, rng, report)
 
