@@ -88,7 +88,7 @@ def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
         for each in report.left:
             say_problem(each)
         done = "would be repaired" if dry_run else "repaired"
-        say(f"{len(report.found)} found, {len(report.repaired)} {done}, {len(report.left)} left")
+        say(f"{len(report.repaired)} {done}, {len(report.left)} left")
         if any(each.needs_key for each in report.left) and keys_in(ctx) is None:
             note(name_keys("fsck", "--repair", *(["--dry-run"] if dry_run else [])))
         elif not all(each.needs_key for each in report.left):
