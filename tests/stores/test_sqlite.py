@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -868,6 +869,32 @@ async def test_a_damaged_key_is_never_taken_for_another(tmp_path: Path, damage: 
         db.close()
         with pytest.raises(CorruptRecord, match="key 'key'"):
             await store.find_key("s", "key")
+
+
+async def test_a_key_whose_neighbour_rotted_is_not_answered_by_it(tmp_path: Path) -> None:
+    """Rows that are out of order lead a search to another row, and the checksum of that row is sound."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        for _ in range(2):  # SQLite stores the numbers 0 and 1 without a byte
+            await store.create(new_session("other"))
+        session = await store.create(new_session("one", id="s"))
+        for number in range(4):
+            claim, _ = await store.claim("s", version=session.version, owner="me")
+            key = Key(f"key-{number}", f"digest {number}")
+            session = await store.save(say(session, "more"), claim=claim, key=key)
+    sound = path.read_bytes()
+    before_names = [
+        each.start() - 1 for each in re.finditer(rb"key-\ddigest", sound)
+    ]  # the byte of the session's number
+    assert len(before_names) == 4
+    for place in before_names:
+        for bit in range(8):
+            path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :])
+            async with SqliteStore(path) as store:
+                for number in range(4):
+                    with suppress(CorruptRecord):
+                        found = await store.find_key("s", f"key-{number}")
+                        assert found == (Key(f"key-{number}", f"digest {number}"), number + 2)
 
 
 async def test_a_run_that_an_index_has_lost_is_damage(tmp_path: Path) -> None:

@@ -464,8 +464,11 @@ def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
     where = {"sid": sid, "name": name}
     found = yield Select("key", ("name", "digest", "version", "crc"), where)
     if found:
-        require_key(session_id, sid, *found[0])
-        return Key(name, found[0][1]), found[0][2]
+        found_name, digest, version, crc = found[0]
+        if found_name != name:
+            raise CorruptRecord(session_id, f"key {name!r}", f"the index of keys leads to {found_name!r}")
+        require_key(session_id, sid, name, digest, version, crc)
+        return Key(name, digest), version
     # A key that is lost would let a request run again, so another way is tried before it is called unknown.
     if (yield Select("key", ("sid",), where, again=True)):
         raise CorruptRecord(session_id, f"key {name!r}", "it is noted, and its row is missing or has another name")
