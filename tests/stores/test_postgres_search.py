@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from tests import postgres_server
 
 from perdure import PostgresStore
+from perdure.errors import CorruptRecord
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.protocols import Indexed
+from perdure.protocols import Entry, Indexed
 from perdure.stores.postgres import search
 from perdure.stores.postgres.link import Queries, ask
 from perdure.stores.search import Query, Term
@@ -199,3 +200,18 @@ async def test_indexing_can_be_watched_and_repeated(schema: str) -> None:
         assert await store.index() == 0
         assert [hit.message_id for hit in await store.search("tea", limit=1000)] == before
         assert {hit.session_id for hit in await store.search("word7")} == {session.id for session in sessions[1:]}
+
+
+async def test_an_id_that_rotted_leaves_its_session_out_of_a_search(schema: str) -> None:
+    """It has a form that no id can have. A search leaves out what is damaged, and other lists of ids report it."""
+    async with store_in(schema) as store:
+        await store.create(new_session("common words", id="sound"))
+        await store.create(new_session("common words", id="rotten"))
+        await store.post("rotten", Entry("said", "hi"))
+        assert len(await store.search("common")) == 2
+        with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+            connection.execute(f"UPDATE {schema}.session SET id = 'rott$n' WHERE id = 'rotten'")
+        assert [hit.session_id for hit in await store.search("common")] == ["sound"]
+        for verb in (store.ids_with_prefix(""), store.waiting()):
+            with pytest.raises(CorruptRecord, match="session table"):
+                await verb

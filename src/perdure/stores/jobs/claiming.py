@@ -9,6 +9,7 @@ import msgspec
 from perdure.errors import (
     ClaimLost,
     CorruptRecord,
+    InvalidSessionId,
     PerdureError,
     RunInterrupted,
     SessionBusy,
@@ -85,6 +86,14 @@ def count_of_erasures() -> Job[int]:
     if not rows:
         raise CorruptRecord(None, "meta erasures", "it is missing")
     return number(rows[0][0], None, "meta erasures")
+
+
+def stored_id(found: str) -> SessionId:
+    """Return the id of a session's row. Raise CorruptRecord if no session can have it."""
+    try:
+        return SessionId(found)
+    except InvalidSessionId as error:
+        raise CorruptRecord(None, "of the session table", str(error)) from None
 
 
 def number(found: object, session_id: str | None, where: str) -> int:
@@ -187,7 +196,7 @@ def lapsed() -> Job[list[SessionId]]:
     rows = yield Select("session", ("id", "claim", "expires"), {"claim !=": None}, order="sid")
     ((time,),) = (yield Clock()) if rows else [(0.0,)]  # idle workers ask every second
     look = Look()
-    return [SessionId(key) for key, claim, expires in rows if expires <= time or look.finds_gone(holder_of(key, claim))]
+    return [stored_id(key) for key, claim, expires in rows if expires <= time or look.finds_gone(holder_of(key, claim))]
 
 
 def running() -> Job[list[Running]]:
@@ -202,7 +211,7 @@ def running() -> Job[list[Running]]:
 def _running(look: Look, time: float, session_id: str, owner: str | None, claim: bytes, expires: float) -> Running:
     holder = holder_of(session_id, claim)
     is_lapsed = expires <= time or look.finds_gone(holder)
-    return Running(SessionId(session_id), owner, holder.owner, holder.since or None, expires, is_lapsed)
+    return Running(stored_id(session_id), owner, holder.owner, holder.since or None, expires, is_lapsed)
 
 
 def is_claimed(session_id: str) -> Job[bool]:

@@ -11,7 +11,7 @@ from perdure.model.session import AgentSessionInfo
 from perdure.stores.engine import Delete, Interfered, Job, Lock, Select, Update
 from perdure.stores.format.rows import LAST, another_session
 from perdure.stores.jobs import attachments
-from perdure.stores.jobs.claiming import Facts, facts_of, require_free
+from perdure.stores.jobs.claiming import Facts, facts_of, require_free, stored_id
 from perdure.stores.jobs.holding import callers_of, require_unheld
 from perdure.stores.jobs.lines import heirs_of, noted_by_owners
 from perdure.stores.jobs.saving import owner_of_log, write_refs
@@ -77,7 +77,7 @@ def tree_of(session_id: SessionId) -> Job[list[SessionId]]:
         rows = yield Select("session", ("id",), {"parent in": [*last], "spawned": 1}, order="sid")
         last = {each: None for (each,) in rows if each not in found}
         found = found | last
-    return [SessionId(each) for each in reversed(found)]
+    return [stored_id(each) for each in reversed(found)]
 
 
 def _erase(sids: Collection[int]) -> Job[None]:

@@ -14,11 +14,11 @@ import msgspec
 from perdure import codec
 from perdure.aio import in_turns
 from perdure.errors import InvalidData
-from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 from perdure.model.transcript import LogRef
 from perdure.protocols import MessagePlace
 from perdure.stores.engine import Job, Row, Select
+from perdure.stores.jobs.claiming import stored_id
 from perdure.stores.jobs.lines import noted_by_owners, with_descendants
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.saving import is_log_sound
@@ -72,7 +72,7 @@ def places_of(asked: Asked, spots: Iterable[Spot], origin: str) -> Job[list[Mess
         session = yield from _shown_by(log, pos, asked.owner)
         if session is not None:
             sid, session_id, _, _, created = session
-            found.append((created, sid, MessagePlace(SessionId(session_id), LogRef(origin, log), pos)))
+            found.append((created, sid, MessagePlace(stored_id(session_id), LogRef(origin, log), pos)))
     found.sort(key=lambda each: (*each[:2], each[2].position), reverse=True)
     return [place for _, _, place in found[: asked.limit]]
 

@@ -8,6 +8,7 @@ from perdure.errors import InvalidData, KeyForgotten, SessionHeld, SessionNotFou
 from perdure.model.ids import SessionId
 from perdure.model.retention import HOLD, is_hold, no_hold
 from perdure.stores.engine import Delete, Job, Lock, Select, Where
+from perdure.stores.jobs.claiming import stored_id
 from perdure.stores.jobs.lines import noted
 
 
@@ -22,7 +23,7 @@ def callers_of(session_ids: Collection[str]) -> Job[list[SessionId]]:
         rows = yield Select("session", ("parent",), {"id": str(todo.pop()), "spawned": 1})
         todo += [parent for (parent,) in rows if parent is not None and parent not in found]
         found |= dict.fromkeys(parent for (parent,) in rows if parent is not None)
-    return [SessionId(each) for each in found]
+    return [stored_id(each) for each in found]
 
 
 def require_unheld(session_ids: Sequence[str]) -> Job[None]:
@@ -92,7 +93,7 @@ def held_beside(owner: str) -> Job[dict[SessionId, str]]:
         rows = yield Select("session", ("id", "owner"), {"sid": sid})
         for session_id, whose in rows:
             if whose != owner and (yield from _shows_anything_of(owner, session_id, sid)):
-                found.setdefault(SessionId(session_id), tag)
+                found.setdefault(stored_id(session_id), tag)
     return found
 
 

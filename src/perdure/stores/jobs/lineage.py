@@ -9,7 +9,7 @@ from perdure.model.ids import SessionId
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
 from perdure.stores.format.views import stretches_of_view
-from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.claiming import sid_of, stored_id
 from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.saving import owners_of_logs
 from perdure.stores.jobs.values import gather
@@ -32,7 +32,7 @@ def line_of(session_id: SessionId) -> Job[list[SessionId]]:
         if parent not in known:
             known |= yield from _parents_near(parent)
         parent = _sound(known.get(parent))
-    return [SessionId(each) for each in line if each != session_id][::-1]
+    return [stored_id(each) for each in line if each != session_id][::-1]
 
 
 def _sound(parent: str | CorruptRecord | None) -> str | None:

@@ -17,6 +17,7 @@ from perdure.protocols import SHORTEST_SUFFIX, SessionQuery
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
 from perdure.stores.format.rows import ListPlace, Order, page_start
+from perdure.stores.jobs.claiming import stored_id
 from perdure.stores.sealing import Sealing, is_sealed
 
 _BEHIND_ALL = "~"
@@ -191,7 +192,4 @@ class IdPart(NamedTuple):
         if self.owner is not None:
             where["owner"] = self.owner
         rows = yield Select("session", ("id",), where, order="id", limit=self.limit)
-        try:
-            return [SessionId(found) for (found,) in rows]
-        except InvalidSessionId as error:
-            raise CorruptRecord(None, "of the session table", str(error)) from None
+        return [stored_id(found) for (found,) in rows]

@@ -15,7 +15,7 @@ from perdure.protocols import Entry, Timer
 from perdure.stores.engine import Delete, Insert, Job, Lock, Row, Select, Update
 from perdure.stores.format.rows import checksum
 from perdure.stores.jobs import attachments, record
-from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.claiming import sid_of, stored_id
 from perdure.stores.jobs.lines import noted
 
 COLUMNS = ("timer", "sid", "name", "due", "crc", "body")
@@ -185,7 +185,7 @@ def timer_of(session_id: str, row: Row) -> Timer:
     try:
         told = msgspec.json.decode(body, type=Body)
         entry = None if told.kind is None else Entry(told.kind, codec.decode_plain(bytes(told.body)), told.run)
-        return Timer(SessionId(session_id), name, due, entry, told.priority, told.cron, told.timezone, number)
+        return Timer(stored_id(session_id), name, due, entry, told.priority, told.cron, told.timezone, number)
     except (msgspec.MsgspecError, InvalidData) as error:
         raise CorruptRecord(session_id, where, str(error)) from None
 

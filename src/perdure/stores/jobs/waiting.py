@@ -12,7 +12,7 @@ from perdure.model.session import SessionStatus
 from perdure.protocols import Waiting
 from perdure.stores.claims import Look
 from perdure.stores.engine import Clock, Job, Lock, Row, Select, Where
-from perdure.stores.jobs.claiming import holder_of, require_absent
+from perdure.stores.jobs.claiming import holder_of, require_absent, stored_id
 
 COLUMNS = ("id", "owner", "priority", "since", "inbox_end", "taken", "sid")
 WAITS = {"inbox_end > taken": True}
@@ -51,7 +51,7 @@ def waiting_of(row: Row) -> Waiting:
     session_id, owner, priority, since, end, taken, _ = row
     if since is None:
         raise CorruptRecord(session_id, "since when it waits", "it is missing")
-    return Waiting(SessionId(session_id), owner, priority, since, end - taken)
+    return Waiting(stored_id(session_id), owner, priority, since, end - taken)
 
 
 def in_turn(limit: int, after: str, skip: Collection[str], not_of: Collection[str]) -> Job[list[Waiting]]:

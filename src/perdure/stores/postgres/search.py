@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure import codec
-from perdure.errors import InvalidData, KeyMissing, KeyUnavailable
+from perdure.errors import InvalidData, InvalidSessionId, KeyMissing, KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionStatus
@@ -278,7 +278,7 @@ def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentS
     whose = None if owner is None else restored(owner)
     try:
         return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
-    except ValueError:
+    except (ValueError, InvalidSessionId):
         return None
 
 

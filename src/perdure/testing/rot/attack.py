@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from perdure.errors import SessionNotFound
 from perdure.testing.rot.questions import TYPED, Answers, Failed, Kind, Question, answers_of, is_loaded, is_right
 from perdure.testing.samples import say
 
@@ -230,7 +231,7 @@ class Attack:
             report.wrong.append(Wrong(hurt.said, "check()", repr(problems.error)))
         for name in bad:
             kind = self._questions[name].kind
-            if kind in self._left_to_check and problems and not isinstance(found[name], Failed):
+            if kind in self._left_to_check and problems and _is_answer(found[name]):
                 report.left_to_check[kind] += 1
             else:
                 report.wrong.append(Wrong(hurt.said, name, _brief(self._right[name], found[name])))
@@ -278,6 +279,11 @@ class Attack:
 def forget_claims(store: Any) -> None:
     """Make a store leave its claims as they are when it is closed, as a killed process does."""
     getattr(store, "_claims", {}).clear()
+
+
+def _is_answer(found: Any) -> bool:
+    """Tell whether an answer may lack something. That a session does not exist is one, too."""
+    return not isinstance(found, Failed) or isinstance(found.error, SessionNotFound)
 
 
 def _is_noticed(found: Answers) -> bool:
