@@ -41,7 +41,7 @@ class Caller(msgspec.Struct, frozen=True):
         try:
             made = loops.make_context(session, self.data)
             return replace(self, context=await made if isawaitable(made) else made)
-        except Exception as error:  # a user's function may raise anything; a killed or queued run keeps waiting
+        except Exception as error:  # a user's function may raise any error; a killed or queued run keeps waiting
             why = f"{type(error).__name__}: {error}".rstrip(". ")
             what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
             advice = (

@@ -12,7 +12,7 @@ from perdure.model.session import AgentSession
 from perdure.model.value import brief
 
 OnChange = Literal["raise", "keep", "take"]
-"""The choices when a session keeps another definition of its agent: an error, the old one, or the new one."""
+"""The choices when a session keeps another definition of its agent: an error, the old one or the new one."""
 
 
 def check_on_change(on_change: object) -> None:
