@@ -1,6 +1,6 @@
-"""The desk at which jobs are carried out: the rows of the logs that a job asks for, as their files are now.
+"""The desk that carries out jobs: the rows of the logs that a job asks for, as their files are now.
 
-A log is looked at once in a job. Its rows are kept from job to job while the log only grows.
+A log is checked once in a job. Its rows are kept from job to job while the log only grows.
 """
 
 from __future__ import annotations

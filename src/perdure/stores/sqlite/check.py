@@ -44,7 +44,7 @@ def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Conne
     try:
         yield from look(db)
     except apsw.IOError:
-        raise  # the disk failed, which says nothing about what is on it
+        raise  # the disk failed: this is not damage of the file
     except (apsw.Error, UnicodeError) as error:
         yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
 

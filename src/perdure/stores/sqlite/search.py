@@ -1,4 +1,4 @@
-"""The search index of a SQLite store: a separate file beside the store, which lags behind and catches up when asked.
+"""The search index of a SQLite store: a separate file beside the store, which catches up at each search.
 
 A save does not touch it. A search first indexes the messages that were committed since the last one: rowids are in the
 order of commits. The index holds words but no texts, and can be made again at any time. What is erased from the store
@@ -48,7 +48,7 @@ _CHUNK = 2_000
 # Seconds in which an erasure from the store should arrive here. After that its process counts as killed.
 _PATIENCE = 2.0
 _PAUSE = 0.003
-# After this many rounds in which others kept writing, a search uses the index as it is.
+# If others keep writing for this many rounds, a search uses the index as it is.
 _ATTEMPTS = 20
 # If an index fails again after this many new ones, the store itself is damaged.
 _MOST_MADE = 3
@@ -179,7 +179,7 @@ class SearchIndex:
         self._sealing = sealing
         self._open: _IndexFile | None = None
         self._rebuilt = 0
-        """The number of times that the index was made again since it was last of use."""
+        """The number of times that the index was rebuilt since it last worked."""
 
     def close(self) -> None:
         if self._open is not None:
@@ -198,7 +198,7 @@ class SearchIndex:
         return self._surely(lambda index: _named(index, db, number, surely))
 
     def forget(self, db: apsw.Connection) -> None:
-        """Empty the index, so that it is made again."""
+        """Empty the index, so that it is rebuilt."""
         self._surely(lambda index: _forget(index, db))
 
     def lacking(self, db: apsw.Connection) -> int:
@@ -352,7 +352,7 @@ class _IndexFile:
         self.behind_since = None
 
     def clear_names(self, erasures: int) -> None:
-        """Forget the ids, which are read again in no time."""
+        """Forget the ids, which are quickly read again."""
         self.db.execute("DELETE FROM named")
         self.take_note(named=0, named_erasures=erasures)
 
@@ -628,7 +628,7 @@ def _leave_no_trace(path: Path) -> None:
     db = _connected(path)
     try:
         todo = remains(db, path)
-        while todo:  # searches get their turn in between
+        while todo:  # other searches can run in between
             with exclusively(db):
                 overwrite(db, path, todo[:PAGES_AT_ONCE], SummedFile)
                 # A change of a row, so that the commit makes other connections drop their cached pages.

@@ -39,7 +39,7 @@ def _faults(db: apsw.Connection, path: Path) -> Iterator[str]:
         yield from (f"SQLite finds it damaged: {line}" for (line,) in _damage(index))
         index.execute("BEGIN")
         yield from _disagreements(db, index)
-    except apsw.IOError:  # the disk failed, which says nothing about the index
+    except apsw.IOError:  # the disk failed: this is not damage of the index
         raise
     except apsw.Error as error:
         yield f"it cannot be read: {error}"
