@@ -96,7 +96,7 @@ def test_a_function_that_fails_is_told_of(perdure: Callable[..., Any], home: Pat
     (home / "tools.py").write_text(TOOLS + "def context(session, data):\n    return User(data['user'])\n")
     refused = perdure("send", "--new", "s", "call who {}", "--tools", "tools.py", code=9).err
     assert "has made none for session 's': TypeError" in refused
-    assert "Mend the function context(session, data)" in refused
+    assert "Correct the function context(session, data)" in refused
     assert "connect(" not in refused
 
 

@@ -45,7 +45,7 @@ class Caller(msgspec.Struct, frozen=True):
             why = f"{type(error).__name__}: {error}".rstrip(". ")
             what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
             advice = (
-                "Mend the function of connect(context=…) and connect again: recover() continues a run that waits, "
+                "Correct the function of connect(context=…) and connect again: recover() continues a run that waits, "
                 "send(…) begins one."
             )
             raise ConfigurationError(what, advice, missing="context") from error

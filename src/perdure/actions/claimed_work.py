@@ -92,6 +92,6 @@ class ClaimedWork:
         return RunInterrupted(
             self._session_id,
             f"The run of session {self._session_id!r} was interrupted: its connection was closed before it had ended. "
-            "What it has done is on record. recover() or the next send() continues it, and cancel() ends it where it "
-            "stands.",
+            "What it has done is on record. recover() or the next send() continues it, and cancel() ends it at that "
+            "point.",
         )

@@ -182,7 +182,7 @@ class UncompactTranscript:
         view = session.state.transcript
         block_id = self.block_id or _newest(view)
         if block_id is None:
-            raise InvalidData("$.block_id", "this session has no compaction block, so nothing to show again")
+            raise InvalidData("$.block_id", "this session has no compaction block, so there is nothing to show again")
         shown = view.uncover(block_id)
         if context is not None and context.journal is not None:
             shown = await _read_in(shown, context.journal)

@@ -417,7 +417,7 @@ def _told_by_recovery(error: Exception) -> PerdureError:
     """Return an error of a user's function, such as a hook, with a sentence and advice. Others are themselves."""
     if isinstance(error, PerdureError):
         return error
-    told = PerdureError(f"A hook raised {type(error).__name__}: {error}.", "Mend it, then recover the run again.")
+    told = PerdureError(f"A hook raised {type(error).__name__}: {error}.", "Fix it, then recover the run again.")
     told.__cause__ = error
     return told
 

@@ -106,7 +106,7 @@ async def message_of(message: object, parts: Sequence[Sent]) -> object:
         return replace(message, parts=(*message.parts, *Message.user(*more).parts))
     if isinstance(message, str | Part):
         return Message.user(message, *more)
-    problem = f"images and files go behind a text or a Message; put them into the {type(message).__name__} itself"
+    problem = f"images and files follow a text or a Message; put them into the {type(message).__name__} itself"
     raise InvalidData("$.parts", problem)
 
 

@@ -456,7 +456,7 @@ class Keeping(Looking):
 
     async def gc(self) -> int:
         """Erase leftovers of erased sessions that nothing points to. Return how many messages. Not for one owner."""
-        self._require_no_owner("Clearing up goes through the whole store, whatever is left in it and of whom.")
+        self._require_no_owner("Clearing up goes through the whole store, for all owners.")
         return await self._erasure().gc()
 
 

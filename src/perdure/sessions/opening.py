@@ -35,6 +35,6 @@ def changed_agent(session: AgentSession, agent: AgentDefinition) -> SessionConfl
     reason = (
         f"Session {session.id!r} keeps another definition of the agent {agent.name!r}: "
         f"{', '.join(changed_fields(session, agent))} differ. Open it with on_change='take' to give it the new one "
-        "from its next run on, or with on_change='keep' to go on with the old one."
+        "from its next run on, or with on_change='keep' to keep the old one."
     )
     return SessionConflict(session.id, session.version, session.version, reason)

@@ -33,7 +33,7 @@ else:
     _Verbs = object
 
 T = TypeVar("T")
-_CLOSED = "This store was closed while it was used. Ask again: it is opened again then."
+_CLOSED = "This store was closed while it was used. Repeat the call, which opens it again."
 _LOST = (
     "This process was forked while the store was in use and could not be paused. Its locks do not survive that. "
     'Fork before the store is used, or start processes by multiprocessing\'s "spawn" or "forkserver".'

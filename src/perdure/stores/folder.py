@@ -73,7 +73,7 @@ class Folder:
         if found is None or not os.path.samestat(found, os.fstat(self._handle)):
             raise StoreError(
                 f"The directory {self.path} has been removed, renamed or replaced since this store was opened. "
-                "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+                "Nothing was read or written. Put it back if you need it; then close this store and open it again."
             )
 
     @contextmanager
@@ -286,7 +286,7 @@ class Folder:
         if not self._is_named(handle, name):
             raise StoreError(
                 f"The file {self.path / name} was removed or replaced while it was written. Nothing was kept. "
-                "Put it back if it is missed, and repeat this."
+                "Put it back if you need it, and repeat this."
             )
 
     def _is_named(self, handle: int, name: str) -> bool:

@@ -17,8 +17,8 @@ from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_i
 from perdure.stores.jobs.redaction.request import Request
 
 _LOG = (
-    "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can go on while "
-    "this session is mended."
+    "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can continue "
+    "while this session is repaired."
 )
 _DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it again."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."

@@ -451,7 +451,7 @@ def as_store_error(error: BaseException) -> BaseException:
             f"No connection to PostgreSQL within {PATIENCE:g} s. Check the server; or take a larger pool."
         )
     if is_passing(error):
-        return StoreError("Others' writes have come in between again and again. Try it later.")
+        return StoreError("Others' writes have come in between again and again. Try again later.")
     return StoreError(f"PostgreSQL failed: {error}")
 
 

@@ -28,8 +28,8 @@ _FRAMES_AT_ONCE = 64
 
 
 _ADVICE = (
-    "Stop all processes that use the file. Copy it with its -wal and -mark files, then restore a backup. To go on "
-    "without what is lost, type: perdure fsck --accept-lost-commits."
+    "Stop all processes that use the file. Copy it with its -wal and -mark files, then restore a backup. To continue "
+    "without the lost commits, type: perdure fsck --accept-lost-commits."
 )
 
 

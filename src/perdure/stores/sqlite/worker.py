@@ -584,7 +584,7 @@ def require_in_place(connection: apsw.Connection) -> None:
     if moved[0]:
         raise StoreError(
             f"The file {connection.filename} has been removed, renamed or replaced since this store was opened. "
-            "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+            "Nothing was read or written. Put it back if you need it; then close this store and open it again."
         )
 
 
