@@ -103,7 +103,7 @@ def test_what_cannot_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tmp_path / "large.txt": "more than the",
         "a\0b": "cannot be read",
         "https://a.example/b": "cannot be told from its address",
-        "data:image/png;base64,???": "not a whole data: address",
+        "data:image/png;base64,???": "data: address is incomplete",
         b"": "nothing in it",
         5: "got int",
     }

@@ -43,7 +43,7 @@ class Caller(msgspec.Struct, frozen=True):
             return replace(self, context=await made if isawaitable(made) else made)
         except Exception as error:  # a user's function may raise any error; a killed or queued run keeps waiting
             why = f"{type(error).__name__}: {error}".rstrip(". ")
-            what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
+            what = f"The function that makes contexts failed for session {session.id!r}: {why}."
             advice = (
                 "Correct the function of connect(context=…) and connect again: recover() continues a run that waits, "
                 "send(…) begins one."
@@ -73,7 +73,7 @@ class Caller(msgspec.Struct, frozen=True):
             wanted = getattr(tool, "context_type", None)
             if isinstance(wanted, type) and not isinstance(self.context, wanted):
                 needs = f"The tool {tool.name!r} of session {session_id!r} needs a context of type {_full(wanted)}"
-                advice = "Give it that: send(…, context=…), or the function of connect(…, context=…) returns it."
+                advice = "Pass one: send(…, context=…), or return one from the function of connect(…, context=…)."
                 what = f"{needs}, and was given {with_article(_full(type(self.context)))}."
                 raise ConfigurationError(what, advice, missing="context", name=tool.name)
 

@@ -144,7 +144,7 @@ def _of_data_url(url: str, name: str | None, media_type: str | None) -> Media:
     except ValueError:
         body = b""
     if not comma or not body:
-        raise InvalidData("$.source", "this is not a whole data: address")
+        raise InvalidData("$.source", "this data: address is incomplete")
     return _of_bytes(body, name, media_type or kind or None)
 
 

@@ -431,9 +431,7 @@ class Talking(Looking):
         try:
             after = await runtime.execute(session.id, action)
         except RunInterrupted:
-            raise ConfigurationError(
-                "The connection was left while run() was under way. Nothing of it is kept."
-            ) from None
+            raise ConfigurationError("The connection was closed during run(). Nothing of it is kept.") from None
         finally:
             self._connection.alone.discard(runtime)
         from perdure.loop.unattended import require_nothing_pending

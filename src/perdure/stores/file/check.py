@@ -22,14 +22,14 @@ _LOG = (
 )
 _DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it again."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
+_COPY = "No message is affected. Copying the store into a new one rewrites it."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
 _UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
 _NO_GROUP = (
     "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
     "itself. Remove it when you have looked at them."
 )
-_HINT = "Run `perdure gc`, which makes it again."
+_HINT = "Run `perdure gc`, which rebuilds it."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 

@@ -25,10 +25,10 @@ _OF_TREE = re.compile(r"(?:Tree|On tree page) (\d+) ")
 _UNUSED = re.compile(r"Page \d+(?:: | is )never used")
 _TREES = "*** in database main ***"
 GIVE_BACK = (
-    "It holds nothing. `perdure fsck --repair` gives it back. For that the whole file is written again, "
-    "and the disk needs room for a second one."
+    "It is unused. `perdure fsck --repair` frees it. That rewrites the whole file, "
+    "and the disk needs space for a second one."
 )
-_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it again."
+_COPY = "No message is affected. Copying the store into a new file rebuilds it."
 
 
 def faults(db: apsw.Connection) -> list[Problem]:

@@ -225,7 +225,7 @@ class SearchIndex:
         except apsw.BusyError:
             raise StoreError(
                 "It is erased from the store. Its words are still in the search index, which another process holds: "
-                "call gc(), or perdure gc, to have them erased there too."
+                "call gc(), or perdure gc, to erase them there too."
             ) from None
 
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:

@@ -22,9 +22,7 @@ def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
     if not path.exists():
         return
     for what in _faults(db, path):
-        repair = (
-            f"Stop those who search, and delete the file {path.name}: the next search makes it again from the store."
-        )
+        repair = f"Stop all searches, and delete the file {path.name}: the next search rebuilds it from the store."
         yield Problem(None, _WHERE, what, repair)
 
 
