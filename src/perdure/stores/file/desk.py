@@ -45,7 +45,7 @@ _OWNERS_LOCKS = 64
 
 
 class MoreLocks(Exception):
-    """The error for sessions that have to be locked first: the job is begun again, with these locked too."""
+    """The error for sessions that have to be locked first: the job starts over, with these locked too."""
 
     def __init__(self, needed: Iterable[str]) -> None:
         super().__init__(needed)

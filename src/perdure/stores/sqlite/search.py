@@ -1,7 +1,7 @@
 """The search index of a SQLite store: a separate file beside the store, which catches up at each search.
 
 A save does not touch it. A search first indexes the messages that were committed since the last one: rowids are in the
-order of commits. The index holds words but no texts, and can be made again at any time. What is erased from the store
+order of commits. The index holds words but no texts, and can be rebuilt at any time. What is erased from the store
 is erased here too. The index notes the store's count of erasures, which shows if a process was killed in between.
 """
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
 _FORMAT = 3
-"""The format's number, raised whenever words are read from messages in another way. Older indexes are made again.
+"""The format's number, raised whenever words are read from messages in another way. Older indexes are rebuilt.
 
 Format 1 left the first words of leaves in place when they were erased. Format 2 had no checksums in its pages.
 """
@@ -291,7 +291,7 @@ class _IndexFile:
     def _require_form(self) -> None:
         """Require words in the index of a store without keys, and tokens that stand for words in one with keys.
 
-        An index that was made before there were keys contains the words themselves. It is made again.
+        An index that was made before there were keys contains the words themselves. It is rebuilt.
         """
         is_blind = bool(self.note("blind"))
         if is_blind and not self.sealing.is_on:
@@ -371,7 +371,7 @@ def _connected(path: Path) -> apsw.Connection:
     # Without a write-ahead log: what has been erased must not stay there until the last reader closes the file.
     db.execute("PRAGMA journal_mode = delete").fetchall()
     db.execute("PRAGMA secure_delete = 1").fetchall()
-    # FULL, though an index can be made again. At NORMAL the journal says how many pages it holds before they are surely
+    # FULL, though an index can be rebuilt. At NORMAL the journal says how many pages it holds before they are surely
     # on disk: after a power cut, SQLite would put back a page that was never written.
     db.execute("PRAGMA synchronous = 2").fetchall()
     db.execute("PRAGMA cache_size = -65536").fetchall()

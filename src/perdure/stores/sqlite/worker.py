@@ -32,7 +32,7 @@ Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
 _NOT_CONNECTED = (apsw.Error, OSError, PerdureError)
-# Commits wait in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties the log.
+# Commits wait in the write-ahead log, where one bad frame hides all after it. So an idle writer empties the log.
 IDLE_SECONDS = 1.0
 
 
