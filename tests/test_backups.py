@@ -495,7 +495,7 @@ async def test_a_full_disk_leaves_earlier_backups_whole(
             patched.setattr(packs.os, "writev", writev)
             with pytest.raises(StoreError, match="No space left") as refused:
                 await backup(store, tmp_path / "backups")
-        assert "Make room" in refused.value.advice
+        assert "Free some space" in refused.value.advice
         assert (await verify_backups(tmp_path / "backups")).backups == (first,)
         await backup(store, tmp_path / "backups")
     assert list((tmp_path / "backups" / "unfinished").iterdir()) == []

@@ -186,7 +186,7 @@ async def test_a_sentence_ends_before_the_advice() -> None:
         raise KeyError("user")
 
     async with connect("memory://", model="offline", context=context) as sessions:
-        with pytest.raises(ConfigurationError, match=r"KeyError: 'user'\. Mend the function"):
+        with pytest.raises(ConfigurationError, match=r"KeyError: 'user'\. Correct the function"):
             await (await sessions.open()).send("hi")
 
 

@@ -42,7 +42,7 @@ def test_a_problem_is_told_with_its_place_and_its_repair(perdure: Callable[..., 
     assert shown[0].startswith(
         f"✗ {of_ada}: how far its inbox is taken: it is noted to be taken to where it does not reach"
     )
-    assert shown[1].startswith("  Nothing that was said is touched by it. Copying the store")
+    assert shown[1].startswith("  No message is affected. Copying the store")
     (problem,) = perdure("--store", "s.db", "fsck", "--json", code=6).json["problems"]
     assert problem["session"] == of_ada
 

@@ -95,8 +95,8 @@ def test_without_the_function_it_is_said_how_to_write_it(perdure: Callable[..., 
 def test_a_function_that_fails_is_told_of(perdure: Callable[..., Any], home: Path) -> None:
     (home / "tools.py").write_text(TOOLS + "def context(session, data):\n    return User(data['user'])\n")
     refused = perdure("send", "--new", "s", "call who {}", "--tools", "tools.py", code=9).err
-    assert "has made none for session 's': TypeError" in refused
-    assert "Mend the function context(session, data)" in refused
+    assert "failed for session 's': TypeError" in refused
+    assert "Correct the function context(session, data)" in refused
     assert "connect(" not in refused
 
 

@@ -159,7 +159,7 @@ def test_stdin_that_is_no_text(perdure: Callable[..., Any]) -> None:
     ("arguments", "told"),
     [
         (["export", "-o", "out.jsonl"], "No file was written."),
-        (["export"], "not whole"),
+        (["export"], "incomplete"),
         (["import", "in.jsonl"], "Repeat the command"),
         (["copy", "sqlite:///other.db"], "Repeat the command"),
     ],

@@ -122,7 +122,7 @@ def test_it_is_told_from_one_that_runs(perdure: Callable[..., Any], store: str) 
 
 def test_cancelling_ends_it_where_it_stood(perdure: Callable[..., Any], store: str) -> None:
     """Nobody is there to be asked."""
-    assert "ended where it stood" in perdure("cancel", "q1", "--store", store).out
+    assert "ended at that point" in perdure("cancel", "q1", "--store", store).out
     assert perdure("cancel", "q1", "--store", store).out == "q1 is not being run\n"
     assert perdure("ls", "--store", store).out.split("\t")[2] == "active"
 

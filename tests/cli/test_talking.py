@@ -206,7 +206,7 @@ def test_a_run_that_reaches_its_budget_says_so(home: Path, verb: str) -> None:
         encoding="utf-8",
         timeout=60,
     )
-    assert "stopped before its answer was whole: steps_limit_reached." in told.stderr
+    assert "stopped before its answer was complete: steps_limit_reached." in told.stderr
 
 
 def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Path) -> None:

@@ -103,7 +103,7 @@ def test_what_cannot_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tmp_path / "large.txt": "more than the",
         "a\0b": "cannot be read",
         "https://a.example/b": "cannot be told from its address",
-        "data:image/png;base64,???": "not a whole data: address",
+        "data:image/png;base64,???": "data: address is incomplete",
         b"": "nothing in it",
         5: "got int",
     }
@@ -154,7 +154,7 @@ async def test_files_do_not_go_behind_a_list(url: str) -> None:
     async with perdure.connect(url, driver=Seeing()) as sessions:
         chat = await sessions.open()
         for wrong in (["a", "b"], {"role": "user", "content": "a"}, 5):
-            with pytest.raises(InvalidData, match="go behind a text"):
+            with pytest.raises(InvalidData, match="follow a text"):
                 await chat.send(wrong, PHOTO)
         with pytest.raises(InvalidData, match="expected a text or a part"):
             await chat.send("a", 5)  # type: ignore[arg-type]

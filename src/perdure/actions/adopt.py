@@ -41,8 +41,8 @@ class AdoptBranch:
 
 
 async def _adoption(session: AgentSession, context: ActionContext) -> Adoption:
-    """Return the note from which `history()` later knows what was adopted, and at which length of the log."""
-    # The length stays true until the save: a write by anybody else in between makes the save a conflict.
+    """Return the note that tells `history()` later what was adopted, and at which length of the log."""
+    # The length stays right until the save: if anybody else writes in between, the save raises a conflict.
     end = 0 if context.journal is None else (await context.journal.log_of(session.id))[1]
     before = session.state.adopted
     return Adoption(session.version + 1, end, before.version if before else 0)

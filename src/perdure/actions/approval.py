@@ -44,7 +44,7 @@ _NEEDED = {
 
 
 class _Decision:
-    """The parts that all decisions have in common."""
+    """The common part of all decisions."""
 
     def __init__(self, loops: LoopFactory, context: object, model_for: ModelFor | None, wait: bool) -> None:
         self._loops = require_loops(loops)
@@ -198,7 +198,7 @@ class AnswerToolCalls(SettleToolCalls):
 
 
 class ShowPendingCalls:
-    """An action that shows what a session's sub-agents wait for by now, so that people see what they decide about."""
+    """An action that shows the calls that a session's sub-agents now wait for, so that people see them and decide."""
 
     may_be_repeated = True
 
@@ -222,7 +222,7 @@ async def _continued(
     loops, caller = action._loops, action._caller
     change = None if action._model_for is None else action._model_for(session)
     if change is not None and context is not None:
-        # All is checked first: the change is a version of its own, and must not outlive a run that cannot continue.
+        # Everything is checked first: the change is a separate version, and a run that cannot begin must not leave it.
         past = await past_of(session, session.state, context)
         options = RunOptions(decisions=decisions, depth=depth, caller=caller, past=past)
         await ready_to_run(session, change.state_of(session.state), loops, context, options)
@@ -285,7 +285,7 @@ def _answers(given: Mapping[str, object], path: str, *, are_errors: bool = False
         expect(call_id, str, path)
         if are_errors:
             expect_text(result, f"{path}.{call_id}", blank=False)
-        # Through JSON and back: the run is given what recovery would read, and what cannot be stored is refused here.
+        # Through JSON and back: the run gets what recovery would read, and values that cannot be stored are refused.
         plain = codec.decode_plain(codec.encode_json(result, f"{path}.{call_id}"))
         answers[call_id] = CallAnswer(call_id, plain, are_errors)
     return answers
@@ -345,8 +345,8 @@ async def _looked_at(
 ) -> tuple[list[PendingCall], tuple[PendingCall, ...]]:
     """Return the calls that a decision is about, as they were shown, and all pending calls as they are now.
 
-    Raise PendingCallsChanged if these differ. The session then shows them as they are now. A decision that lets
-    nothing happen may be about calls that a sub-agent does not want any more.
+    Raise PendingCallsChanged if these differ. The session then shows them as they are now. A denial may be about calls
+    that a sub-agent does not want any more.
     """
     waiting, now = _pending(session), await pending_now(session, context)
     try:
@@ -360,7 +360,7 @@ async def _looked_at(
 
 
 def _require_some(shown: Sequence[PendingCall]) -> None:
-    """Raise InvalidData if a decision is about an empty list of calls: nothing would happen, without a word."""
+    """Raise InvalidData if a decision is about an empty list of calls: it would silently do nothing."""
     if not shown:
         raise InvalidData(
             "$.call_ids", "the list is empty; name one call at least, or leave it out to decide about all"
@@ -424,6 +424,6 @@ def _changed(session: AgentSession, now: Sequence[PendingCall]) -> PendingCallsC
 
 
 def _of_waiting(now: Sequence[PendingCall]) -> dict[str, Any]:
-    """Return the facts about the calls that wait now, as decisions have them."""
+    """Return the facts about the calls that wait now, in the form of decisions."""
     waited = {call.id: call for call in now if call.session_id is None}
     return {"waited": waited, "begun": begun_before(now)}

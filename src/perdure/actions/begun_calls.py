@@ -95,7 +95,7 @@ def _begun_calls(entries: Iterable[JournalEntry], stored: Mapping[str, Message])
             call_id, error = execution["call"]["id"], execution.get("error")
             if error is None:
                 outcomes[call_id] = "done"
-            elif call_id in outcomes:  # any other was refused, and never made
+            elif call_id in outcomes:  # all others were refused, and never made
                 outcomes[call_id] = error["type"]
     for call in (call for message in stored.values() for call in message.tool_calls):
         if call.id in outcomes:

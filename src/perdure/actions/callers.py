@@ -41,11 +41,11 @@ class Caller(msgspec.Struct, frozen=True):
         try:
             made = loops.make_context(session, self.data)
             return replace(self, context=await made if isawaitable(made) else made)
-        except Exception as error:  # a user's function may raise anything; a killed or queued run keeps waiting
+        except Exception as error:  # a user's function may raise any error; a killed or queued run keeps waiting
             why = f"{type(error).__name__}: {error}".rstrip(". ")
-            what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
+            what = f"The function that makes contexts failed for session {session.id!r}: {why}."
             advice = (
-                "Mend the function of connect(context=…) and connect again: recover() continues a run that waits, "
+                "Correct the function of connect(context=…) and connect again: recover() continues a run that waits, "
                 "send(…) begins one."
             )
             raise ConfigurationError(what, advice, missing="context") from error
@@ -73,7 +73,7 @@ class Caller(msgspec.Struct, frozen=True):
             wanted = getattr(tool, "context_type", None)
             if isinstance(wanted, type) and not isinstance(self.context, wanted):
                 needs = f"The tool {tool.name!r} of session {session_id!r} needs a context of type {_full(wanted)}"
-                advice = "Give it that: send(…, context=…), or the function of connect(…, context=…) returns it."
+                advice = "Pass one: send(…, context=…), or return one from the function of connect(…, context=…)."
                 what = f"{needs}, and was given {with_article(_full(type(self.context)))}."
                 raise ConfigurationError(what, advice, missing="context", name=tool.name)
 

@@ -1,4 +1,4 @@
-"""The sub-agents of a session: their sessions, how deep they are nested, and what they wait for."""
+"""The sub-agents of a session: their sessions, their depth, and the calls they wait for."""
 
 from __future__ import annotations
 

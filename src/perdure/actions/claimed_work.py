@@ -72,17 +72,17 @@ class ClaimedWork:
                 await finished(work)
             finally:
                 failure = await watch.end()
-                # The store may be closed next: no piece of the answer may still be on its way then.
+                # The store may be closed next: no piece of the answer may still be unwritten then.
                 if self.record is not None and self.record.is_sketching:
                     await self.record.end_sketches()
-            # The watch cancels the work when the claim is lost, which `finished` takes for an end in good order.
+            # The watch cancels the work when the claim is lost. `finished` treats that as a normal end.
             if failure is not None:
                 raise failure
 
     def next(
         self, session: AgentSession, *, key: Key | None = None, tells: Sequence[object] = ()
     ) -> AgentSession | Next:
-        """Return what the work has made, for the save that ends the claim."""
+        """Return the result of the work, for the save that ends the claim."""
         if self._context is None:
             return session
         return Next(session, None if self.record is None else self.record.saving(key), tells)
@@ -92,6 +92,6 @@ class ClaimedWork:
         return RunInterrupted(
             self._session_id,
             f"The run of session {self._session_id!r} was interrupted: its connection was closed before it had ended. "
-            "What it has done is on record. recover() or the next send() continues it, and cancel() ends it where it "
-            "stands.",
+            "What it has done is on record. recover() or the next send() continues it, and cancel() ends it at that "
+            "point.",
         )

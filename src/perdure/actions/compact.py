@@ -1,4 +1,4 @@
-"""Actions that show less of a transcript, or all of it again. What is covered stays where it is."""
+"""Actions that show less of a transcript, or all of it again. Covered messages stay in the log."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class CompactTranscript:
         """Put on record what a failed compaction has spent. The session stays as it is."""
         if record is None or context is None or spent == Usage():
             return
-        # Without a base version, recovery does not take this loop for one that it has to continue.
+        # Without a base version, recovery does not try to continue this loop.
         start = self._start(session, parent, has_model=True, base_version=None)
         cancelled = isinstance(error, asyncio.CancelledError)
         status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
@@ -133,7 +133,7 @@ class CompactTranscript:
         story = [start, AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors)]
         for event in story:
             record.put(event)
-        with contextlib.suppress(PerdureError):  # the caller has to hear why the compaction failed, and not this
+        with contextlib.suppress(PerdureError):  # the caller needs the reason why the compaction failed, not this error
             await record.barrier()
             await _tell(context, story)
 
@@ -182,7 +182,7 @@ class UncompactTranscript:
         view = session.state.transcript
         block_id = self.block_id or _newest(view)
         if block_id is None:
-            raise InvalidData("$.block_id", "this session has no compaction block, so nothing to show again")
+            raise InvalidData("$.block_id", "this session has no compaction block, so there is nothing to show again")
         shown = view.uncover(block_id)
         if context is not None and context.journal is not None:
             shown = await _read_in(shown, context.journal)

@@ -46,7 +46,7 @@ async def _last_shown(journal: Journal, session: AgentSession) -> str | None:
         loop_id = told.get(message.id) or message.metadata.get("execution_id")
         if isinstance(loop_id, str) and loop_id not in met:
             met.add(loop_id)
-            if await journal.runs(session.id, run=loop_id):  # and not one of the session that this was forked from
+            if await journal.runs(session.id, run=loop_id):  # not a run of the session that this was forked from
                 return loop_id
     return None
 
@@ -69,7 +69,7 @@ async def continuation_of(
     parent = await parent_of(session, context)
     if parent is None:
         return {}
-    # Imported here: most sends return above, and a process that only sends should not load the reader of records.
+    # Imported here: most sends return above, and a process that only sends need not load the reader of records.
     from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
 
     recent = await loops_on_record(journal, session.id, limit=RUNS_AT_ONCE)
@@ -86,7 +86,7 @@ def _has_failed(session: AgentSession) -> bool:
 async def _repeated(
     journal: Journal, session: AgentSession, runs: Sequence[RunOnRecord], inputs: Sequence[Message]
 ) -> str | None:
-    """Return the newest of these runs that was sent the same."""
+    """Return the newest of these runs that was sent the same messages."""
     sent = [(each.role, each.parts) for each in inputs]
     for run in reversed(runs):
         asked = await _asked(journal, session, run)  # the warnings of filters may follow it

@@ -84,7 +84,7 @@ async def _places(
     (run,) = await journal.runs(session.id, run=loop.loop_id)
     own, _ = await journal.log_of(session.id)
     stretches = [(run.log, run.start, run.stop)]
-    # A branch of a parallel evaluation writes into a log of its own; what it answers is in the session's log.
+    # A branch of a parallel evaluation writes to its own log; the message that it answers is in the session's log.
     if start.input_at is not None:
         stretches.append((own, *start.input_at))
     return {

@@ -13,7 +13,7 @@ from perdure.model.message import Envelope, Media, Message, Part, Role, Text, re
 
 def redacted_messages(messages: tuple[Message, ...], loops: LoopFactory) -> tuple[Message, ...]:
     """Return messages as they will be stored, and as the model will be sent them."""
-    redaction = getattr(loops, "redaction", None)  # a builder of loops that is not ours need not have one
+    redaction = getattr(loops, "redaction", None)  # a custom builder of loops need not have one
     return messages if redaction is None else redaction.messages(messages)
 
 

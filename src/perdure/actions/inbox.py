@@ -1,4 +1,4 @@
-"""The inbox of a session: what others post to it, and what becomes of each item.
+"""The inbox of a session: the items that others post to it, and how each of them ends.
 
 An item waits until a run answers it (queue), takes it in between two steps (steer) or is ended by it (cancel). It is
 delivered in the commit that puts its message on record, under its delivery id. Only the record tells what was
@@ -51,7 +51,7 @@ Execute = Callable[[str, Action], Awaitable[AgentSession]]
 Send = Callable[[JournalEntry], Action]
 
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
-# Seconds between two looks at the inbox of a run: a request to cancel is noticed about that much later at most.
+# Seconds between two reads of a run's inbox: a request to cancel is noticed at most about that much later.
 LOOK_EVERY = 0.2
 _WORKERS = "workers"
 _log = logging.getLogger("perdure.actions")
@@ -68,7 +68,7 @@ class Inbox:
     - a run answers it: the run's start names the delivery id, and its save takes the item;
     - it was answered before, under its key: it is taken without a run;
     - it can never be sent: it is refused on record, where its sender and others can find it;
-    - a request to cancel ends the run that it meets, and means nothing to a later one.
+    - a request to cancel ends the run that is under way, and does not affect a later one.
     """
 
     def __init__(self, journal: Journal, session_id: str) -> None:
@@ -81,12 +81,12 @@ class Inbox:
         The limits are those of `Journal.post`.
         """
         newest = await self._journal.read(self.session_id, last=1)
-        # The delivery can only be on record behind this entry, so that no search for it reads the whole record.
+        # The delivery can only be on record after this entry, so that no search for it reads the whole record.
         body = {"id": new_id(), "after": newest[-1].seq if newest else 0, **item}
         return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body), **limits), kind, body)
 
     async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
-        """Return the items behind a number that are not taken yet, `most` of them at most."""
+        """Return the items after a number that are not taken yet, at most `most` of them."""
         return await self._journal.read(self.session_id, after=after, limit=most, inbox=True)
 
     async def first_waiting(self) -> JournalEntry | None:
@@ -95,7 +95,7 @@ class Inbox:
         Queued items are taken in their order, by the save of the run that answers them. Steering messages behind them
         may have been delivered before.
         """
-        # Usually the first item is the one. More are read only behind steering that was delivered.
+        # Usually it is the first item. More are read only after steering that was delivered.
         after, most = 0, 1
         while page := await self.items(after, most):
             for entry in page:
@@ -136,7 +136,7 @@ class Inbox:
             finally:
                 await self._journal.release(claim)
 
-        # A cancellation in between would leave the claim behind, which keeps others out until it lapses.
+        # A cancellation in between would leave the claim, which blocks others until it lapses.
         await finish_despite_cancel(noted())
 
     async def refuse(
@@ -262,7 +262,7 @@ class RunInbox:
         self._work = work
         if self._is_unwanted:
             loop.call_soon(work.cancel)  # once it has begun: work that never began cannot end in good order
-        # A third of the lease: two heartbeats may fail before the claim lapses.
+        # A third of the lease, so that two heartbeats may fail before the claim lapses.
         next_beat = loop.time() + self._record.lease / 3
         return Watch(partial(self._watch, work, next_beat), LOOK_EVERY)
 
@@ -284,7 +284,7 @@ class RunInbox:
             except ClaimLost:
                 work.cancel()
                 raise
-            except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
+            except (StoreError, SessionLocked) as error:  # it may be temporary: if not, the next write fails
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
     async def _look_if_claimed(self) -> None:
@@ -309,13 +309,13 @@ class RunInbox:
         if self._seen_older >= before:
             return
         found = await self._inbox.items(self._seen_older, OLDER_AT_ONCE)
-        # An item that is not found up to there has been taken.
+        # An item below that number which is not found has been taken.
         self._seen_older = min(found[-1].seq, before) if len(found) == OLDER_AT_ONCE else before
         self._note([entry for entry in found if entry.seq <= before])
 
     async def _look_at_newer(self) -> None:
         """Read all items from after the claim that were not seen yet."""
-        told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
+        told = self._record.posted or 0  # before the read: an item below that number which is not found has been taken
         found = await self._inbox.items(max(self._seen, self._posted_before))
         self._seen = max(self._seen, self._posted_before, told, found[-1].seq if found else 0)
         if self._record.posted_at_claim is None:
@@ -336,7 +336,7 @@ class RunInbox:
         return named is None or self._run is None or named == self._run.execution.execution_id
 
     def _cancel(self) -> None:
-        """End the run, once for each request: what it does to end in good order must not be cancelled."""
+        """End the run, once for each request: a second cancel would interrupt its orderly end."""
         if self._work is None:
             self._is_unwanted = True
         else:
@@ -366,7 +366,7 @@ class RunInbox:
 
 
 class Watch:
-    """A task that begins after a delay. Most runs have ended by then, and the task is never made."""
+    """A task that begins after a delay. Most runs have ended by then, and need no task."""
 
     def __init__(self, watch: Callable[[], Coroutine[Any, Any, None]], after: float) -> None:
         self._watch = watch

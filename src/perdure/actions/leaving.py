@@ -20,7 +20,7 @@ from perdure.run_journal import HANDED_OVER, entry_of, owner_here
 from perdure.runtime.record_reader import last_of_run
 
 _NO_LEASE = 0.0
-"""The lease of a claim that has lapsed as soon as it exists: no crash can keep it from being given back."""
+"""The lease of a claim that is lapsed from the start: it needs no release that a crash could prevent."""
 
 
 async def left_to_worker(session: AgentSession, context: ActionContext | None, decisions: Decisions) -> Answer:

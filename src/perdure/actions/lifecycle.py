@@ -109,7 +109,7 @@ async def _status_before(session: AgentSession, context: ActionContext | None) -
     """Return the status of the last version that was not deleted."""
     if context is None:
         return SessionStatus.ACTIVE
-    # Versions before the first were forgotten, and cannot be loaded.
+    # Versions before `first_version` were forgotten, and cannot be loaded.
     for version in range(session.version - 1, session.info.first_version - 1, -1):
         before = await context.store.load(session.id, version)
         if before is not None and before.status is not SessionStatus.DELETED:

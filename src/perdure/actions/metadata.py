@@ -1,4 +1,4 @@
-"""Actions that change what is known about a session: metadata, task, tags, name, how long it is kept."""
+"""Actions that change facts about a session: metadata, task, tags, name, retention rule."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTask:
-    """An action that says what the agent is working on. None takes it away."""
+    """An action that sets the agent's current task. None removes it."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -54,7 +54,7 @@ class UpdateTask:
 
 
 class TagSession:
-    """An action that adds tags, and takes some away. `tags` are added, and those in `remove` taken away."""
+    """An action that adds the `tags`, and removes those in `remove`."""
 
     may_be_repeated = True
 
@@ -76,7 +76,7 @@ class TagSession:
 
 @dataclass(frozen=True, slots=True)
 class RenameSession:
-    """An action that gives the session a name for people. None takes it away."""
+    """An action that gives the session a name for people. None removes it."""
 
     may_be_repeated: ClassVar[bool] = True
 
@@ -92,7 +92,7 @@ class RenameSession:
 
 @dataclass(frozen=True, slots=True)
 class RetainSession:
-    """An action that gives the session a rule of its own about how long it is kept. None takes it away.
+    """An action that gives the session its own rule about how long it is kept. None removes it.
 
     `Retention()` keeps it for ever, whatever rules its tags, its owner or all sessions have.
     """

@@ -1,4 +1,4 @@
-"""The change of a session's model that a caller asks for, made once all else that a run needs is known to be there."""
+"""The change of a session's model that a caller requests, made after everything else that a run needs was found."""
 
 from __future__ import annotations
 

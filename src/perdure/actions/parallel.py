@@ -1,4 +1,4 @@
-"""Several answers to one message, side by side; one of them continues the session."""
+"""Several answers to one message in parallel; one of them continues the session."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ class Group:
         return self._work.next(after if self._titling is None else self._titling.named(after))
 
     def _beside(self, selection: Selection) -> Usage:
-        """Return the usage besides the selected branch's: of the others that have begun, and of those that judged."""
+        """Return the usage besides the selected branch's: that of the other branches that have begun, and of judges."""
         others = (each for each in map(self._ended, range(len(self._runs))) if each.index != selection.index)
         return sum((each.state.usage for each in others if each.has_begun), start=selection.usage)
 
@@ -471,7 +471,7 @@ class Group:
         await self._settle()
         end = ParallelLoopEnd(**self._facts(), evaluation_usage=self._judged)
         record.put(end)
-        # Or `leave` would drop the end, since no save follows, and recovery would run the branches again.
+        # Otherwise `leave` would drop the end, because no save follows, and recovery would run the branches again.
         record.ends_anyway = True
         await record.leave()
         await self._context.emit(end)
@@ -484,5 +484,5 @@ def _has_answer(branch: Branch) -> bool:
 async def _stop(*tasks: asyncio.Future[None]) -> None:
     for task in tasks:
         task.cancel()
-    # What the tasks raise now is dropped: they were told to stop.
+    # Errors that the tasks raise now are dropped: they were told to stop.
     await asyncio.gather(*tasks, return_exceptions=True)

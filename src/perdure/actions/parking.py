@@ -1,4 +1,4 @@
-"""Parking: a session whose runs take their processes down with them is closed until an operator opens it again."""
+"""Parking: a session whose runs crash their processes is closed until an operator opens it again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ParkSession:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         failure = ErrorRecord("RunParked", f"{self.reason} ({_times(self.tries)}), so its session was parked")
-        # `alone`: what waits in the inbox must not be sent from here, where it may take the process down too.
+        # `alone`: messages in the inbox must not be sent from here, where they may crash this process too.
         ended = ResumeExecution(self.loops, give_up=True, failure=failure, alone=True)
         made = await ended.execute_on(session, context)
         why = Parked(self.reason, self.tries, now().isoformat())

@@ -99,8 +99,8 @@ class ResumeExecution:
         then = None if self._alone else waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, takes_over=True, then=then)
         assert work.record is not None
-        # The claim comes first. Before it, another process may continue the run and be killed too. What was read
-        # before that would be old, and calls that are on record by now would be made again.
+        # The claim comes first. Before it, another process may continue the run and be killed too. A record read
+        # before that would be outdated, and calls that are on record by now would be made again.
         await work.record.barrier()
         session = await _as_redacted(session, context, journal)
         return await self._resumed(session, context, journal, work, work.record)
@@ -115,7 +115,7 @@ class ResumeExecution:
     ) -> ActionResult:
         story, is_whole = await _unsaved_story(journal, session)
         if not story:
-            # The record names no run to recover, so the claim is given back without a trace of one.
+            # The record names no run to recover, so the claim is released without a trace.
             record.is_unfinished = False
             return Answer(session)
         self.has_found_one = True
@@ -258,7 +258,7 @@ def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
 def _is_lost_answer(event: AnyLoopEvent) -> bool:
     if not isinstance(event, MessageEnd) or not event.message.is_superseded:
         return False
-    return event.message.metadata.get("execution_id") == event.loop_id  # or it was copied from another run
+    return event.message.metadata.get("execution_id") == event.loop_id  # otherwise it was copied from another run
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:
@@ -398,7 +398,7 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
             session = await runtime.execute(each, action)
         except (SessionBusy, SessionConflict):
             outcomes["busy"].append(each)
-        except Exception as error:  # a hook may raise anything, and the other runs still have to be continued
+        except Exception as error:  # a hook may raise any error, and the other runs still have to be continued
             failed.append((each, _told_by_recovery(error)))
         else:
             waits = session.state.execution is not None and session.state.execution.pending_calls
@@ -417,7 +417,7 @@ def _told_by_recovery(error: Exception) -> PerdureError:
     """Return an error of a user's function, such as a hook, with a sentence and advice. Others are themselves."""
     if isinstance(error, PerdureError):
         return error
-    told = PerdureError(f"A hook raised {type(error).__name__}: {error}.", "Mend it, then recover the run again.")
+    told = PerdureError(f"A hook raised {type(error).__name__}: {error}.", "Fix it, then recover the run again.")
     told.__cause__ = error
     return told
 

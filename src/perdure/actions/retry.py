@@ -59,7 +59,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def _asked_last(session: AgentSession, journal: Journal, context: ActionContext | None) -> Asked:
     """Return what the last shown run was asked. Raise InvalidData if no run is shown."""
-    # Not the newest on record: that may be a compaction, which has answered nobody.
+    # Not the newest on record: that may be a compaction, which answers no message.
     loop_id = await parent_of(session, context)
     runs = [] if loop_id is None else await journal.runs(session.id, run=loop_id)
     if not runs or runs[0].first.kind != "agent_start":

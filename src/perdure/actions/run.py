@@ -1,4 +1,4 @@
-"""The link between a session and a loop: claim the session, run the agent on it, and return the result to be saved."""
+"""The link between a session and a loop: claim the session, run the agent, and return the result to be saved."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def run_agent(
 ) -> AgentSession | Next:
     """Run a state of a session to the end of its execution. Return the session with the result.
 
-    Raise Interrupted with the same if the run was cancelled and has ended in good order.
+    Raise Interrupted with that session if the run was cancelled and has ended in good order.
     """
     past = options.past or await past_of(session, state, context)
     loop, caller = await ready_to_run(session, state, loops, context, replace(options, past=past))
@@ -287,7 +287,7 @@ async def _carry_through(
     if context is not None:
         run.is_interrupted = lambda: context.is_closing
     if options.give_up:
-        await work.open_inbox(answers=options.posted)  # so that the save takes the item that the run has answered
+        await work.open_inbox(answers=options.posted)  # so that the save takes the inbox item that the run has answered
         await run.give_up(options.failure)
         return
     await work.open_inbox(run, answers=options.posted)

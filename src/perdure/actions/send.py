@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from perdure.model.state import AgentState
 
 WhenBusy = Literal["raise", "steer", "queue"]
-"""What becomes of a message while another run is under way: an error, a part of that run, or a message after it."""
+"""The ways to treat a message during another run: raise an error, steer that run with it, or send it afterwards."""
 _SPEC = ("name", "description", "parameters")
 
 
@@ -177,7 +177,7 @@ class SendMessage:
 
     def _digest(self) -> str:
         raw = codec.encode([[message.role, message.parts] for message in self.messages])
-        if self.form is not None:  # without one it is what earlier releases have stored
+        if self.form is not None:  # without one, the key is the same as in earlier releases
             raw += msgspec.json.encode(self.form.schema, order="deterministic")
         if self._external_tools or self._instructions:
             raw += msgspec.json.encode([self._external_tools, self._instructions], order="deterministic")
@@ -245,7 +245,7 @@ class SendMessage:
         posted = await Inbox(journal, session.id).post(self._when_busy, self.item())
         self.was_left = True
         self.left_as = posted if self._when_busy == QUEUE else None
-        is_claimed = await journal.is_claimed(session.id)  # then that run's sequel reads the inbox when it ends
+        is_claimed = await journal.is_claimed(session.id)  # the sequel of that run will read the inbox
         return Answer(session, None if is_claimed else then)
 
     def item(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Spawner:
         action = await self._next_action(child, tool, prompt, call)
         try:
             return child if action is None else await self._context.execute(child_id, action)
-        except PendingCallsChanged:  # they changed since they were read: the child waits, and its caller shows for what
+        except PendingCallsChanged:  # they changed since they were read: the child waits, and its caller shows them
             return await self._context.store.load(child_id) or child
 
     async def _has_begun(self, call: ToolContext) -> bool:

@@ -1,4 +1,4 @@
-"""Actions that change what the model is shown. None of them deletes anything: each makes another view of the log."""
+"""Actions that change the messages that the model is shown. None deletes anything: each makes a new view of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take a run out of the view again, and nothing that others have said."""
+"""Remove a run from the view, and leave everything that others have said."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ IsOwn = Callable[[Message], bool]
 class TakeBackRun:
     """An action that shows a session as if one run had not been. The run began from version `before`, ended in `after`.
 
-    While the view is the one that the run has left, the view of `before` is shown again. Once others have spoken, the
-    run's own messages are cut out between theirs, except for those that a compaction has covered since. If nothing is
-    left to take back, nothing happens, and no version is made.
+    If the view is still as the run left it, the view of `before` is shown again. If others have spoken since, the run's
+    own messages are removed from between theirs, except for those that a compaction has covered. If nothing is left to
+    remove, nothing happens, and no version is made.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -63,12 +63,12 @@ async def _without_run(
 ) -> AgentSession:
     """Return a session without a run that led from one version's view to another's. Without these, its words are cut.
 
-    What was trimmed, compacted or reset since the run stays so.
+    A trim, compaction or reset since the run stays in effect.
     """
     is_own = _words(loop_id, await require_journal(context, "TakeBackRun").read(session.id, run=loop_id))
     view = Transcript(_without(session.state.transcript, is_own))
     if versions is not None:
-        with suppress(VersionForgotten):  # then its words are cut
+        with suppress(VersionForgotten):  # then only its own messages are removed
             began, left = [(await at_version(session, each, context)).state.transcript for each in versions]
             if session.state.transcript == left and not _has_others_words(began, left, is_own):
                 view = began

@@ -1,4 +1,4 @@
-"""Runs that wait for a person who is not asked any more: they end on record, and their sub-agents with them."""
+"""Runs whose question to a person is obsolete: they end on record, and their sub-agents with them."""
 
 from __future__ import annotations
 

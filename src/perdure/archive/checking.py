@@ -49,7 +49,7 @@ RESTORE = (
 )
 _DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file again."
 _VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
-_RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
+_RECORD = "Only the record is affected, not the conversation; restore the session from a backup to repair it."
 _KEY = (
     "A request that is sent again under this key would be answered again, or not as it was. Restore the session from a "
     "backup, or use another key for what is still to be sent."

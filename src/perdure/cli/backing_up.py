@@ -162,7 +162,7 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
         if any(each.needs_key for each in report.problems) and keys_in(ctx) is None:
             note(name_keys("fsck"))
         if report.lapsed:
-            note(f"{counted(report.lapsed, 'run')} under way then. To go on: {command('recover', tools=True)}")
+            note(f"{counted(report.lapsed, 'run')} under way then. To continue: {command('recover', tools=True)}")
     if report.problems:
         ctx.exit(DAMAGED)
 

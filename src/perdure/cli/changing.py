@@ -38,7 +38,7 @@ def _counted(ctx: click.Context, session: str, verb: Callable[[Sessions, str], A
 @session_argument()
 @click.argument("new", required=False)
 @click.option("--at", metavar="WHERE", help="After this many messages, or at a message by its id.")
-@version_option("As it stood at this version.")
+@version_option("As it was at this version.")
 def fork(ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool) -> None:
     """Begin a new session, with the id NEW or one of its own, where SESSION stands. Prints its id."""
 
@@ -65,7 +65,7 @@ def _tell_of_open_calls(parent: str, view: Transcript) -> None:
                 earlier = command("fork", parent, "--at", place)
                 note(
                     f"The fork ends in {counted(len(names), 'tool call')} without a result: {', '.join(names)}. "
-                    f"Some frameworks refuse to go on there. To fork before that: {earlier}"
+                    f"Some frameworks refuse to continue there. To fork before that: {earlier}"
                 )
             return
         if not message.tool_results:

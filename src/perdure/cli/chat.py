@@ -37,10 +37,8 @@ STOPPED = "Stopped. The session is kept, with what was said so far."
 
 
 @store_command(agent=True)
-@click.option(
-    "-s", "--session", "wanted", metavar="SESSION", help="Go on with this session: its id, a part of it, or @."
-)
-@click.option("-c", "--continue", "goes_on", is_flag=True, help="Go on with the session that was used last.")
+@click.option("-s", "--session", "wanted", metavar="SESSION", help="Continue this session: its id, a part of it, or @.")
+@click.option("-c", "--continue", "goes_on", is_flag=True, help="Continue the session that was used last.")
 def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
     """Talk to an agent, in a new session unless one is named.
 
@@ -85,7 +83,7 @@ def _offer_offline(ctx: click.Context) -> None:
     agent = agent_of(ctx)
     if model_name(ctx) is not None or (agent is not None and agent.model is not None):
         return
-    note("No model is named. The model “offline” is built in: it needs no key, follows fixed rules, and makes sums.")
+    note("No model is named. The model “offline” is built in: it needs no key, follows fixed rules, and does sums.")
     if not click.confirm("Begin a session with it?", default=True, err=True):
         raise ConfigurationError(f"No model is named. {NAME_A_MODEL}")
     settings_of(ctx).model = OFFLINE
@@ -137,7 +135,7 @@ class _Talk:
             subagents = self._runner.run(subagents_of(sessions, session_id))
             if (hint := to_name_tool(error, subagents, "chat", "-s", session_id)) is not None:
                 self.tell(hint)
-            self.tell(f"Or end it where it stood: {command('cancel', session_id)}")
+            self.tell(f"Or end it at that point: {command('cancel', session_id)}")
         if report.busy:
             self.tell("Somebody else is recovering it.")
 

@@ -162,7 +162,7 @@ async def _quit(desk: Desk, _: str) -> None:
 
 
 COMMANDS = {
-    "/fork": Command("/fork", "go on in a new session that begins here", _fork),
+    "/fork": Command("/fork", "continue in a new session that begins here", _fork),
     "/attach": Command("/attach [FILE]", "send an image or a file along with the next message", _attach),
     "/undo": Command("/undo", "take back the last change of what the model is shown", _undo),
     "/compact": Command("/compact [KEEP]", "show the model less of what is older", _compact),

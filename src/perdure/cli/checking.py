@@ -75,7 +75,7 @@ def _repair(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
         with progress("repairing") as tell:
             return await repair(sessions.store, dry_run=dry_run, progress=tell)
 
-    with told_of_interruption("What was repaired so far is kept. Repeat the command to go on."):
+    with told_of_interruption("What was repaired so far is kept. Repeat the command to continue."):
         report = on_sessions(ctx, work)
     if as_json:
         lists = {"found": report.found, "repaired": report.repaired, "left": report.left}

@@ -163,7 +163,7 @@ def _failure(error: Exception) -> Failure:
         named = f"{error.filename}: " if error.filename else ""
         return Failure(f"{named}{error.strerror or error}", STORE_FAILED)
     kind = type(error).__name__
-    return Failure(f"{kind}: {error}\nThis is a fault of perdure's. Run it again with --debug to see where.", FAILED)
+    return Failure(f"{kind}: {error}\nThis is a bug in perdure. Run it again with --debug to see where.", FAILED)
 
 
 def advised(error: Exception) -> str:
@@ -254,7 +254,7 @@ def _of_store(error: StoreError) -> str:
         return (
             "A store is written to even when it is read. Copy it to where you may write, or name another: --store URL"
         )
-    return f"Which store is used, and why, says: {command('doctor')}"
+    return f"To see which store is used, and why: {command('doctor')}"
 
 
 def missed_tool(error: BaseException | None) -> str | None:
@@ -285,7 +285,7 @@ def to_make_context(error: BaseException) -> str | None:
     if not isinstance(error, ConfigurationError) or error.missing != "context":
         return None
     if error.name is None:  # no tool was refused, so the user's own function was called and failed
-        return "Mend the function context(session, data) in the file that --tools names."
+        return "Correct the function context(session, data) in the file that --tools names."
     return (
         "Write the function that makes one into a file that --tools names: def context(session, data). What it returns "
         "is the ToolContext.context of tools; data is what the sender left as context_data, or None."
@@ -311,7 +311,7 @@ def _of_run(error: RunFailed) -> str:
         advice = f"Set that up and send again, or choose another model: --model offline. To take it back: {undo}"
         return f"Session {error.session_id!r} has the message, and no answer: {reason}.\n{advice}"
     failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."
-    return f"{failed}\nWhat was said is kept. Send again to go on, or type: {undo}"
+    return f"{failed}\nWhat was said is kept. Send again to continue, or type: {undo}"
 
 
 def _show_traceback() -> None:

@@ -77,4 +77,4 @@ def told_of(why: str, session_id: str) -> str:
 def to_go_on(session_id: str, *, tools: bool) -> str:
     """Return the commands to type after a run was killed."""
     recover = command("recover", session_id, tools=tools)
-    return f"Go on with it: {recover}\nOr end it: {command('cancel', session_id)}"
+    return f"Continue it: {recover}\nOr end it: {command('cancel', session_id)}"

@@ -233,7 +233,7 @@ def _print_sessions(rows: Sequence[Mapping[str, object]], owners: bool) -> None:
 @store_command(json=True)
 @session_argument()
 @click.option("--all", "everything", is_flag=True, help="All that was said, covered and trimmed parts too.")
-@version_option("As it stood at this version.")
+@version_option("As it was at this version.")
 @last_option(help="Only the last N messages.")
 def show(
     ctx: click.Context, session: str, everything: bool, version: int | None, last: int | None, as_json: bool

@@ -30,11 +30,11 @@ SECTIONS: dict[str, dict[str, Place]] = {
     "Talk": {
         "chat": Place("chat:chat", "Talk to an agent: streamed, with tools, approvals and history."),
         "send": Place("talking:send", "Send one message and print the answer."),
-        "approve": Place("talking:approve", "Let pending tool calls be made, and the run go on."),
-        "deny": Place("talking:deny", "Keep pending tool calls from being made; the model is told why."),
-        "answer": Place("talking:answer", "Hand in what a call that is made outside has come to."),
+        "approve": Place("talking:approve", "Approve pending tool calls, and continue the run."),
+        "deny": Place("talking:deny", "Deny pending tool calls; the model is told why."),
+        "answer": Place("talking:answer", "Give the result of a call that is made outside."),
         "cancel": Place("talking:cancel", "Ask a run that is under way, in whichever process, to stop."),
-        "recover": Place("talking:recover", "Go on with runs that were killed."),
+        "recover": Place("talking:recover", "Continue runs that were killed."),
         "inject": Place("talking:inject", "Append a message without running the agent."),
     },
     "Look": {
@@ -77,7 +77,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
     },
     "Keep": {
         "export": Place("moving:export", "Write sessions into one file."),
-        "import": Place("moving:import_", "Take in the sessions of an exported file."),
+        "import": Place("moving:import_", "Import the sessions of an exported file."),
         "copy": Place("moving:copy", "Copy every session into another store, and compare."),
         "backup": Place("backing_up:backup", "Back the store up, and list or verify its backups."),
         "fsck": Place("checking:fsck", "Verify every promise of a store, and say how to repair what is wrong."),

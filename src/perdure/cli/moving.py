@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SQLITE = b"SQLite format 3\0"
 """The beginning of every file of SQLite."""
-_KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
+_KEPT = "The sessions that have arrived are kept. Repeat the command to continue."
 
 
 @store_command()
@@ -58,7 +58,7 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: F
         with progress("exporting") as tell:
             return await store.export(target, chosen, format=format, history=history, progress=tell)
 
-    with told_of_interruption("No file was written." if output != "-" else "What was written is not whole."):
+    with told_of_interruption("No file was written." if output != "-" else "The output is incomplete."):
         report = on_sessions(ctx, work)
     note(_told("exported", report))
 
@@ -82,7 +82,7 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: F
 def import_(
     ctx: click.Context, file: str, format: Literal["perdure", "openai"], framework: str | None, as_json: bool
 ) -> None:
-    """Take in the sessions of SOURCE, a file that export has written; - is stdin. Those that are there are skipped.
+    """Import the sessions of SOURCE, a file that export has written; - is stdin. Existing ones are skipped.
 
     Of messages in OpenAI's form it makes one new session, or one for each line {"messages": […]}, and prints the ids.
 

@@ -92,7 +92,7 @@ def replay(ctx: click.Context, sources: tuple[str, ...], as_json: bool, **given:
     async def work(sessions: Sessions) -> list[_Row]:
         found = [each async for each in _found(sessions, sources, files, wanted, given["last"])]
         if not found:
-            raise Failure("No session is like that, so that nothing was replayed.", USAGE)
+            raise Failure("No session matches, so nothing was replayed.", USAGE)
         return await _all(sessions, found, options, as_json)
 
     rows = on_sessions(ctx, work, must_exist=settings_of(ctx).store != "memory://", begins=True)

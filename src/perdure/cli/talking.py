@@ -227,7 +227,7 @@ def why_stopped(reply: Reply[Any]) -> str | None:
     reason = reply.stop_reason
     if reason is None or not reason.was_force_stopped:
         return None
-    return f"The run was stopped before its answer was whole: {reason.value}. What was said so far is kept."
+    return f"The run was stopped before its answer was complete: {reason.value}. What was said so far is kept."
 
 
 def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
@@ -311,9 +311,9 @@ async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, .
 @_call_option
 @_no_wait_option
 def approve(ctx: click.Context, session: str, calls: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
-    """Let the pending tool calls of SESSION be made, all of them by default, and the run continue.
+    """Approve the pending tool calls of SESSION, all of them by default, and continue the run.
 
-    What is made is what is printed first, and nothing else.
+    Only the calls that are printed first are made.
     """
 
     def verb(sessions: Sessions, key: str, shown: Shown) -> Awaitable[Reply[Any]]:
@@ -337,9 +337,9 @@ def deny(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and continues."""
+    """Deny the pending tool calls of SESSION. The model is told so, or the REASON, and continues."""
     if reason is not None and why is not None:
-        raise click.UsageError("Give the reason once: behind the session, or with --reason.")
+        raise click.UsageError("Give the reason once: after the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
 
     def verb(sessions: Sessions, key: str, shown: Shown) -> Awaitable[Reply[Any]]:
@@ -357,7 +357,7 @@ def deny(
 def answer(
     ctx: click.Context, session: str, call: str, result: str | None, error: str | None, no_wait: bool, as_json: bool
 ) -> None:
-    """Hand in what a CALL of SESSION that is made outside has come to, and let the run continue.
+    """Give the result of a CALL of SESSION that is made outside, and continue the run.
 
     CALL is its id, or its digest. The result is JSON, so a text has quotes of its own: '"rain"'. The JSON - is read
     from stdin.
@@ -385,7 +385,7 @@ def _json_of(given: str) -> Any:
 def cancel(ctx: click.Context, session: str) -> None:
     """Ask the run that is under way in SESSION, in whichever process, to stop. What was said is kept.
 
-    A run that was killed is ended where it stood.
+    A run that was killed is ended where it stopped.
     """
 
     async def verb(sessions: Sessions, session_id: str) -> str:
@@ -393,7 +393,7 @@ def cancel(ctx: click.Context, session: str) -> None:
         if not await sessions.cancel(session_id):
             return f"{session_id} is not being run"
         if was_killed:
-            return f"The run of {session_id} had been killed; it was ended where it stood"
+            return f"The run of {session_id} had been killed; it was ended at that point"
         return f"{session_id} is asked to stop"
 
     say(on_session(ctx, session, verb)[1])
@@ -440,7 +440,7 @@ async def _recovered(sessions: Sessions) -> RecoveryReport:
 @store_command(json=True, agent=True)
 @session_argument(required=False, metavar="[SESSION]")
 def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
-    """Go on with runs that were killed: with that of SESSION, or with all of them.
+    """Continue runs that were killed: that of SESSION, or all of them.
 
     Completed tools are not run again. Give the --tools that the agents use, and an --agent for each sub-agent. A run
     continues with the model that it was begun with.

@@ -17,8 +17,8 @@ from perdure.model.message import Media, Message, Part
 from perdure.model.value import brief
 
 Sent = str | os.PathLike[str] | Part
-"""A part behind the first text of a message: an image or a file, a path to one, or a further text."""
-# The bytes that files of a type begin with. They are asked before the name, which may be wrong.
+"""A part after the first text of a message: an image or a file, a path to one, or a further text."""
+# The first bytes of files of a type. They are checked before the name, which may be wrong.
 _BEGINNINGS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -91,12 +91,12 @@ def attach(
 
 
 async def attached(given: Sent) -> str | Part:
-    """Return a part of a message. A file that is given as a path is read in a thread, which holds nobody up."""
+    """Return a part of a message. A file given as a path is read in a thread, so that the loop is not blocked."""
     return await asyncio.to_thread(attach, given) if isinstance(given, os.PathLike) else given
 
 
 async def message_of(message: object, parts: Sequence[Sent]) -> object:
-    """Return the message to send: as it was given, or a text with parts behind it."""
+    """Return the message to send: as it was given, or a text followed by parts."""
     if isinstance(message, os.PathLike):
         message = await attached(message)
     if not parts:
@@ -106,14 +106,14 @@ async def message_of(message: object, parts: Sequence[Sent]) -> object:
         return replace(message, parts=(*message.parts, *Message.user(*more).parts))
     if isinstance(message, str | Part):
         return Message.user(message, *more)
-    problem = f"images and files go behind a text or a Message; put them into the {type(message).__name__} itself"
+    problem = f"images and files follow a text or a Message; put them into the {type(message).__name__} itself"
     raise InvalidData("$.parts", problem)
 
 
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            body = file.read(MOST_BYTES + 1)  # one byte too many tells a file that is too large, without reading it all
+            body = file.read(MOST_BYTES + 1)  # one byte over the limit is enough to see that a file is too large
     except FileNotFoundError:
         raise InvalidData("$.source", f"the file {path} does not exist") from None
     except IsADirectoryError:
@@ -144,13 +144,13 @@ def _of_data_url(url: str, name: str | None, media_type: str | None) -> Media:
     except ValueError:
         body = b""
     if not comma or not body:
-        raise InvalidData("$.source", "this is not a whole data: address")
+        raise InvalidData("$.source", "this data: address is incomplete")
     return _of_bytes(body, name, media_type or kind or None)
 
 
 def type_by_beginning(body: bytes) -> str | None:
-    """Return the type that bytes begin with. Providers refuse an image that is not of the type that is named."""
-    # RIFF is a container: the format in it is named behind the length.
+    """Return the type that the first bytes show. Providers refuse an image whose type is named wrongly."""
+    # RIFF is a container: the format in it is named after the length.
     if body[:4] == b"RIFF":
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(body[8:12])
     return next((kind for beginning, kind in _BEGINNINGS if body.startswith(beginning)), None)

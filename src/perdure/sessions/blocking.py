@@ -122,7 +122,7 @@ class BlockingSessions(AwaitedSessions):
     def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:
         """Call a function, the `subscriber`, plain or async, with every event of a session in this process.
 
-        It hears events until the returned subscription is cancelled, or the session is closed.
+        It is called until the returned subscription is cancelled, or the session is closed.
         """
         return self._wait(self._target.subscribe(session_id, subscriber))
 
@@ -163,10 +163,10 @@ class BlockingSessions(AwaitedSessions):
         output: object = None,
         **options: Unpack[SendOptions],
     ) -> BlockingQueued:
-        """Leave a message with a session, and return at once. A worker sends it, behind those that came before it.
+        """Leave a message with a session, and return at once. A worker sends it, after the earlier ones.
 
         With `at` it is sent at that time. Sessions whose messages have a higher `priority` are run first. The same
-        `key` again leaves nothing: it returns the message that is there, or its answer. Raise QueueFull if too much
+        `key` again leaves nothing new: it returns the message that waits, or its answer. Raise QueueFull if too much
         waits, and SessionNotActive if the session is deleted. The other options are those of `send`. A `context` cannot
         be left, but `context_data` can.
         """
@@ -302,12 +302,13 @@ class BlockingSessions(AwaitedSessions):
     def follow(self, session_id: str, *, after: str | None = None, timeout: float = 60.0) -> Iterator[Chunk]:
         """Yield the text of the run under way, or of the last one, from any process.
 
-        It begins behind the chunk whose `cursor` is given as `after`, or else at the beginning of the run. Then comes
-        the text as it is written. The last chunk is empty and has the `reply`. Leaving stops nothing. If the model
-        begins an answer again, a chunk that `restarts` has the `offset` from which on the text so far is void.
+        It begins after the chunk whose `cursor` is given as `after`, or else at the beginning of the run. Then comes
+        the text as it is written. The last chunk is empty and has the `reply`. If you stop listening, the run
+        continues. If the model begins an answer again, a chunk that `restarts` has the `offset` from which on the text
+        so far is void.
 
-        A run whose process has died is waited for until somebody recovers it. RunInterrupted is raised after `timeout`
-        seconds without that. A text that is not a cursor raises InvalidData at once. Errors that need a look into the
+        If the run's process has died, this waits until another recovers it. RunInterrupted is raised after `timeout`
+        seconds without that. A text that is not a cursor raises InvalidData at once. Errors that require reading the
         store are raised at the first chunk.
         """
         return self._iterate(self._target.follow(session_id, after=after, timeout=timeout))
@@ -490,7 +491,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.cancel(session_id, run=run))
 
     def inject(self, session_id: str, message: object, *parts: Sent) -> None:
-        """Append a message, or a list of them, without running the agent. `parts` go behind a single one.
+        """Append a message, or a list of them, without running the agent. `parts` follow a single one.
 
         Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API. A single one may be a
         text, which counts as the user's.
@@ -559,8 +560,8 @@ class BlockingSessions(AwaitedSessions):
         """Make a session that begins where the session `src` is, and return its handle.
 
         Its id is `dst`, or a new one. It begins at the other's end, or `at` a message: at a number of messages, or
-        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
-        begins where that run ended, also on a branch that was not selected.
+        after a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        begins where that run ended, even on a branch that was not selected.
         """
         return BlockingChat(self._wait(self._target.fork(src, dst, at=at, version=version, loop=loop)), self._loop)
 
@@ -571,15 +572,15 @@ class BlockingSessions(AwaitedSessions):
     def retain(self, session_id: str, rule: Retention | None) -> None:
         """Give a session a `rule` of its own about how long it is kept. None takes it away.
 
-        It comes before the rules of its tags, its owner and the connection. Every worker obeys it.
+        It overrides the rules of its tags, its owner and the connection. Every worker applies it.
         """
         return self._wait(self._target.retain(session_id, rule))
 
     def hold(self, session_id: str, case: str | None = None) -> None:
         """Put a legal hold on a session: until it is lifted, nothing of it can be erased, forgotten or redacted.
 
-        The hold is the tag `hold`, or `hold:case` for a `case`. It holds the sessions of sub-agents, too, and is put on
-        record.
+        The hold is the tag `hold`, or `hold:case` for a `case`. It covers the sessions of sub-agents, too, and is put
+        on record.
         """
         return self._wait(self._target.hold(session_id, case))
 
@@ -624,7 +625,7 @@ class BlockingSessions(AwaitedSessions):
         """Write sessions, by default all, with their versions and runs to one file of JSON Lines.
 
         `target` is a path or a binary file. `session_ids` are the sessions. `progress` is called with the number of
-        sessions that are done and of all, or 0 if that is not known.
+        sessions that are done and of all sessions, or 0 if that is not known.
 
         In the `format` "openai" or "markdown" only what they show is written, or with `history` all that was said. As
         "openai", one session is a list of messages. Several are a line `{"messages": […]}` each.
@@ -693,12 +694,12 @@ class BlockingSessions(AwaitedSessions):
         The owner's access tokens go first, so that no service accepts them any more. Raise CorruptRecord, and erase
         nothing, if one of them is damaged.
 
-        Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
-        the receipt: erase again once they have ended. So are sessions under a legal hold, which stay. On sessions of
-        one owner, that owner is erased.
+        Runs under way are asked to stop. Those that have not stopped after `wait` seconds are named in the receipt:
+        erase again once they have ended. Sessions under a legal hold stay, and are named too. On a connection of one
+        owner, that owner is erased.
 
-        With `forget_key`, the owner's data keys are destroyed at the end. Then nothing of the owner can be opened any
-        more in backups of a store with keys. The same holds for what forks of others show of the owner's sessions.
+        With `forget_key`, the owner's data keys are destroyed at the end. From then on nothing of the owner can be
+        read in backups of a sealed store, and neither can the owner's messages that forks of others show.
         """
         return self._wait(self._target.erase_owner(owner, wait=wait, forget_key=forget_key))
 
@@ -714,10 +715,11 @@ class BlockingSessions(AwaitedSessions):
     def forget(self, session_id: str, *, before: int) -> Forgotten:
         """Erase the versions of a session that are older than `before`, for good. The newest always stays.
 
-        What only they show is erased with them: messages, files, runs, words in the search index. What a version that
-        stays shows or covers, what its forks show, and idempotency keys stay. Return how much was erased.
+        What only they show is erased with them: messages, files, runs, words in the search index. Everything that a
+        kept version shows or covers stays, and so do messages that forks show, and idempotency keys. Return how much
+        was erased.
 
-        The session moves by one version. Loading a version older than `info.first_version` raises VersionForgotten.
+        The session gets one more version. Loading a version older than `info.first_version` raises VersionForgotten.
         """
         return self._wait(self._target.forget(session_id, before=before))
 
@@ -739,7 +741,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.backup(target, keep=keep, full=full, gentle=gentle, progress=progress))
 
     def gc(self) -> int:
-        """Erase what erased sessions have left and nothing points to. Return how many messages. Not for one owner."""
+        """Erase leftovers of erased sessions that nothing points to. Return how many messages. Not for one owner."""
         return self._wait(self._target.gc())
 
     def exists(self, session_id: str) -> bool:
@@ -758,10 +760,11 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.versions(session_id, before=before, limit=limit))
 
     def view(self, session_id: str) -> View:
-        """Return a conversation as a page shows it that is loaded now, from any process.
+        """Return a conversation for a page that is being loaded, from any process.
 
         It has the messages, the calls that wait for a person, and the queued messages. Of the run under way, it has
-        what that was asked and has said so far. `follow(after=…)` continues from its `cursor`. All of it is one state.
+        the messages it was sent and what it has said so far. `follow(after=…)` continues from its `cursor`. All of it
+        is one consistent state.
         """
         return self._wait(self._target.view(session_id))
 
@@ -774,7 +777,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.list(**filters))
 
     def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """Return the same page as headers alone. That costs less, since no message is read."""
+        """Return the same page as headers alone. That costs less, because no message is read."""
         return self._wait(self._target.headers(**filters))
 
     def length(self, session_id: str) -> int:
@@ -786,7 +789,7 @@ class BlockingSessions(AwaitedSessions):
         return self._wait(self._target.snapshot(session_id))
 
     def history(self, session_id: str) -> Sequence[Message]:
-        """Return all that was said, also what is covered, trimmed or rewound now."""
+        """Return all that was said, including messages that are covered, trimmed or rewound."""
         return self._wait(self._target.history(session_id))
 
     def read(self, session_id: str, part: Media) -> Media:
@@ -834,7 +837,7 @@ class BlockingSessions(AwaitedSessions):
     ) -> Iterator[AnyLoopEvent]:
         """Yield the events on record, and with `follow` those to come, from any process.
 
-        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        It begins after the event whose `cursor` is given as `after`, or with the `last` events.
         """
         return self._iterate(self._target.events(session_id, after=after, last=last, follow=follow))
 
@@ -971,10 +974,11 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.result(key))
 
     def follow(self, *, after: str | None = None, timeout: float = 60.0) -> Iterator[Chunk]:
-        """Yield the text of the run under way, or of the last one, behind the chunk whose `cursor` is given as `after`.
+        """Yield the text of the run under way, or of the last one, after the chunk whose `cursor` is given as `after`.
 
-        It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`. A run whose
-        process has died is waited for. RunInterrupted is raised if nobody recovers it within `timeout` seconds.
+        It works from any process, and the run continues if you stop listening. The last chunk is empty and has the
+        `reply`. If the run's process has died, this waits until another recovers it. RunInterrupted is raised after
+        `timeout` seconds without that.
         """
         return self._iterate(self._target.follow(after=after, timeout=timeout))
 
@@ -1092,7 +1096,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.read(part))
 
     def inject(self, message: object, *parts: Sent) -> None:
-        """Append a message, or a list of them, without running the agent. `parts` go behind a single one."""
+        """Append a message, or a list of them, without running the agent. `parts` follow a single one."""
         return self._wait(self._target.inject(message, *parts))
 
     def fork(
@@ -1106,7 +1110,7 @@ class BlockingChat(Awaited[Chat]):
         """Make a session that begins where this one is, and return its handle. Nothing is copied.
 
         Its id is `dst`, or a new one. It begins at this one's end, or `at` a message: at a number of messages, or
-        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        after a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
         begins where that run ended.
         """
         return BlockingChat(self._wait(self._target.fork(dst, at=at, version=version, loop=loop)), self._loop)
@@ -1181,7 +1185,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.redact(message_ids, replacement=replacement))
 
     def forget(self, *, before: int) -> Forgotten:
-        """Erase the versions older than `before`, for good, and what only they show. Return how much that was."""
+        """Erase the versions older than `before`, for good, and what only they show. Return how much was erased."""
         return self._wait(self._target.forget(before=before))
 
     def retain(self, rule: Retention | None) -> None:
@@ -1211,9 +1215,9 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.versions(before=before, limit=limit))
 
     def view(self) -> View:
-        """Return the conversation as a page shows it that is loaded now, with the `cursor` to `follow` from.
+        """Return the conversation for a page that is being loaded, with the `cursor` to `follow` from.
 
-        It works from any process, also during a run.
+        It works from any process, even during a run.
         """
         return self._wait(self._target.view())
 
@@ -1226,7 +1230,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.length())
 
     def history(self) -> Sequence[Message]:
-        """Return all that was said, also what is covered, trimmed or rewound now."""
+        """Return all that was said, including messages that are covered, trimmed or rewound."""
         return self._wait(self._target.history())
 
     def search(self, text: str, *, limit: int = 20) -> Sequence[SearchHit]:
@@ -1246,14 +1250,14 @@ class BlockingChat(Awaited[Chat]):
     ) -> Iterator[AnyLoopEvent]:
         """Yield the events on record, and with `follow` those to come, from any process.
 
-        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        It begins after the event whose `cursor` is given as `after`, or with the `last` events.
         """
         return self._iterate(self._target.events(after=after, last=last, follow=follow))
 
     def subscribe(self, subscriber: Subscriber) -> LiveSubscription:
         """Call a function, the `subscriber`, plain or async, with every event of this session.
 
-        It hears events until the returned subscription is cancelled, or the session is closed.
+        It is called until the returned subscription is cancelled, or the session is closed.
         """
         self._running()
         return self._target.subscribe(subscriber)
@@ -1263,7 +1267,7 @@ class BlockingChat(Awaited[Chat]):
     ) -> MoveReport:
         """Write the session to a file: whole, or as a conversation in the `format` "openai" or "markdown".
 
-        `target` is a path or a binary file. A conversation has what is shown, or with `history` all that was said.
+        `target` is a path or a binary file. A conversation has the messages shown, or with `history` all that was said.
         """
         return self._wait(self._target.export(target, format=format, history=history))
 
@@ -1276,7 +1280,7 @@ class BlockingChat(Awaited[Chat]):
         return self._wait(self._target.close())
 
     def new_session(self) -> SessionId:
-        """Begin a new session with the same agent and model. From now on this handle stands for the new one."""
+        """Begin a new session with the same agent and model. From now on this handle is for the new one."""
         return self._wait(self._target.new_session())
 
     def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
@@ -1360,7 +1364,8 @@ class BlockingQueued(Awaited[Queued]):
     def stream(self) -> Iterator[Chunk]:
         """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
 
-        It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
+        It waits until a worker takes the message. If you stop listening, the run continues. The errors are those of
+        `reply`.
         """
         return self._iterate(self._target.stream())
 

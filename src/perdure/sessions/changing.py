@@ -20,7 +20,7 @@ class Changing(Reach):
     """The verbs that make a new version without running an agent, and those that make a session from another."""
 
     async def inject(self, session_id: str, message: object, *parts: Sent) -> None:
-        """Append a message, or a list of them, without running the agent. `parts` go behind a single one.
+        """Append a message, or a list of them, without running the agent. `parts` follow a single one.
 
         Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API. A single one may be a
         text, which counts as the user's.
@@ -82,7 +82,7 @@ class Changing(Reach):
         from perdure.actions.lifecycle import SuspendSession
 
         found = (await self.info(session_id)).id
-        if until is not None:  # first: killed in between, it leaves a timer that does nothing to an open session
+        if until is not None:  # first: a timer that a kill leaves behind does nothing to an open session
             await self._queue().set_timer(Timer(found, UNTIL, due_at(until, "$.until")), replace=True)
         await self.execute(found, SuspendSession())
         if until is None:
@@ -130,8 +130,8 @@ class Changing(Reach):
         """Make a session that begins where the session `src` is, and return its handle.
 
         Its id is `dst`, or a new one. It begins at the other's end, or `at` a message: at a number of messages, or
-        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
-        begins where that run ended, also on a branch that was not selected.
+        after a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        begins where that run ended, even on a branch that was not selected.
         """
         from perdure.actions.fork import ForkSession
 

@@ -136,10 +136,11 @@ class Chat:
         return await self._sessions.result(self._id, key)
 
     def follow(self, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
-        """Yield the text of the run under way, or of the last one, behind the chunk whose `cursor` is given as `after`.
+        """Yield the text of the run under way, or of the last one, after the chunk whose `cursor` is given as `after`.
 
-        It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`. A run whose
-        process has died is waited for. RunInterrupted is raised if nobody recovers it within `timeout` seconds.
+        It works from any process, and the run continues if you stop listening. The last chunk is empty and has the
+        `reply`. If the run's process has died, this waits until another recovers it. RunInterrupted is raised after
+        `timeout` seconds without that.
         """
         return self._sessions.follow(self._id, after=after, timeout=timeout)
 
@@ -252,7 +253,7 @@ class Chat:
         return await self._sessions.read(self._id, part)
 
     async def inject(self, message: object, *parts: Sent) -> None:
-        """Append a message, or a list of them, without running the agent. `parts` go behind a single one."""
+        """Append a message, or a list of them, without running the agent. `parts` follow a single one."""
         await self._sessions.inject(self._id, message, *parts)
 
     async def fork(
@@ -266,7 +267,7 @@ class Chat:
         """Make a session that begins where this one is, and return its handle. Nothing is copied.
 
         Its id is `dst`, or a new one. It begins at this one's end, or `at` a message: at a number of messages, or
-        behind a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
+        after a message with an id. With a `version` it begins at an older version. With a `loop`, the id of a run, it
         begins where that run ended.
         """
         return await self._sessions.fork(self._id, dst, at=at, version=version, loop=loop)
@@ -341,7 +342,7 @@ class Chat:
         return await self._sessions.redact(self._id, message_ids, replacement=replacement)
 
     async def forget(self, *, before: int) -> Forgotten:
-        """Erase the versions older than `before`, for good, and what only they show. Return how much that was."""
+        """Erase the versions older than `before`, for good, and what only they show. Return how much was erased."""
         return await self._sessions.forget(self._id, before=before)
 
     async def retain(self, rule: Retention | None) -> None:
@@ -371,9 +372,9 @@ class Chat:
         return await self._sessions.versions(self._id, before=before, limit=limit)
 
     async def view(self) -> View:
-        """Return the conversation as a page shows it that is loaded now, with the `cursor` to `follow` from.
+        """Return the conversation for a page that is being loaded, with the `cursor` to `follow` from.
 
-        It works from any process, also during a run.
+        It works from any process, even during a run.
         """
         return await self._sessions.view(self._id)
 
@@ -386,7 +387,7 @@ class Chat:
         return await self._sessions.length(self._id)
 
     async def history(self) -> Sequence[Message]:
-        """Return all that was said, also what is covered, trimmed or rewound now."""
+        """Return all that was said, including messages that are covered, trimmed or rewound."""
         return await self._sessions.history(self._id)
 
     async def search(self, text: str, *, limit: int = 20) -> Sequence[SearchHit]:
@@ -406,14 +407,14 @@ class Chat:
     ) -> AsyncIterator[AnyLoopEvent]:
         """Yield the events on record, and with `follow` those to come, from any process.
 
-        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        It begins after the event whose `cursor` is given as `after`, or with the `last` events.
         """
         return self._sessions.events(self._id, after=after, last=last, follow=follow)
 
     def subscribe(self, subscriber: Subscriber) -> LiveSubscription:
         """Call a function, the `subscriber`, plain or async, with every event of this session.
 
-        It hears events until the returned subscription is cancelled, or the session is closed.
+        It is called until the returned subscription is cancelled, or the session is closed.
         """
         return self._sessions.live.subscribe(self._id, subscriber)
 
@@ -422,7 +423,7 @@ class Chat:
     ) -> MoveReport:
         """Write the session to a file: whole, or as a conversation in the `format` "openai" or "markdown".
 
-        `target` is a path or a binary file. A conversation has what is shown, or with `history` all that was said.
+        `target` is a path or a binary file. A conversation has the messages shown, or with `history` all that was said.
         """
         return await self._sessions.export(target, [self._id], format=format, history=history)
 
@@ -436,7 +437,7 @@ class Chat:
         await self._sessions.close(self._id)
 
     async def new_session(self) -> SessionId:
-        """Begin a new session with the same agent and model. From now on this handle stands for the new one."""
+        """Begin a new session with the same agent and model. From now on this handle is for the new one."""
         self._id = (await self._sessions.new_session(self._id)).id
         return self._id
 

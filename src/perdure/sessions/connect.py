@@ -55,7 +55,7 @@ class LoopOptions(TypedDict, total=False):
     compaction: AutoCompaction | None
     """An `AutoCompaction` that shortens the view when the model's window fills."""
     context: MakeContext | None
-    """A function of the session and the `context_data`. It makes the context where the caller is gone."""
+    """A function of the session and the `context_data`. It makes the context if the caller is gone."""
     title: MakeTitle | None
     """A function of the session after its first answer, which returns its name."""
     telemetry: Telemetry | None
@@ -82,11 +82,11 @@ def connect(
 ) -> Sessions:
     """Return the sessions in a store. The `url` is `memory://`, `file://directory`, `sqlite:///file.db` or `postgresql://…`.
 
-    A store may also be given itself. Use the sessions with `async with`. With an `owner`, every verb sees only that
-    owner's sessions. `live` is the number of open sessions that are kept in memory. `events` hears everything.
-    `controller` is called at every stage of creating, loading and saving a session. When the connection is left, runs
-    have `grace` seconds to end. After that they are interrupted, to be recovered later. `filters` are the keys of
-    sessions' metadata that `list(metadata=…)` can narrow a list by.
+    A store object is accepted in place of a URL. Use the sessions with `async with`. With an `owner`, every verb sees
+    only that owner's sessions. `live` is the number of open sessions that are kept in memory. `events` is called with
+    every event. `controller` is called at every stage of creating, loading and saving a session. When the connection is
+    closed, runs have `grace` seconds to end. After that they are interrupted, to be recovered later. `filters` are the
+    keys of sessions' metadata by which `list(metadata=…)` can filter.
 
     With `recover`, killed runs are continued in the background, when the connection opens and while it is open. A
     message or a decision for such a session waits until that has ended. `perdure.recovery` logs what was continued, and
@@ -95,15 +95,15 @@ def connect(
     limits how often models are asked with one key, by all users of the store. It is "60/m", a `RateLimit`, or a mapping
     of these by provider. A model call waits for its turn, and raises RateLimited if the run's time is up before.
 
-    `keep` says how long sessions are kept. Workers and `apply_retention()` erase what is over; connecting erases
-    nothing. `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`. They change every
-    text before it is stored, emitted, or sent to the model. With `keys`, a `FileKeyRing` or a class of your own, what
-    is written is sealed with a key for each owner.
+    `keep` says how long sessions are kept. Workers and `apply_retention()` erase those whose time is over; connecting
+    erases nothing. `redact` are redactors and functions over texts, such as `perdure.redactors.DEFAULT`. They change
+    every text before it is stored, emitted, or sent to the model. With `keys`, a `FileKeyRing` or a class of your own,
+    all content is sealed with a key for each owner.
 
     The other options are for the `LoopFactory` that runs agents. `context` is a function of the session and the
-    `context_data` that a caller left. It makes what tools find in `ToolContext.context` where the caller is gone.
-    `title` is a function of the session after its first answer. What it returns becomes the session's name, unless the
-    session has one or the function takes more than 10 seconds. With `telemetry`, a `Telemetry`, runs are traced and
+    `context_data` that a caller left. It makes `ToolContext.context` for tools if the caller is gone. `title` is a
+    function of the session after its first answer. Its result becomes the session's name, unless the session has one or
+    the function takes more than 10 seconds. With `telemetry`, a `Telemetry`, runs are traced and
     measured by OpenTelemetry.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another model is changed to
@@ -180,7 +180,7 @@ def connect_blocking(
     """
     from perdure.sessions.blocking import BlockingSessions
 
-    # The loop in the thread serves nobody else, so a commit may hold it up. That is quicker than another thread.
+    # The thread's loop has no other work, so a commit may block it. That is faster than another thread.
     store = store_of(url, cache=live, commit_in_loop=True, keys=keys)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
     shared |= {"lease": lease, "per_owner": per_owner, "rate": rate, "keep": keep, "redact": redact}

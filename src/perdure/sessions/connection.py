@@ -66,7 +66,7 @@ class Connection:
         """True if killed runs are continued in the background while it is open."""
         self.recovering: Recovering | None = None
         self.dispatcher: Dispatcher | None = None
-        """The dispatcher that is told at once that something waits. Without one, workers find it by themselves."""
+        """The dispatcher that is told at once when a message waits. Without one, workers find it by polling."""
         self._live = LiveSet(store, live)
         self._grace = expect_wait(grace, "$.grace")
         self._is_open = False
@@ -127,7 +127,7 @@ class Connection:
                 run.work.cancel()
         grace = 0.0 if at_once else self._grace
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
-        while self._runs:  # their sessions are settled: they only have to tell those who wait for them
+        while self._runs:  # their sessions are saved: only their listeners still have to be told
             for run in self._runs:
                 run.leave()
             await asyncio.wait({run.work for run in self._runs}, timeout=_LEAVE_AGAIN)

@@ -109,7 +109,7 @@ async def import_conversations(
         with await opened(checked_path(source, "$.source")) as file:
             return await import_conversations(sessions, file, agent, progress=progress)
     raw = await asyncio.to_thread(source.read)
-    # A list: all of the file is checked before the first session is made.
+    # Not a generator: the whole file is checked before the first session is made.
     conversations = await aside(lambda: list(_conversations(raw)))
     created: list[SessionId] = []
     for messages in conversations:

@@ -1,4 +1,4 @@
-"""Cursors: how much of a run's text a reader has seen, as a text that the reader comes back with."""
+"""Cursors: how much of a run's text a reader has seen, as a text with which the reader continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.model.value import brief
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the text of a run: behind the first `offset` characters of one of its messages.
+    """A place in the text of a run: after the first `offset` characters of one of its messages.
 
     The checksum is that of these characters. It tells later whether the message still begins with them.
     """
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         return self.base + self.offset
 
     def after(self, text: str) -> Place:
-        """Return the place behind this further text of the same message."""
+        """Return the place after this further text of the same message."""
         crc = crc32(_bytes(text), self.crc)
         return Place(self.run, self.message_id, self.attempt, self.base, self.offset + len(text), crc)
 

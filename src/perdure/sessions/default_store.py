@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 VARIABLE = "PERDURE_STORE"
 PROJECT_FILE = "perdure.toml"
 KEYS = ("store", "owner", "model", "agent", "keys", "redact")
-# Tools are code. Only the person who types the command may say which is run, never a file that is in a directory.
+# Tools are code. Only the person who types the command may choose it, never a file in a directory.
 _NO_TOOLS = (
     "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
 )

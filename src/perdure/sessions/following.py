@@ -1,7 +1,7 @@
-"""Follow a run from anywhere: what it has said, what it is saying, and what comes.
+"""Follow a run from any process: its text so far, and then the rest as it is written.
 
-The record is the truth. The pieces that were kept of an answer are shown until it is on record. If the record then says
-something else, or the model begins again, what was shown of the answer is taken back.
+The record is the truth. Until an answer is on record, its stored pieces are shown. If the record then differs, or the
+model begins again, the part that was shown is taken back.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from perdure.runtime.record_reader import PAGE, Story, last_of_run
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk
 
-# Seconds between two looks at a journal that does not tell of news.
+# Seconds between two polls of a journal that does not notify.
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 0.25
-"""Seconds until a journal that tells of writes is read anyway: it does not tell that a process has died."""
+"""Seconds until a journal that notifies is read anyway: it does not notify that a process has died."""
 _RUNS_LOOKED_AT = 20
 
 
 async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | None) -> RunOnRecord | None:
-    """Return the run that a place is in, or the one behind it. Without a place, return the last run, or None.
+    """Return the run that a place is in, or the one after it. Without a place, return the last run, or None.
 
     Raise InvalidData if no run of the session has the place.
     """
@@ -82,7 +82,7 @@ async def progress_of(journal: Journal, session_id: SessionId, after: int = 0) -
     """Return how far a session's run has come, also if the journal keeps no pieces of answers."""
     if is_sketchbook(journal):
         return await journal.progress(session_id, after=after)
-    # The claim first: what its holder has written before it was given back is on record by then.
+    # The claim first: everything that its holder wrote before the release is then on record.
     is_claimed = await journal.is_claimed(session_id)
     is_interrupted = not is_claimed and await journal.is_interrupted(session_id)
     last = await journal.read(session_id, last=1)
@@ -116,8 +116,7 @@ class Follower:
     async def chunks(self, patience: float, killed: Callable[[], None] = lambda: None) -> AsyncIterator[Chunk]:
         """Yield the text of the run until it is over, or waits for a person.
 
-        Call `killed` when its process is gone. Raise RunInterrupted once that has been so for `patience` seconds, and
-        nobody has recovered it.
+        Call `killed` when its process is gone. Raise RunInterrupted if it is not recovered within `patience` seconds.
         """
         async with listening(self._journal, self._session_id) as wait:
             deadline: float | None = None
@@ -143,7 +142,7 @@ class Follower:
         return time + patience if deadline is None else deadline
 
     async def news(self, progress: RunProgress) -> AsyncIterator[Chunk]:
-        """Yield what the record says behind what was read of it, then the pieces of the message under way."""
+        """Yield the text of entries that were not read yet, then the pieces of the message being written."""
         while self._seq < progress.seq and not self.is_over:
             page = await self._journal.read(
                 self._session_id, after=self._seq, limit=min(PAGE, progress.seq - self._seq)
@@ -169,7 +168,7 @@ class Follower:
         return own
 
     async def hear(self, event: AnyLoopEvent) -> AsyncIterator[Chunk]:
-        """Yield what an event of the run adds to its text."""
+        """Yield the text that an event adds to the run's."""
         match event:
             case AgentStart():
                 self.base_version = event.base_version
@@ -185,7 +184,7 @@ class Follower:
                         yield chunk
 
     async def _selected(self, loop_id: str | None) -> list[Message]:
-        """Return what the selected branch of a group has said. Before the selection, nobody can tell which it is."""
+        """Return what the selected branch of a group has said. Before the selection, it is not known which that is."""
         runs = await self._journal.runs(self._session_id, run=loop_id) if loop_id else ()
         said = [message for run in runs for message in await self._journal.messages(run.log, run.start, run.stop)]
         return [message for message in said if is_answer(message, loop_id)]
@@ -218,7 +217,7 @@ class Follower:
         return False
 
     def _reach(self) -> None:
-        """Begin at the place that was sought: all that comes behind it is shown."""
+        """Begin at the place that was sought: everything after it is shown."""
         if self._sought is not None:
             self.place, self._sought, self._is_whole = self._sought, None, False
 

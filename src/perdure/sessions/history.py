@@ -1,4 +1,4 @@
-"""The history of a session: all that was said, whatever its view shows of it."""
+"""The history of a session: all that was said, whether or not its view shows it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Insertion = tuple[int, list[Placed]]
 
 
 async def all_said(journal: Journal | None, session: AgentSession, at_version: AtVersion) -> list[Message]:
-    """Return what a session began with, then its own log. What was selected or adopted is where it came to be shown.
+    """Return what a session began with, then its own log. Selected or adopted messages are where they came to be shown.
 
-    Nobody has said what a compaction put in place of messages, so that is left out.
+    The texts that compactions put in place of messages were not said by anybody, so they are left out.
     """
     if journal is None:
         adopted = await _adoptions(None, session, at_version)
@@ -43,7 +43,7 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     if session.info.first_version > 1 and isinstance(journal, Forgets):
         return await _said_since(journal, session, await at_version(session.info.first_version), own)
     began = await _named_by(journal, await at_version(1), without=own)
-    # At the same place, branches come first: what they answer is in the log, behind what was adopted before it.
+    # At the same place, branches come first: the messages they answer are in the log, after those adopted earlier.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     is_logged = _is_logged(session, own, end)
     if is_logged and not began and not elsewhere:  # most sessions are like this: nothing has to be put together
@@ -222,7 +222,7 @@ def _renamed(placed: list[Placed], twins: dict[object, str]) -> list[Placed]:
 
 
 def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:
-    """Return both, each message once. What is only in the view comes behind the message that it follows there."""
+    """Return both, each message once. A message that is only in the view comes after the one that it follows there."""
     known = {place for place, _ in said}
     behind: dict[object, list[Placed]] = {}
     last: object = None
@@ -261,7 +261,7 @@ async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> lis
 
 
 def _place(run: RunOnRecord) -> int:
-    """Return the position behind what the branches of a group answer."""
+    """Return the position after the messages that the branches of a group answer."""
     place: Sequence[int] = run.first.body.get("input_at") or (0, 0)
     return place[1]
 

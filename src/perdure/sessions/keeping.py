@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 _PAUSE = 0.05
-"""Seconds between two looks at whether a run has stopped."""
+"""Seconds between two checks whether a run has stopped."""
 _ASK_AGAIN = 0.25
 """Seconds until a run that has not stopped, or the next run of its session, is asked again."""
 
@@ -73,9 +73,9 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     at: datetime
     """The time of the erasure."""
     held: Mapping[SessionId, str] = {}
-    """The sessions among these that a legal hold is on, each with its tag.
+    """The sessions among these that are under a legal hold, each with its tag.
 
-    If the owner's keys were to be forgotten, also sessions of others under hold that cannot be read without them.
+    With `forget_key`, also sessions of other owners under hold that cannot be read without the owner's keys.
     """
     keys_forgotten: int = 0
     """The number of data keys that were destroyed. While sessions are left, none is."""
@@ -137,7 +137,7 @@ class Keeping(Looking):
         """Write sessions, by default all, with their versions and runs to one file of JSON Lines.
 
         `target` is a path or a binary file. `session_ids` are the sessions. `progress` is called with the number of
-        sessions that are done and of all, or 0 if that is not known.
+        sessions that are done and of all sessions, or 0 if that is not known.
 
         In the `format` "openai" or "markdown" only what they show is written, or with `history` all that was said. As
         "openai", one session is a list of messages. Several are a line `{"messages": […]}` each.
@@ -262,7 +262,7 @@ class Keeping(Looking):
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each}
             if before is not None:
-                filters |= {"updated_before": before, "order": "updated"}  # no page looks at sessions that stay
+                filters |= {"updated_before": before, "order": "updated"}  # so that no page contains sessions that stay
             erased += len(await self._erase([info.id for info in await all_infos(self.headers, **filters)]))
         return erased
 
@@ -297,7 +297,7 @@ class Keeping(Looking):
         except KeyUnavailable as error:  # it exists, and may be erased without the key that opens it
             if error.session_id is None:
                 raise
-            # Not by the name that was given: an owner's session has another id, and somebody else may have that name.
+            # Not by the given name: an owner's session has another id, and another owner may use that name.
             key = SessionId(error.session_id)
         erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
         self._close(erased)
@@ -326,12 +326,12 @@ class Keeping(Looking):
         The owner's access tokens go first, so that no service accepts them any more. Raise CorruptRecord, and erase
         nothing, if one of them is damaged.
 
-        Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
-        the receipt: erase again once they have ended. So are sessions under a legal hold, which stay. On sessions of
-        one owner, that owner is erased.
+        Runs under way are asked to stop. Those that have not stopped after `wait` seconds are named in the receipt:
+        erase again once they have ended. Sessions under a legal hold stay, and are named too. On a connection of one
+        owner, that owner is erased.
 
-        With `forget_key`, the owner's data keys are destroyed at the end. Then nothing of the owner can be opened any
-        more in backups of a store with keys. The same holds for what forks of others show of the owner's sessions.
+        With `forget_key`, the owner's data keys are destroyed at the end. From then on nothing of the owner can be
+        read in backups of a sealed store, and neither can the owner's messages that forks of others show.
         """
         ring = keys_of(self.store) if expect(forget_key, bool, "$.forget_key") else None
         if forget_key and ring is None:
@@ -358,12 +358,12 @@ class Keeping(Looking):
         held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
         if ring is not None and isinstance(self.store, SealedStore):
             held = {**held, **await self.store.held_beside(whose)}
-        # While a session is left that needs them, the keys stay: nobody could read it without them.
+        # The keys stay while a session that needs them is left: nobody could read it without them.
         forgotten = 0 if ring is None or left or held else await aside(ring.forget, whose)
         return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), left, now(), held, forgotten)
 
     async def _unheld(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
-        """Return the sessions that no legal hold is on: a run in any other would be stopped for nothing."""
+        """Return the sessions without a legal hold: stopping a run in any other would be pointless."""
         if not isinstance(self.store, Retains):
             return session_ids
         held = await self.store.holds(session_ids)
@@ -386,7 +386,7 @@ class Keeping(Looking):
         running = [each for each in session_ids if await journal.is_claimed(each)]
         asked = -_ASK_AGAIN  # so that the first round asks at once, whatever the clock says
         while running and time.monotonic() < deadline:
-            if time.monotonic() - asked >= _ASK_AGAIN:  # where messages are queued, another run begins when one stops
+            if time.monotonic() - asked >= _ASK_AGAIN:  # if messages are queued, another run begins when one stops
                 asked = time.monotonic()
                 await self._ask_to_stop(journal, running)
             await asyncio.sleep(_PAUSE)
@@ -423,10 +423,11 @@ class Keeping(Looking):
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
         """Erase the versions of a session that are older than `before`, for good. The newest always stays.
 
-        What only they show is erased with them: messages, files, runs, words in the search index. What a version that
-        stays shows or covers, what its forks show, and idempotency keys stay. Return how much was erased.
+        What only they show is erased with them: messages, files, runs, words in the search index. Everything that a
+        kept version shows or covers stays, and so do messages that forks show, and idempotency keys. Return how much
+        was erased.
 
-        The session moves by one version. Loading a version older than `info.first_version` raises VersionForgotten.
+        The session gets one more version. Loading a version older than `info.first_version` raises VersionForgotten.
         """
         key, store = await self._reach(session_id), self.store
         if not isinstance(store, Forgets):
@@ -454,8 +455,8 @@ class Keeping(Looking):
         return await backup(self.store, target, keep=keep, full=full, gentle=gentle, progress=progress)
 
     async def gc(self) -> int:
-        """Erase what erased sessions have left and nothing points to. Return how many messages. Not for one owner."""
-        self._require_no_owner("Clearing up goes through the whole store, whatever is left in it and of whom.")
+        """Erase leftovers of erased sessions that nothing points to. Return how many messages. Not for one owner."""
+        self._require_no_owner("Clearing up goes through the whole store, for all owners.")
         return await self._erasure().gc()
 
 

@@ -1,4 +1,4 @@
-"""The lineage of sessions: what one was forked from, what was forked from it, and where two of them part."""
+"""The lineage of sessions: what one was forked from, what was forked from it, and where two of them diverge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _line_of(store: SessionStore, info: AgentSessionInfo) -> Sequence[Sess
     if isinstance(store, Lineage):
         return await store.line_of(info.id)
     line, parent = [info.id], forked_from(info)
-    # One that was erased and created again may be its own fork's fork: without the second test this would not end.
+    # A session that was erased and created again may be its own fork's fork: the second test ends that loop.
     while parent is not None and parent not in line:
         line.append(parent)
         page = await store.list(id=parent, limit=1)

@@ -61,10 +61,11 @@ class Looking(Reach):
         return await store.versions(key, before=before, limit=limit)
 
     async def view(self, session_id: str) -> View:
-        """Return a conversation as a page shows it that is loaded now, from any process.
+        """Return a conversation for a page that is being loaded, from any process.
 
         It has the messages, the calls that wait for a person, and the queued messages. Of the run under way, it has
-        what that was asked and has said so far. `follow(after=…)` continues from its `cursor`. All of it is one state.
+        the messages it was sent and what it has said so far. `follow(after=…)` continues from its `cursor`. All of it
+        is one consistent state.
         """
         from perdure.sessions.viewing import view_of, view_without_journal
 
@@ -92,7 +93,7 @@ class Looking(Reach):
         return SessionInfoList(listed, next=page.next, damaged=damaged)
 
     async def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """Return the same page as headers alone. That costs less, since no message is read."""
+        """Return the same page as headers alone. That costs less, because no message is read."""
         self._require_open()
         self._require_declared(filters.get("metadata"))
         if self.owner is not None:
@@ -132,7 +133,7 @@ class Looking(Reach):
         }
 
     async def history(self, session_id: str) -> Sequence[Message]:
-        """Return all that was said, also what is covered, trimmed or rewound now."""
+        """Return all that was said, including messages that are covered, trimmed or rewound."""
         from perdure.sessions.history import all_said
 
         session = await self.session(session_id)
@@ -204,7 +205,7 @@ class Looking(Reach):
     ) -> AsyncIterator[AnyLoopEvent]:
         """Yield the events on record, and with `follow` those to come, from any process.
 
-        It begins behind the event whose `cursor` is given as `after`, or with the `last` events.
+        It begins after the event whose `cursor` is given as `after`, or with the `last` events.
         """
         key = (await self.info(session_id)).id
         async for event in self.runtime.events(key, after=after, last=last, follow=follow):

@@ -76,7 +76,7 @@ class LoopThread:
         with self._beginning(work):
             self._loop.call_soon_threadsafe(self._begin, work, answer)
         task = await answer
-        if task.cancelled():  # by the end of the loop
+        if task.cancelled():  # the end of the loop has cancelled it
             self._require_open_still()
         return task.result()
 
@@ -90,7 +90,7 @@ class LoopThread:
 
     @contextmanager
     def _beginning(self, work: Awaitable[Any]) -> Iterator[None]:
-        with self._closing:  # what begins before `close` is cancelled by it, and nothing begins after it
+        with self._closing:  # `close` cancels what begins before it, and nothing begins after it
             if self._is_closed:
                 drop(work)
                 raise ConfigurationError(self._not_open)
@@ -144,7 +144,7 @@ class LoopThread:
                 await self._loop.shutdown_default_executor()
 
     async def _noted(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> T:
-        """Await the work, and note the task that does, so that it can be waited for and cancelled."""
+        """Await the work, and note its task, so that it can be waited for and cancelled."""
         task = asyncio.current_task()
         assert task is not None
         tasks.append(task)

@@ -1,4 +1,4 @@
-"""A conversation as Markdown that people read. Nothing that was said can pass for anything else.
+"""A conversation as Markdown for people. A message's text cannot imitate another message or a heading.
 
 Each message is a quote under a heading, so that a heading inside it, or a fence that is never closed, ends with it.
 HTML is shown as text, and links and images are shown as they were written instead of followed or loaded.
@@ -111,7 +111,7 @@ def code(text: str) -> str:
     return f"{mark}{pad}{text}{pad}{mark}"
 
 
-# In this order: an escaped character stays as it is, and a run of backticks counts as one.
+# The order matters: an escaped character stays as it is, and a run of backticks counts as one.
 _SPECIAL = re.compile(r"\\[!-/:-@\[-`{-~]|`+|[<&]|\](?=[(:])")
 
 
@@ -135,7 +135,7 @@ def inline(line: str) -> str:
     return "".join([*made, line[at:]])
 
 
-# The backslash behind `]` escapes the `(` or `:` that follows, so that no link and no reference begins there.
+# The backslash after `]` escapes the `(` or `:` that follows, so that no link and no reference begins there.
 _ESCAPED = {"<": "&lt;", "&": "&amp;", "]": "]\\"}
 
 

@@ -88,7 +88,7 @@ class LiveSet:
         return subscription
 
     def _settle(self, session_id: str) -> None:
-        live = self._open.get(session_id)  # looked up again: the one that a subscriber came to may be closed by now
+        live = self._open.get(session_id)  # looked up again: the session may have been closed since
         if self._cache is not None:
             settle = self._cache.pin if live is not None and live.is_pinned else self._cache.unpin
             settle(session_id)

@@ -12,7 +12,7 @@ from perdure.model.session import AgentSession
 from perdure.model.value import brief
 
 OnChange = Literal["raise", "keep", "take"]
-"""The choices when a session keeps another definition of its agent: an error, the old one, or the new one."""
+"""The choices when a session keeps another definition of its agent: an error, the old one or the new one."""
 
 
 def check_on_change(on_change: object) -> None:
@@ -35,6 +35,6 @@ def changed_agent(session: AgentSession, agent: AgentDefinition) -> SessionConfl
     reason = (
         f"Session {session.id!r} keeps another definition of the agent {agent.name!r}: "
         f"{', '.join(changed_fields(session, agent))} differ. Open it with on_change='take' to give it the new one "
-        "from its next run on, or with on_change='keep' to go on with the old one."
+        "from its next run on, or with on_change='keep' to keep the old one."
     )
     return SessionConflict(session.id, session.version, session.version, reason)

@@ -1,4 +1,4 @@
-"""The work that is left to workers, as operators see it and change it."""
+"""The work that is left to workers, for operators to see and change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST = 10_000
 
 
 class ParkedSession(msgspec.Struct, frozen=True):
-    """A session that is closed because its runs took their processes down with them."""
+    """A session that is closed because its runs crashed their processes."""
 
     session_id: SessionId
     owner: str | None
@@ -35,7 +35,7 @@ class ParkedSession(msgspec.Struct, frozen=True):
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """The work that there is to do, and who does it."""
+    """The work that waits or runs, and the processes that run it."""
 
     waiting: Sequence[Waiting]
     """Sessions whose messages wait for a worker, the most urgent first, then the longest waiting."""

@@ -1,4 +1,4 @@
-"""Messages that are left with a session, for a worker to answer now or at a time."""
+"""Messages that are left with a session, for a worker to answer now or at a set time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Queued:
     async def stream(self) -> AsyncIterator[Chunk]:
         """Yield the answer's text, from its beginning, as a worker writes it. The last chunk has the `reply`.
 
-        It waits until a worker takes the message. Leaving stops nothing. The errors are those of `reply`.
+        It waits until a worker takes the message. If you stop listening, the run continues. The errors are those of
+        `reply`.
         """
         async for chunk in self._sessions._answer_to(
             self.session_id, self.key, self._item, is_delayed=self.at is not None
@@ -94,10 +95,10 @@ class Queueing(Talking):
         output: object = None,
         **options: Unpack[SendOptions],
     ) -> Queued:
-        """Leave a message with a session, and return at once. A worker sends it, behind those that came before it.
+        """Leave a message with a session, and return at once. A worker sends it, after the earlier ones.
 
         With `at` it is sent at that time. Sessions whose messages have a higher `priority` are run first. The same
-        `key` again leaves nothing: it returns the message that is there, or its answer. Raise QueueFull if too much
+        `key` again leaves nothing new: it returns the message that waits, or its answer. Raise QueueFull if too much
         waits, and SessionNotActive if the session is deleted. The other options are those of `send`. A `context` cannot
         be left, but `context_data` can.
         """
@@ -162,12 +163,12 @@ class Queueing(Talking):
         """Set a timer that sends a message. Return it, or the one that another has set for the same message."""
         assert action.key is not None
         name = action.key.name
-        if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would take it for theirs
+        if name == UNTIL or name.startswith(SCHEDULE):  # `suspend` and `unschedule` would treat it as their own
             raise InvalidData("$.key", f"pauses and schedules have such names: use another key than {name!r}")
         timer = Timer(session_id, action.key.name, due, Entry(QUEUE, left_to_workers(action.item())), priority)
         try:
             return await self._queue().set_timer(timer)
-        except InvalidData:  # another has just set one, whose item differs: the same message gets a new id each time
+        except InvalidData:  # set just now by another caller. Its item differs: a message gets a new id each time
             there = await self._delayed_before(session_id, action)
             if there is None:
                 raise

@@ -1,4 +1,4 @@
-"""The sessions that an owner can reach, and by which names. Every verb begins here."""
+"""The sessions that an owner can reach, and their names. Every verb begins here."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Reach:
         return await self._own(given)
 
     async def _own(self, session_id: SessionId) -> AgentSessionInfo | None:
-        # By the owner, too: what is wrong with another owner's session must not be told here.
+        # By the owner, too: an error about another owner's session must not show here.
         return await self._header(Filters(id=session_id, owner=self.owner, limit=1))
 
     async def _header(self, wanted: Filters) -> AgentSessionInfo | None:

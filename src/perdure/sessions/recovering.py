@@ -1,4 +1,4 @@
-"""Recovery in the background: a connection continues killed runs while it is open, without holding anybody up."""
+"""Recovery in the background: a connection continues killed runs while it is open, without delaying other work."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _is_within: ContextVar[bool] = ContextVar("perdure_recovering", default=False)
 class Recovering:
     """A search for killed runs, at once and then at intervals: on other machines a claim lapses only with its lease.
 
-    It is stopped by `stop`, never by a cancellation. That would end the run that it is continuing, and cut its answer
-    off. When the connection is left, such a run is interrupted like any other, and waits for the next process.
+    It is stopped by `stop`, never by a cancellation. That would end the run that it is continuing, and cut off its
+    answer. When the connection is left, such a run is interrupted like any other, and waits for the next process.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Recovering:
         self._awake.set()
 
     def look_soon(self) -> None:
-        """Look for killed runs now, and not at the end of the interval: somebody has met one."""
+        """Look for killed runs now instead of at the end of the interval, because a caller has found one."""
         self._awake.set()
 
     async def end(self) -> None:

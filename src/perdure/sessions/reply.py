@@ -1,4 +1,4 @@
-"""The answer of an agent: whole, or piece by piece."""
+"""The answer of an agent: complete, or piece by piece."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Retaining(Keeping):
     async def retain(self, session_id: str, rule: Retention | None) -> None:
         """Give a session a `rule` of its own about how long it is kept. None takes it away.
 
-        It comes before the rules of its tags, its owner and the connection. Every worker obeys it.
+        It overrides the rules of its tags, its owner and the connection. Every worker applies it.
         """
         from perdure.actions.metadata import RetainSession
 
@@ -32,8 +32,8 @@ class Retaining(Keeping):
     async def hold(self, session_id: str, case: str | None = None) -> None:
         """Put a legal hold on a session: until it is lifted, nothing of it can be erased, forgotten or redacted.
 
-        The hold is the tag `hold`, or `hold:case` for a `case`. It holds the sessions of sub-agents, too, and is put on
-        record.
+        The hold is the tag `hold`, or `hold:case` for a `case`. It covers the sessions of sub-agents, too, and is put
+        on record.
         """
         from perdure.actions.metadata import TagSession
 

@@ -82,7 +82,7 @@ class Sessions(Operating, Changing, Retaining):
             )
         if owner is None:
             raise InvalidData("$.owner", "an owner is a text; without one, use the connection itself")
-        # Not by the constructor, which would make a connection of its own.
+        # Not by the constructor, which would make a new connection.
         hers = object.__new__(type(self))
         Talking.__init__(hers, self._connection, owner)
         return hers
@@ -132,7 +132,7 @@ class Sessions(Operating, Changing, Retaining):
         if agent is not None and not isinstance(agent, AgentDefinition):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
         if agent is not None:
-            agent = self.loops.redacted(agent)  # or it would differ from the one that is stored
+            agent = self.loops.redacted(agent)  # otherwise it would differ from the stored one
             self.loops.learn_output(agent)
         found = None if id is None else await self._find(id)
         if found is None:
@@ -149,7 +149,7 @@ class Sessions(Operating, Changing, Retaining):
         return self._handle(session_id)
 
     async def _settle_agent(self, session_id: SessionId, agent: AgentDefinition, on_change: OnChange) -> None:
-        session = await self.store.load(session_id)  # not by the runtime, which would tell subscribers that it is read
+        session = await self.store.load(session_id)  # not by the runtime, which would tell subscribers of a load
         if session is None:
             raise SessionNotFound(session_id)
         if on_change == "keep" or not changed_fields(session, agent):
@@ -194,6 +194,6 @@ class Sessions(Operating, Changing, Retaining):
     async def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:
         """Call a function, the `subscriber`, plain or async, with every event of a session in this process.
 
-        It hears events until the returned subscription is cancelled, or the session is closed.
+        It is called until the returned subscription is cancelled, or the session is closed.
         """
         return self.live.subscribe((await self.info(session_id)).id, subscriber)

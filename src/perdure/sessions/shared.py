@@ -1,8 +1,8 @@
 """One store for a process, whichever event loops and threads use it: it lives in a loop of its own.
 
-Every verb hands its work to that loop and waits. A forked child opens a store of its own. No file is open at the moment
-of the fork, since a child would inherit SQLite's notes of locks, but not the locks. What is open is closed at the
-interpreter's exit.
+Every verb hands its work to that loop and waits. A forked child opens the store again for itself. No file is open at
+the moment of the fork, because a child would inherit SQLite's list of locks, but not the locks. An open store is closed
+at the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
     _Verbs = object
 
 T = TypeVar("T")
-_CLOSED = "This store was closed while it was used. Ask again: it is opened again then."
+_CLOSED = "This store was closed while it was used. Repeat the call, which opens it again."
 _LOST = (
     "This process was forked while the store was in use and could not be paused. Its locks do not survive that. "
     'Fork before the store is used, or start processes by multiprocessing\'s "spawn" or "forkserver".'
@@ -97,7 +97,7 @@ class SharedStore(_Verbs):
 
     @property
     def is_open(self) -> bool:
-        """Return True: nobody has to open it, since the first use does."""
+        """Return True: the first use opens it, so nobody has to."""
         return True
 
     @property
@@ -161,7 +161,7 @@ class SharedStore(_Verbs):
             return self._home
 
     def _before_fork(self) -> None:
-        """Let no other thread begin anything, and close what is open. What has begun is waited for, for a while."""
+        """Keep other threads from beginning anything, wait a while for running verbs, and close open files."""
         # Held over the fork. The parent releases it afterwards, and the child makes a new one.
         self._changing.acquire()
         if self._home is not None:
@@ -188,7 +188,7 @@ class _Home:
     """A store, and the event loop in which it lives."""
 
     def __init__(self, source: str | SessionStore, keys: KeyRing | None) -> None:
-        # This loop serves nobody else, so a commit may wait for the disk in it.
+        # This loop has no other work, so a commit may wait for the disk in it.
         self.store: Any = store_of(source, commit_in_loop=True, keys=keys)
         self._exits = AsyncExitStack()
         self._is_open = self._was_open = False

@@ -106,7 +106,7 @@ class StartedRun(Generic[T]):
 
 
 def last_chunks(reply: Reply[Any], place: Place | None, *, is_silent: bool) -> Iterator[Chunk]:
-    """Yield the chunks that end a stream. If it was silent, the text of the reply comes first."""
+    """Yield the chunks that end a stream. If it had no text so far, the text of the reply comes first."""
     untold = 0
     if is_silent and reply.text:  # it was answered before, under its key, or its driver does not stream
         untold = len(reply.text)
@@ -115,9 +115,9 @@ def last_chunks(reply: Reply[Any], place: Place | None, *, is_silent: bool) -> I
 
 
 def last_chunk(reply: Reply[Any], place: Place | None, untold: int = 0) -> Chunk:
-    """Return the chunk that ends a stream. Behind a run that waits for a person, its place leads to what comes later.
+    """Return the chunk that ends a stream. After a run that waits for a person, its place leads to what comes later.
 
-    Its offset is behind the place, and behind `untold` characters that the place does not count.
+    Its offset is after the place, and after `untold` characters that the place does not count.
     """
     if place is not None and not reply.pending_calls:
         place = place.ended()

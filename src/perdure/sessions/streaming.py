@@ -1,4 +1,4 @@
-"""A listener that hears what one run says, of all that is said on a bus."""
+"""A listener to the events of one run, among all events of a bus."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Listener:
 
 
 def _chunk(place: Place, message_id: str, text: str | None) -> Chunk:
-    """Return the chunk that comes behind a place."""
+    """Return the chunk that comes after a place."""
     if message_id != place.message_id:
         place = place.in_message(message_id)
     if text is None:

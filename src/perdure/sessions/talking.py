@@ -190,7 +190,7 @@ class Talking(Looking):
         if found is None:
             try:
                 after: AgentSession | None = await self._after_run(key, action)
-            except (ClaimLost, RunInterrupted):  # kinds of SessionBusy that are about its own run
+            except (ClaimLost, RunInterrupted):  # these kinds of SessionBusy concern its own run
                 raise
             except SessionBusy:
                 found = await self._under_way(key, action)
@@ -291,7 +291,7 @@ class Talking(Looking):
             yield run.stream()
         finally:
             if not run.is_detached:
-                # To its end, also if the listener was cancelled: what was said so far is saved before this returns.
+                # To its end, even if the listener was cancelled: what was said so far is saved before this returns.
                 await finish_despite_cancel(run.cancel())
 
     async def result(self, session_id: str, key: str) -> Reply[Any] | None:
@@ -316,12 +316,13 @@ class Talking(Looking):
     def follow(self, session_id: str, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
         """Yield the text of the run under way, or of the last one, from any process.
 
-        It begins behind the chunk whose `cursor` is given as `after`, or else at the beginning of the run. Then comes
-        the text as it is written. The last chunk is empty and has the `reply`. Leaving stops nothing. If the model
-        begins an answer again, a chunk that `restarts` has the `offset` from which on the text so far is void.
+        It begins after the chunk whose `cursor` is given as `after`, or else at the beginning of the run. Then comes
+        the text as it is written. The last chunk is empty and has the `reply`. If you stop listening, the run
+        continues. If the model begins an answer again, a chunk that `restarts` has the `offset` from which on the text
+        so far is void.
 
-        A run whose process has died is waited for until somebody recovers it. RunInterrupted is raised after `timeout`
-        seconds without that. A text that is not a cursor raises InvalidData at once. Errors that need a look into the
+        If the run's process has died, this waits until another recovers it. RunInterrupted is raised after `timeout`
+        seconds without that. A text that is not a cursor raises InvalidData at once. Errors that require reading the
         store are raised at the first chunk.
         """
         place = None if after is None else Place.of(after)
@@ -430,9 +431,7 @@ class Talking(Looking):
         try:
             after = await runtime.execute(session.id, action)
         except RunInterrupted:
-            raise ConfigurationError(
-                "The connection was left while run() was under way. Nothing of it is kept."
-            ) from None
+            raise ConfigurationError("The connection was closed during run(). Nothing of it is kept.") from None
         finally:
             self._connection.alone.discard(runtime)
         from perdure.loop.unattended import require_nothing_pending
@@ -675,7 +674,7 @@ class Talking(Looking):
             except RunInterrupted as error:
                 if error.session_id != key or self.runtime.is_closing:
                     raise
-            # Recover and apply once more: callers need not know that a process has died during a run.
+            # Recover and apply once more: callers need not handle the death of another process.
             await self._resume(key)
             return await self._executed(key, action)
 
@@ -698,7 +697,7 @@ class Talking(Looking):
                     raise
 
     async def _resume(self, session_id: SessionId) -> None:
-        """Continue a run that was killed, before anything else is said."""
+        """Continue a run that was killed, before anything else is sent."""
         from perdure.actions.resume import recover
 
         recovering = self._connection.recovering

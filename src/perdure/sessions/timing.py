@@ -1,4 +1,4 @@
-"""Times and schedules that callers give, checked and turned into seconds."""
+"""Times and schedules from callers, checked and converted to seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
         zone = ZoneInfo(timezone) if timezone is not None else UTC
     except (ZoneInfoNotFoundError, ValueError):
         raise InvalidData("$.timezone", f"no time zone is called {timezone!r}; write one like 'Europe/Oslo'") from None
-    # CronSim reads a sixth field as seconds, which no worker could keep to.
+    # CronSim reads a sixth field as seconds, and workers are not that exact.
     if not isinstance(cron, str) or len(cron.split()) != _FIELDS:
         problem = f"{cron!r} is not a schedule: it needs 5 fields, which are minute, hour, day, month and weekday"
         raise InvalidData("$.cron", f"{problem}; write one like '0 7 * * MON'")

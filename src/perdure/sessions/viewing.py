@@ -26,7 +26,7 @@ Activity = Literal["idle", "running", "waiting", "killed", "left"]
 class View(msgspec.Struct, frozen=True):
     """A conversation at one moment: what was said, and how far the run under way has come.
 
-    `follow(after=view.cursor)` gives what comes behind it, without a gap and without a repetition.
+    `follow(after=view.cursor)` yields what follows, without a gap and without a repetition.
     """
 
     session: AgentSession
@@ -62,7 +62,7 @@ async def view_of(journal: Journal, load: Load, version: Version) -> View:
     """
     while True:
         session = await load()
-        # The inbox before the record: what a run has taken from it since is on record by then, and not counted twice.
+        # The inbox before the record: an item that a run takes in between is then on record, and not counted twice.
         posted = await Inbox(journal, session.id).items()
         progress = await progress_of(journal, session.id)
         view = await _seen(journal, session, progress, await _waiting(journal, session, posted))
@@ -160,7 +160,7 @@ class Onlooker(Follower):
 
     def _keep(self, message: Message, loop_id: str) -> None:
         if self.said or is_answer(message, loop_id):
-            if not self.is_group:  # of branches, nobody knows yet which is selected
+            if not self.is_group:  # it is not known yet which branch is selected
                 self.said.append(message)
         elif message not in self.asked:  # each branch of a group tells of it
             self.asked.append(message)

@@ -1,4 +1,4 @@
-"""The sessions at hand: those that a store has read or written last, so that it need not read them again."""
+"""The sessions at hand: a cache of those that a store has read or written last."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class LRU(OrderedDict[K, T], Generic[K, T]):
-    """A mapping with a limited number of entries, which forgets the one that was used longest ago.
+    """A mapping with a limited number of entries, which drops the least recently used one.
 
-    Event loops in several threads may share one, so whatever takes more than one step is done under a lock.
+    Event loops in several threads may share one, so everything that takes more than one step is done under a lock.
     """
 
     def __init__(self, most: int) -> None:
@@ -39,7 +39,7 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
             return found
 
     def keep(self, key: K, entry: T) -> None:
-        if not self._most:  # pinned or not: its owner relies on nothing being kept
+        if not self._most:  # even if it is pinned: the owner of the cache wants nothing to be kept
             return
         with self._changing:
             self[key] = entry

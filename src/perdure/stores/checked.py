@@ -358,8 +358,8 @@ def dump(alone: bool) -> None:
 
 def restore(archived: ArchivedSession) -> None:
     parts = asdict(expect(archived, ArchivedSession, "$.archived"))
-    # Most of the bytes are in these. The conversion is one call, for which all threads wait: it sees them only if
-    # something in them is wrong, to say what it is.
+    # Most of the bytes are in these. The conversion is one call that blocks all threads. So it is given these only if
+    # something in them is wrong, to say what.
     for field in ("logs", "lent"):
         if _are_logs(parts[field]):
             parts[field] = {}
@@ -385,7 +385,7 @@ def _as_session_id(kind: type, value: object) -> SessionId:
 
 
 def _check_all(given: Sequence[T], kind: type[T], path: str) -> None:
-    # A text is a sequence of texts, and hardly ever meant as one.
+    # A text is also a sequence of texts, but is hardly ever meant as one.
     if type(given) is not list and (isinstance(given, str | bytes) or not isinstance(given, Sequence)):
         raise InvalidData(path, f"expected a list, got {brief(given)}")
     for at, each in enumerate(given):

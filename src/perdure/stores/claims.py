@@ -1,4 +1,4 @@
-"""The holder of a claim, and the question whether its process is still there."""
+"""The holder of a claim, and the check whether its process is still running."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """True if the holder was a process of this machine that has ended; False also where that is not known."""
+        """True if the holder was a process of this machine that has ended; False also if that is not known."""
         if not (self.boot and self.started) or not 0 < self.pid <= _MOST_PID:
             return False
         if (self.boot, self.namespace) != (boot_id(), _pid_namespace()):
@@ -56,7 +56,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Look:
-    """One look at many claims, which looks for each holder's process once."""
+    """One check of many claims, which looks up each holder's process once."""
 
     def __init__(self) -> None:
         self._gone: dict[tuple[str, str, int, str], bool] = {}
@@ -78,7 +78,7 @@ def boot_id() -> str:
 
 @functools.cache
 def _read_once(path: str) -> str:
-    # `cache` keeps no failure: a process may be out of handles now, and have some later.
+    # `cache` does not store a failure: a process may be out of file handles now, and have some later.
     return Path(path).read_text().strip()
 
 
@@ -154,6 +154,6 @@ def _answers(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it may not be signalled, so it is there
+    except OSError:  # this process may not signal it, so it exists
         return True
     return True

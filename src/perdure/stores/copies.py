@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perdure.stores.engine import Engine
 
 CHUNK = 1 << 15
-"""Bytes in a chunk. One changed byte costs a chunk, and a turn changes some twenty pages all over a SQLite file."""
+"""Bytes in a chunk. One changed byte rewrites a chunk, and a turn changes about twenty pages all over a SQLite file."""
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Deposit(Protocol):
         ...
 
     def expect(self, size: int) -> None:
-        """Announce about how many bytes will come, for reports of progress."""
+        """Announce the approximate number of bytes to come, for reports of progress."""
         ...
 
     def put(self, part: str, chunk: bytes) -> None:
@@ -56,7 +56,7 @@ class Deposit(Protocol):
         ...
 
     def begin_again(self) -> None:
-        """Forget all parts, because somebody has written meanwhile. Chunks stay, and are not written twice."""
+        """Forget all parts, because another process has written meanwhile. Chunks stay, and are not written twice."""
         ...
 
 
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 class Landing(Protocol):
-    """A place where a copy is taken in. It is not a store to anybody before `publish`."""
+    """A place where a copy is taken in. Nobody can open it as a store before `publish`."""
 
     async def begin(self) -> None:
         """Take the place, and remove what an unfinished restore has left. Raise StoreNotEmpty if it has sessions."""
@@ -86,5 +86,5 @@ class Landing(Protocol):
         ...
 
     async def end(self) -> None:
-        """Let go of the place, whether or not it was published."""
+        """Release the place, whether or not it was published."""
         ...

@@ -112,10 +112,10 @@ class Select(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     where: Where = EMPTY
     order: str = ""
-    """Columns to sort by, with a `-` before those that go down: `"-created -sid"`."""
+    """Columns to sort by, with a `-` before descending ones: `"-created -sid"`."""
     limit: int | None = None
     again: bool = False
-    """Look by another way than the first time, which found nothing. An index may be damaged."""
+    """Search in another way than the first time, which found nothing. An index may be damaged."""
     lenient: bool = False
     """Leave bodies sealed if their key is not at hand. They are read as damaged, and the others can still be read."""
 
@@ -168,7 +168,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """The time that leases are measured by, in seconds since 1970. The answer is `[(time,)]`."""
+    """The time by which leases are measured, in seconds since 1970. The answer is `[(time,)]`."""
 
 
 class Later(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class Later(msgspec.Struct, frozen=True):
 
 
 class Pledge(msgspec.Struct, frozen=True):
-    """A note of the work in hand. An engine writes it down if its commits can be cut short in the middle.
+    """A note of the work in progress. An engine writes it if its commits can be interrupted half-way.
 
     The note is removed once the job is committed. If a commit was cut short, `gc` finds the note and finishes the work.
     """
@@ -202,7 +202,7 @@ Kind = Literal["glance", "read", "write", "erase"]
 
 
 class Request(Protocol[T_co]):
-    """A request that an engine may answer in a quicker way than by driving the job."""
+    """A request that an engine may answer faster than by driving the job."""
 
     def job(self) -> Job[T_co]: ...
 
@@ -223,7 +223,7 @@ class Fetch(Request[T_co | None], Protocol[T_co]):
 
 
 class Engine:
-    """The keeper of the tables. Three methods are enough; others may be overridden where they can be quicker.
+    """The keeper of the tables. Three methods are enough; others may be overridden if they can be faster.
 
     Rows are written whole and durably, or not at all. A reader sees one state of all tables. An engine that protects
     a table's rows by itself may return None for the column `crc`. Any other engine never returns None there.
@@ -268,7 +268,7 @@ class Engine:
         async def finished() -> Any:
             return change.finish(await self.run(change.job, "write"))
 
-        # A cancelled caller has still written: the sessions at hand have to show it.
+        # A cancelled caller's change was still written: the sessions at hand have to show it.
         return await finish_despite_cancel(finished())
 
     async def fetch(self, load: Fetch[T]) -> T | None:
@@ -280,7 +280,7 @@ class Engine:
         return await self.run(load.job)
 
     def is_as_known(self, load: Fetch[Any]) -> bool:
-        """Tell whether a session at hand is current, without waiting. Return False if only a wait could tell."""
+        """Tell whether a session at hand is current, without waiting. Return False if that would take a wait."""
         return False
 
     async def page(self, page: Request[T]) -> T:
@@ -288,11 +288,11 @@ class Engine:
         return await self.run(page.job)
 
     async def faults(self) -> Sequence[Problem]:
-        """Return what is wrong below the rows: with files, indexes, counters of the engine's own."""
+        """Return the damage below the rows: in files, indexes and counters of the engine."""
         return ()
 
     async def mend(self, *, dry_run: bool) -> Sequence[Problem]:
-        """Make again what can be derived from rows, where `faults` finds it wrong. Return what was wrong.
+        """Rebuild what can be derived from rows and `faults` finds wrong. Return what was wrong.
 
         Each repair is one transaction. With `dry_run` nothing is changed.
         """
@@ -337,7 +337,7 @@ class IndexedEngine(Engine):
 def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
     """Drive a job to its end, with `answer` carrying out its statements one by one.
 
-    Damage is raised inside the job, which may have another way to find what it needs.
+    Damage is raised inside the job, which may be able to find what it needs in another way.
     """
     try:
         statement = next(job)

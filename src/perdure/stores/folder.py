@@ -21,7 +21,7 @@ from perdure.stores.file_lock import close_handle, open_handle
 from perdure.stores.lock_holder import locked_error
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe that somebody has put in place of a file must not hold the reader up.
+# A pipe in place of a file must not block the reader.
 _READ = os.O_RDONLY | os.O_NONBLOCK | _SAFE
 _CHUNK = 4096
 # Any other error, such as too many open handles, says nothing about this file and concerns every file.
@@ -73,7 +73,7 @@ class Folder:
         if found is None or not os.path.samestat(found, os.fstat(self._handle)):
             raise StoreError(
                 f"The directory {self.path} has been removed, renamed or replaced since this store was opened. "
-                "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+                "Nothing was read or written. Put it back if you need it; then close this store and open it again."
             )
 
     @contextmanager
@@ -151,7 +151,7 @@ class Folder:
                 self._sync(handle)
                 if is_new:  # its name is on the disk only once the directory is
                     self.sync()
-                # Last, since the file may be replaced at any moment before. What nobody finds must not be acknowledged.
+                # Last, since the file may be replaced at any moment before.
                 self._require_named(handle, name)
                 undo.pop_all()
         finally:
@@ -178,7 +178,7 @@ class Folder:
     def discard(self, *names: str) -> None:
         """Remove files, as far as possible."""
         for name in names:
-            with suppress(OSError):  # it tidies up: its error must neither hide another one nor fail what is done
+            with suppress(OSError):  # cleanup: its error must neither hide another one nor fail finished work
                 os.unlink(name, dir_fd=self._handle)
 
     def write_new(self, name: str, body: bytes) -> None:
@@ -286,7 +286,7 @@ class Folder:
         if not self._is_named(handle, name):
             raise StoreError(
                 f"The file {self.path / name} was removed or replaced while it was written. Nothing was kept. "
-                "Put it back if it is missed, and repeat this."
+                "Put it back if you need it, and repeat this."
             )
 
     def _is_named(self, handle: int, name: str) -> bool:

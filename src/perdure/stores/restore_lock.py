@@ -41,4 +41,4 @@ def require_directory(path: Path) -> None:
 def not_restored(place: Path, error: OSError) -> StoreError:
     """Return the error of a restore that the system has stopped."""
     what = f"The store {place} could not be restored: {error.strerror or error}."
-    return StoreError(what, "Make room or mend that, then repeat it. Or restore into another place.")
+    return StoreError(what, "Free some space or fix that, then repeat it. Or restore into another place.")

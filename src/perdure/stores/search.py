@@ -30,7 +30,7 @@ from perdure.stores.jobs.loading import is_message_sound
 
 MOST_RANKED = 10_000
 _MOST_HITS = 1_000
-# Nobody needs more than this, and a query as long as a book would keep all others waiting.
+# No real query needs more than this, and a very long one would keep all others waiting.
 _MOST_TERMS = 32
 _MOST_WORDS = 32
 _LONGEST_QUERY = 4_000
@@ -109,7 +109,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text, folded, in order."""
-    if text.isascii():  # the usual case, without a step of Python for each word
+    if text.isascii():  # the usual case, without Python code for each word
         return _ASCII_WORD.findall(text.lower())
     return [_folded(match[0]) for match in _WORD.finditer(text)]
 

@@ -80,7 +80,7 @@ from perdure.stores.tapes import consolidate, with_end_read
 if TYPE_CHECKING:
     from perdure.stores.copies import Deposit, Landing, Outline
 
-# Seconds for a store that is closed. A database that does not answer must not keep a process from ending.
+# Seconds that closing may take. A database that does not answer must not keep a process from ending.
 _LAST_WORD = 5.0
 _DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile, KeyUnavailable)
 
@@ -129,10 +129,7 @@ class Store:
             await self._engine.run(loading.newest_head, "glance")
         except KeyMissing as error:
             self._unopened = error
-        except (
-            StoreError,
-            *_DAMAGES,
-        ):  # damage does not keep a store from being opened: a verb that meets it raises it
+        except (StoreError, *_DAMAGES):  # damage does not prevent opening a store: a verb that meets it raises
             return
 
     def _require_keys(self) -> None:
@@ -164,11 +161,11 @@ class Store:
         self._cache.pinned.discard(SessionId(session_id))
 
     def evict(self, session_id: str) -> None:
-        """Let go of a session that is at hand. The next load reads it again."""
+        """Drop a session from memory. The next load reads it again."""
         self._cache.forget(SessionId(session_id))
 
     def _forget_all(self) -> None:
-        """Let go of everything, since it may contain data that is about to be erased."""
+        """Drop everything from memory, because it may contain data that is about to be erased."""
         self._cache.forget_all()
         self._values.forget_all()
         self._definitions.forget_all()
@@ -304,7 +301,7 @@ class Store:
 
     async def _read_again(self, change: Keep, kept: CachedSession) -> AgentSession:
         """Return a saved session with its whole view, some of which was not at hand."""
-        with suppress(CorruptRecord):  # the save has succeeded, whatever is wrong with older messages
+        with suppress(CorruptRecord):  # the save has succeeded, even if older messages are damaged
             return await self.load(change.session_id, change.version) or kept.session
         return kept.session
 
@@ -440,7 +437,7 @@ class Store:
         except CorruptRecord as damage:  # the engine has checked it in one state of all tables: it is damage
             try:
                 return await self._past_damage(partial(versions, *asked, is_strict=False))
-            except SessionNotFound:  # the session exists, but nothing of it can be read
+            except SessionNotFound:  # the session exists, but cannot be read
                 raise damage from None
         finally:
             self._keep_definitions(known)
@@ -543,14 +540,14 @@ class Store:
         from perdure.stores.jobs import sketching
 
         checked.sketch(claim, piece)
-        self._sketched.add((claim.session_id, claim.epoch))  # first: a write that fails may still have arrived
+        self._sketched.add((claim.session_id, claim.epoch))  # first: a write that raises may still be committed
         return await self._engine.run(partial(sketching.keep, claim, piece), "write")
 
     async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
         from perdure.stores.jobs import sketching
 
         checked.progress(after)
-        kind: Kind = "glance" if after else "read"  # from the beginning there may be many rows
+        kind: Kind = "glance" if after else "read"  # if read from the beginning, there may be many rows
         return await self._engine.run(partial(sketching.progress, SessionId(session_id), after), kind)
 
     async def heartbeat(self, claim: Claim) -> None:
@@ -783,7 +780,7 @@ class Store:
         await self._engine.run(partial(erasing.delete, key, expected), "erase")
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
-        """Erase sessions at the price of one, and return their ids. Running or missing sessions are left out."""
+        """Erase sessions at the cost of one erasure, and return their ids. Running or missing sessions are left out."""
         from perdure.stores.jobs import erasing
 
         keys = checked.session_ids(session_ids)
@@ -807,7 +804,7 @@ class Store:
                 partial(redaction.redact, request, now(), self._pack, self._name_of), "erase", long=True
             )
         finally:
-            self._forget_all()  # again: a load that ran meanwhile may have kept the old text
+            self._forget_all()  # once more: a load that ran meanwhile may have cached the old text
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
         from perdure.stores.jobs.forgetting import forget
@@ -932,7 +929,7 @@ class Store:
     async def repair(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> Sequence[Problem]:
-        """Write again what can be derived from versions and messages, where it is wrong. Return what was wrong.
+        """Rewrite wrong data that can be derived from versions and messages. Return what was wrong.
 
         The repairs of a session are put on its record. Each session is one transaction. With `dry_run` nothing is
         changed.
@@ -942,7 +939,7 @@ class Store:
         self._forget_all()
         found = [*await self._engine.mend(dry_run=dry_run)]
         before, ids = len(found), list[str]()
-        with suppress(*_DAMAGES):  # if a table cannot be read, no row may be taken for left over
+        with suppress(*_DAMAGES):  # if a table cannot be read, no row may be treated as left over
             if left := await self._engine.run(partial(repairing.repair_left_over, dry_run=True), long=True):
                 if not dry_run:
                     job = partial(repairing.repair_left_over, dry_run=False)

@@ -108,7 +108,7 @@ def _unquoted(text: str) -> str:
 def _path(url: str, rest: str) -> str:
     if "?" in rest or "#" in rest:
         raise ConfigurationError(
-            f"{_without_password(url)!r} has options behind its path, and this kind of store takes none. "
+            f"{_without_password(url)!r} has options after its path, and this kind of store takes none. "
             "Give them to the store itself; a ? or # that belongs to the path is written %3F or %23."
         )
     path = _unquoted(rest)

@@ -259,5 +259,5 @@ def as_store_error(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"The backups in {path} could not be read or written: {error.strerror or error}."
         raise StoreError(
-            what, "Those that are finished stay as they are. Make room or mend that, then repeat it."
+            what, "Those that are finished stay as they are. Free some space or fix that, then repeat it."
         ) from None

@@ -72,7 +72,7 @@ class FileStore(Store):
         A redaction that is still under way holds its locks. Those that cannot be finished now are left to the next
         open, and to gc.
         """
-        with suppress(StoreError):  # if the directory cannot be read now, it is opened all the same
+        with suppress(StoreError):  # if the directory cannot be read now, it is opened anyway
             for session_id in await self._engine.hinted():
                 with suppress(InvalidSessionId):
                     await self._engine.run_if_free(partial(self._redaction, SessionId(session_id), now()), "erase")

@@ -117,7 +117,7 @@ class Blobs:
         folder = self._folder(create=bool(self._new))
         for key, body in self._new.items():
             assert folder is not None, "it has been created"
-            if folder.read(key) != body:  # a damaged file is mended when its bytes come again
+            if folder.read(key) != body:  # a damaged file is repaired when the same bytes are written again
                 self._written.add(key)
                 folder.replace(key, body)
 

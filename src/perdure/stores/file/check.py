@@ -17,19 +17,19 @@ from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_i
 from perdure.stores.jobs.redaction.request import Request
 
 _LOG = (
-    "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can go on while "
-    "this session is mended."
+    "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can continue "
+    "while this session is repaired."
 )
 _DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it again."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
+_COPY = "No message is affected. Copying the store into a new one rewrites it."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
 _UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
 _NO_GROUP = (
     "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
     "itself. Remove it when you have looked at them."
 )
-_HINT = "Run `perdure gc`, which makes it again."
+_HINT = "Run `perdure gc`, which rebuilds it."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 

@@ -82,7 +82,7 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
-    # Before the erasures: killed in between, the session is still there, and its log counts.
+    # Before the erasures: if this is killed in between, the session still exists, and its log counts.
     for stem, left in erased:
         _keep_left(desk, stem, left)
     appends = [(stem, each) for stem, each in operations.items() if each]
@@ -94,7 +94,7 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
         trim(desk, trimmed)
     for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
         write(desk.directory.folder)
-    # Hints go after the lines they are about: one that is left too long costs a look, a missing one loses a session.
+    # Hints are removed after the lines they point to: a stale hint costs one read, a missing one would lose a session.
     for kind, stem in settled:
         hints.take(desk.directory.folder, kind, stem)
     for session_id in desk.pledges:
@@ -153,7 +153,7 @@ def _erase(desk: Desk, session_id: str) -> None:
     *beside, log = _files_of(desk, session_id)
     folder.remove(*beside)
     folder.sync()
-    # The session is gone when its log is gone. Killed before that, a deletion can be repeated. Killed after it, gc
+    # The session is gone when its log is gone. Killed before that, a deletion can be repeated. If killed after it, gc
     # erases the rest, and so does the next deletion that finds nothing to delete.
     folder.remove(log)
     folder.sync()
@@ -247,7 +247,7 @@ def _append_and_erase(desk: Desk, appends: Operations, erased: Sequence[str], ke
                 _erase(desk, stem)
         undo.pop_all()
     for document in documents:
-        # The append is durable whatever becomes of the document: the next write makes that again.
+        # The append is durable even if the document fails: the next write makes a new one.
         with suppress(OSError):
             folder.put_in_place(document)
 
@@ -306,7 +306,7 @@ def _newest(desk: Desk, log: SessionLog, kept: AgentSession | None) -> AgentSess
     try:
         return desk.assembled(log.stem)
     except CorruptRecord:
-        # A session that this one shows a part of is damaged. What is in memory is saved all the same.
+        # A session that this one shows a part of is damaged. The state in memory is saved anyway.
         if kept is None or not is_at_hand(kept):
             raise
         return kept

@@ -71,7 +71,7 @@ def copy_out(path: Path, lock_timeout: float, deposit: Deposit) -> Outline:
             directory.close()
     except OSError as error:
         raise store_error(error, path) from None
-    raise StoreError("Sessions were redacted or erased again and again while they were copied.", "Repeat it later.")
+    raise StoreError("Sessions kept being redacted or erased while they were copied.", "Repeat it later.")
 
 
 def _cut_of(directory: Directory) -> _Cut:

@@ -1,6 +1,6 @@
-"""The desk at which jobs are carried out: the rows of the logs that a job asks for, as their files are now.
+"""The desk that carries out jobs: the rows of the logs that a job asks for, as their files are now.
 
-A log is looked at once in a job. Its rows are kept from job to job while the log only grows.
+A log is checked once in a job. Its rows are kept from job to job while the log only grows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OWNERS_LOCKS = 64
 
 
 class MoreLocks(Exception):
-    """The error for sessions that have to be locked first: the job is begun again, with these locked too."""
+    """The error for sessions that have to be locked first: the job starts over, with these locked too."""
 
     def __init__(self, needed: Iterable[str]) -> None:
         super().__init__(needed)

@@ -212,7 +212,7 @@ def owner_of(stem: str) -> str:
 def store_error(error: OSError, path: Path) -> StoreError:
     return StoreError(
         f"The file store failed at {path / str(error.filename or '')}: {error.strerror}. "
-        "Nothing of this was kept; repeat it when that is mended."
+        "Nothing of this was kept; repeat it when that is fixed."
     )
 
 

@@ -43,7 +43,7 @@ def survey(folder: Folder, logs: Iterable[SessionLog]) -> None:
     for log in logs:
         for kind in needed_by(log):
             give(folder, kind, log.stem)
-    # Last: killed before it, the survey is made again.
+    # Last: if this is killed before, the survey is repeated.
     give(folder, WAITING, _ALL)
 
 

@@ -14,7 +14,7 @@ from perdure.stores.file.document import document_file, encode_document
 
 
 def mendable(directory: Directory, desk: Desk) -> list[Problem]:
-    """Return what is wrong and can be made again. A document without a log is kept: it is all that is left."""
+    """Return what is wrong and can be rebuilt. A document without a log is kept: it is all that is left."""
     found = faults(directory, desk)
     damaged = {problem.session_id for problem in found if not _follows(problem)}
     return [problem for problem in found if _follows(problem) and problem.session_id not in damaged]

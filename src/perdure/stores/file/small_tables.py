@@ -122,7 +122,7 @@ class Tokens(SmallTable):
 
     def _damaged(self, reason: str) -> CorruptRecord:
         advice = (
-            "No token is valid until that is mended: restore the file from a backup, or remove it and make new tokens."
+            "No token is valid until that is fixed: restore the file from a backup, or remove it and make new tokens."
         )
         return CorruptRecord(None, self.file, reason, advice)
 

@@ -111,7 +111,7 @@ def _forget_inlined(blocks: Iterable[Block]) -> None:
     """Let go of the known forms of blocks within these, which are part of a larger form now.
 
     The forms of these blocks themselves are kept, since the steps of the last run may show them. If an inner block is
-    shown again, its form is made again.
+    shown again, its form is rebuilt.
     """
     for piece in (inner for block in blocks for inner in block.covered):
         if isinstance(piece, Block):

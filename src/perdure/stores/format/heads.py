@@ -253,7 +253,7 @@ def joined(pieces: Iterable[Any]) -> list[Any]:
 
 
 class StoredHead:
-    """A head that was read, from which the session is made again."""
+    """A head that was read, from which the session is rebuilt."""
 
     def __init__(self, raw: bytes, session_id: str, version: int) -> None:
         self.raw = raw

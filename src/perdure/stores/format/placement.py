@@ -160,7 +160,7 @@ class Placement:
     def _settled_block(self, block: Block, covered: list[Piece], moves: Moves) -> Block:
         """Return a block with its messages in logs. If nothing in it has moved, it is the same object.
 
-        So its stored form, which is kept on the object, need not be made again.
+        So its stored form, which is kept on the object, need not be built again.
         """
         shown = [*chain.from_iterable(self._settled_span(span, moves) for span in block.shown)]
         if _are_same(covered, block.covered) and _are_same(shown, block.shown):

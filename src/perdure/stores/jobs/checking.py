@@ -34,30 +34,28 @@ from perdure.stores.sealing import plain_name
 from perdure.stores.tapes import without
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
-_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it again."
-_SAVE = "Nothing that was said is touched by it. Save the session once (a note will do), or copy the store."
-_TAGS = "Nothing that was said is touched by it. Tag the session with something new, or copy the store into a new one."
-_RUN = (
-    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place again."
-)
-_RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
-_INBOX = "It has been dealt with, and is not needed. Copying the store into a new one leaves it behind."
-_POST = "Nothing that was said is touched by it. It is set again by the next item that is posted once all are taken."
-_GAP = "What has been dealt with is not needed any more: copying the store into a new one leaves that behind."
+_COPY = "No message is affected. Copying the store into a new one rewrites it."
+_SAVE = "No message is affected. Save the session once (a note will do), or copy the store."
+_TAGS = "No message is affected. Tag the session with something new, or copy the store into a new one."
+_RUN = "Only the record is affected, not the conversation. Copying the store into a new one finds the place again."
+_RECORD = "Only the record is affected, not the conversation; restore the session from a backup to repair it."
+_INBOX = "It was handled already, and is not needed. Copying the store into a new one leaves it behind."
+_POST = "No message is affected. It is set again by the next item that is posted once all are taken."
+_GAP = "Handled items are not needed any more: copying the store into a new one leaves them behind."
 _CLAIM = (
     "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
     "on the session by its id."
 )
 _KEY = "A request that is sent again under that key may run again. Restore the session from a backup to mend it."
 _TIMER = "It will not ring. Set it again with `replace=True`, or drop it by its name."
-_RATE = "Nothing that was said is touched by it. The next place in it may be given too early or too late."
-_TOKEN = "Nobody gets in with it. Revoke it by its id with `perdure token revoke`, and make a new one."
-_TOKENS = "No token is valid until that is mended. Restore the file from a backup, or remove it and make new tokens."
+_RATE = "No message is affected. The next place in it may be given too early or too late."
+_TOKEN = "It gives no access. Revoke it by its id with `perdure token revoke`, and make a new one."
+_TOKENS = "No token is valid until that is fixed. Restore the file from a backup, or remove it and make new tokens."
 _SKETCH = "Followers see the answer once it is whole; a recovered run asks for it again. The next answer replaces it."
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
 _USES = "Delete no other session, which might erase it. Copying the store into a new one mends it."
 _KEPT = "It keeps text from being erased. Copying the store into a new one leaves it behind."
-_LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the store it stays behind."
+_LEFT_OVER = "No session shows it. `gc` removes some of it; a copy of the store does not have it."
 
 _NOT_SO = "it is not what the session's row says"
 # The columns that lists filter by. A save writes some of them again. It compares the time of creation, and a copy

@@ -28,7 +28,7 @@ from perdure.stores.tapes import without
 
 REPAIRED = "repaired"
 """The kind of entry for repairs on a session's record."""
-_DONE = "It follows from what is stored besides, and was written again."
+_DONE = "It follows from other stored data, and was rewritten."
 _DAMAGE = (CorruptRecord, InvalidData, TypeError, ValueError, LookupError, AttributeError)
 # The tables whose rows only repeat what heads and messages say, and the column with the session's number.
 _NOTES = {"tag": "sid", "uses": "sid", "ref": "child"}

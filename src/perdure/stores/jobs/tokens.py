@@ -71,5 +71,5 @@ def token_of(row: Row) -> Token:
 
 
 def _damaged(token_id: Any, reason: str) -> CorruptRecord:
-    advice = f"Nobody gets in with it. Type: perdure token revoke {token_id}, then make a new one."
+    advice = f"It gives no access. Type: perdure token revoke {token_id}, then make a new one."
     return CorruptRecord(None, f"token {token_id!r}", reason, advice)

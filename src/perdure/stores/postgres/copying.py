@@ -246,7 +246,7 @@ class PostgresLanding:
             for part in parts:
                 self._fill(connection, part)
             self._number(connection, outline.facts["numbers"])
-        # The planner knows nothing about rows that were just filled in, and autovacuum may be off.
+        # The planner has no statistics of the new rows yet, and autovacuum may be off.
         for (name,) in connection.execute(_TABLES).fetchall():
             connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(name)))
 

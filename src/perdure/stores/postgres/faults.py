@@ -16,7 +16,7 @@ from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of,
 from perdure.stores.sealing import Sealing
 from perdure.stores.tapes import TapeCache
 
-_COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it again."
+_COPY = "No message is affected. Copying the store into a new schema rebuilds it."
 _BACKUP = "It has changed since it was written. Restore the database, or the session, from a backup."
 _CLAIMS = "A killed run of it would not be found by `recover`. Run `recover` on the session by its id."
 _LEFT_OVER = "SELECT sid FROM claimed WHERE NOT EXISTS (SELECT 1 FROM session WHERE session.sid = claimed.sid) LIMIT 20"

@@ -1,7 +1,7 @@
-"""The way to the server: connections that heal, transactions that are made once, and what errors mean.
+"""Connections to the server that are renewed when lost, transactions that happen once, and the meaning of errors.
 
-A client that stops and a line that falls silent do not hold up others. The server ends a transaction whose client falls
-silent. The client closes a line on which the server falls silent.
+A stopped client or a dead connection does not block others. The server ends a transaction whose client falls silent.
+The client closes a connection on which the server falls silent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DSN_DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-# Plans are made once, for tables that may be empty at that time. Rows have to be found by an index later all the same.
+# Plans are made once, for tables that may be empty at that time. Later they still have to find rows by an index.
 _SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -266,11 +266,11 @@ class Link:
         while True:
             try:
                 return await attempt()
-            except Exception as error:  # around a request: psycopg's errors become perdure's
+            except Exception as error:  # around a request: errors of psycopg become errors of perdure
                 failed_at = failed_at or clock()
                 tries += 1
                 may_pass = is_lost(error) or is_passing(error)
-                # A transaction that others keep interfering with gets some tries, however slow each of them is.
+                # A transaction that others keep interfering with gets a few tries, however slow each of them is.
                 is_over = clock() > failed_at + PATIENCE and not (is_passing(error) and tries < _LEAST_TRIES)
                 is_taken = isinstance(error, psycopg.errors.UniqueViolation) and tries >= _MOST_TRIES_OF_A_KEY
                 if is_over or is_taken or not may_pass:
@@ -451,7 +451,7 @@ def as_store_error(error: BaseException) -> BaseException:
             f"No connection to PostgreSQL within {PATIENCE:g} s. Check the server; or take a larger pool."
         )
     if is_passing(error):
-        return StoreError("Others' writes have come in between again and again. Try it later.")
+        return StoreError("Others' writes have come in between again and again. Try again later.")
     return StoreError(f"PostgreSQL failed: {error}")
 
 

@@ -14,7 +14,7 @@ from perdure.stores.postgres.link import Connection, Link
 _LISTENED_FOR = 60.0
 _PAUSE = 0.2
 _PATIENCE = 1.0
-# Writers notify only while a listener is known: a notification takes a lock, for which all commits would queue.
+# Writers notify only while there is a listener: a notification takes a lock that all commits would queue for.
 _FOLLOW = (
     "UPDATE meta SET followed = extract(epoch FROM clock_timestamp()) + %s"
     " WHERE followed < extract(epoch FROM clock_timestamp()) + %s"

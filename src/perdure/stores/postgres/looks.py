@@ -1,7 +1,7 @@
-"""Looks at sessions' versions: one statement for all that wait, since a warm load is hardly more than such a look.
+"""Checks of sessions' versions, with one statement for all that wait: a warm load is little more than such a check.
 
-A single look goes at once. Looks that are asked for while it is on its way go together after it. What a look sees is
-never older than the moment in which it was asked for.
+A single check is sent at once. Those requested while it is on its way are sent together after it. The result of a check
+is never older than its request.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _FOLLOWS = (
     *("the sequence of ", "claimed ", "its claim", "what waits in its inbox", "its tags in lists"),
     *("its place in lists", "the search index of log ", "what is fetched along with version "),
 )
-"""The beginnings of the places that can be made again here."""
+"""The beginnings of the places that can be rebuilt here."""
 _COPIED = ("owner", "agent", "status", "spawned", "created", "recent")
 # No other process may add to these tables in between: a claim whose note was removed would not be found.
 _LOCK = "LOCK TABLE claimed, waiting, backdated, tag, unindexed IN SHARE ROW EXCLUSIVE MODE"
@@ -42,7 +42,7 @@ _NUMBERED = {"session": "sid", "log": "log", "run": "run", "timer": "timer"}
 
 
 def mendable(sealing: Sealing) -> Queries[list[Problem]]:
-    """Return what is wrong and can be made again."""
+    """Return what is wrong and can be rebuilt."""
     return [problem for problem in (yield from faults(sealing)) if problem.where.startswith(_FOLLOWS)]
 
 

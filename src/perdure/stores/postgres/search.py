@@ -145,7 +145,7 @@ async def search(link: Link, query: Query, sealing: Sealing) -> list[SearchHit]:
 async def _require_form(link: Link, sealing: Sealing) -> None:
     """Require words in the index of a store without keys, and tokens that stand for words in one with keys.
 
-    Messages that were indexed before there were keys have their words in it, and the lowest numbers. It is made again.
+    Messages that were indexed before there were keys have their words in it, and the lowest numbers. It is rebuilt.
     """
     row = await link.row(_OLDEST if sealing.is_on else _NEWEST)
     is_blind = row is not None and row[0] < 0

@@ -42,7 +42,7 @@ class Statistics:
             self._task = asyncio.get_running_loop().create_task(self._bring_up_to_date(), name="perdure statistics")
 
     async def _bring_up_to_date(self) -> None:
-        with suppress(StoreError, psycopg.Error, OSError):  # lists are right without it, and another look follows
+        with suppress(StoreError, psycopg.Error, OSError):  # lists are correct without it, and another check follows
             if await self._link.rows(_OUTDATED):
                 async with await self._link.connect() as connection:  # outside of the pool: it may take a second
                     await connection.execute(_ANALYZE, prepare=False)

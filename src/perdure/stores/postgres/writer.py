@@ -153,7 +153,7 @@ class Writer:
             except Exception as error:  # around a request: without an answer its callers would wait for ever
                 lost_since = lost_since or clock()
                 left = [order for order in batch if order not in self._waiting and self._is_here(order)]
-                # Sent again at the head of the queue, so that no later change to the same session overtakes it.
+                # Queued again at the head, so that no later change to the same session overtakes it.
                 if is_lost(error) and clock() < lost_since + lines.PATIENCE:
                     self._waiting[:0] = [order for order in left if not order.is_settled]
                     await asyncio.sleep(_PAUSE)
@@ -219,7 +219,7 @@ class Writer:
                     await self._send(connection, [order], waits=True)
         except Exception as error:  # around a request: without an answer its caller would wait for ever
             if is_lost(error) and order.tries < _MOST_TRIES:
-                self._waiting.insert(0, order)  # a lane finds out if the server stays away
+                self._waiting.insert(0, order)  # if the server stays unreachable, a lane finds out
             else:
                 self._fail([order], error)
 

@@ -25,10 +25,10 @@ _OF_TREE = re.compile(r"(?:Tree|On tree page) (\d+) ")
 _UNUSED = re.compile(r"Page \d+(?:: | is )never used")
 _TREES = "*** in database main ***"
 GIVE_BACK = (
-    "It holds nothing. `perdure fsck --repair` gives it back. For that the whole file is written again, "
-    "and the disk needs room for a second one."
+    "It is unused. `perdure fsck --repair` frees it. That rewrites the whole file, "
+    "and the disk needs space for a second one."
 )
-_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it again."
+_COPY = "No message is affected. Copying the store into a new file rebuilds it."
 
 
 def faults(db: apsw.Connection) -> list[Problem]:
@@ -44,7 +44,7 @@ def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Conne
     try:
         yield from look(db)
     except apsw.IOError:
-        raise  # the disk failed, which says nothing about what is on it
+        raise  # the disk failed: this is not damage of the file
     except (apsw.Error, UnicodeError) as error:
         yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
 

@@ -137,7 +137,7 @@ def _place(deposit: Deposit) -> list[int] | None:
 
 
 def _unchanged(deposit: Deposit, outline: Outline, log: Snapshot) -> Mapping[int, bytes]:
-    """Return the chunks that have not changed since the last copy, as the log proves; none if it was begun again.
+    """Return the chunks that have not changed since the last copy, as the log proves; none if it was restarted.
 
     All writes go through the log. If it is still the log of the last copy, the pages that it has named since then are
     all that have changed.

@@ -225,8 +225,8 @@ class SqliteEngine(IndexedEngine):
                 return
             if time.monotonic() > deadline:
                 raise StoreError(
-                    "The session is erased, but another process is reading, so its text may still stand in the -wal "
-                    "file. Call gc() when the others have read, or close them, to have it removed."
+                    "The session is erased, but another process is reading, so its text may still be in the -wal "
+                    "file. To remove it, call gc() once the others have stopped reading, or close them."
                 )
             await asyncio.sleep(_PAUSE)
 

@@ -35,7 +35,7 @@ def accept_lost_commits(path: str | os.PathLike[str], *, lock_timeout: float = L
     except SessionLocked:
         raise _in_use(file) from None
     except (apsw.Error, OSError) as error:
-        raise StoreError(f"{file} could not be brought in order: {error}.") from None
+        raise StoreError(f"{file} could not be repaired: {error}.") from None
     finally:
         lock.close()
 

@@ -120,7 +120,7 @@ class Marker:
         if len(head) != FRAME.size or head[4:8] == _NO_COMMIT:
             return  # not the end of a commit, so nothing certain can be claimed
         if frames < self._frames or not self._frames:
-            # The log was begun again, so the file has been written. If another process writes it in between, the mark
+            # The log was restarted, so the file has been written. If another process writes it in between, the mark
             # has an older time than the file, and claims less.
             found = os.stat(self._file)
             self._last = _LAST.pack(self._boot, found.st_mtime_ns, found.st_size)

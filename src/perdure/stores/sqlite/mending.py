@@ -34,7 +34,7 @@ _Way = Callable[[apsw.Connection, str], None]
 
 
 def mendable(db: apsw.Connection) -> list[Problem]:
-    """Return what is wrong and can be made again, as far as that shows before it is tried."""
+    """Return what is wrong and can be rebuilt, as far as that shows before it is tried."""
     pages = [problem for problem in _safely(page_problems, db) if problem.repair in (MEND_FIRST, GIVE_BACK)]
     return [*pages, *_beside_pages(db)]
 

@@ -22,7 +22,7 @@ from perdure.stores.sqlite.schema import rows_of
 
 _INNER, _LEAF = {2: 12, 5: 12}, {10: 8, 13: 8}  # the sizes of nodes' headers, by kind
 _HEADER = _INNER | _LEAF
-# These take a few milliseconds, for which other writers wait.
+# Other writers wait a few milliseconds while these are written.
 PAGES_AT_ONCE = 256
 # The first page number whose own first byte is the mark of a node.
 _UNCERTAIN = 2 << 24

@@ -1,7 +1,7 @@
-"""The search index of a SQLite store: a separate file beside the store, which lags behind and catches up when asked.
+"""The search index of a SQLite store: a separate file beside the store, which catches up at each search.
 
 A save does not touch it. A search first indexes the messages that were committed since the last one: rowids are in the
-order of commits. The index holds words but no texts, and can be made again at any time. What is erased from the store
+order of commits. The index holds words but no texts, and can be rebuilt at any time. What is erased from the store
 is erased here too. The index notes the store's count of erasures, which shows if a process was killed in between.
 """
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
 _FORMAT = 3
-"""The format's number, raised whenever words are read from messages in another way. Older indexes are made again.
+"""The format's number, raised whenever words are read from messages in another way. Older indexes are rebuilt.
 
 Format 1 left the first words of leaves in place when they were erased. Format 2 had no checksums in its pages.
 """
@@ -48,7 +48,7 @@ _CHUNK = 2_000
 # Seconds in which an erasure from the store should arrive here. After that its process counts as killed.
 _PATIENCE = 2.0
 _PAUSE = 0.003
-# After this many rounds in which others kept writing, a search uses the index as it is.
+# If others keep writing for this many rounds, a search uses the index as it is.
 _ATTEMPTS = 20
 # If an index fails again after this many new ones, the store itself is damaged.
 _MOST_MADE = 3
@@ -179,7 +179,7 @@ class SearchIndex:
         self._sealing = sealing
         self._open: _IndexFile | None = None
         self._rebuilt = 0
-        """The number of times that the index was made again since it was last of use."""
+        """The number of times that the index was rebuilt since it last worked."""
 
     def close(self) -> None:
         if self._open is not None:
@@ -198,7 +198,7 @@ class SearchIndex:
         return self._surely(lambda index: _named(index, db, number, surely))
 
     def forget(self, db: apsw.Connection) -> None:
-        """Empty the index, so that it is made again."""
+        """Empty the index, so that it is rebuilt."""
         self._surely(lambda index: _forget(index, db))
 
     def lacking(self, db: apsw.Connection) -> int:
@@ -225,7 +225,7 @@ class SearchIndex:
         except apsw.BusyError:
             raise StoreError(
                 "It is erased from the store. Its words are still in the search index, which another process holds: "
-                "call gc(), or perdure gc, to have them erased there too."
+                "call gc(), or perdure gc, to erase them there too."
             ) from None
 
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:
@@ -291,7 +291,7 @@ class _IndexFile:
     def _require_form(self) -> None:
         """Require words in the index of a store without keys, and tokens that stand for words in one with keys.
 
-        An index that was made before there were keys contains the words themselves. It is made again.
+        An index that was made before there were keys contains the words themselves. It is rebuilt.
         """
         is_blind = bool(self.note("blind"))
         if is_blind and not self.sealing.is_on:
@@ -352,7 +352,7 @@ class _IndexFile:
         self.behind_since = None
 
     def clear_names(self, erasures: int) -> None:
-        """Forget the ids, which are read again in no time."""
+        """Forget the ids, which are quickly read again."""
         self.db.execute("DELETE FROM named")
         self.take_note(named=0, named_erasures=erasures)
 
@@ -371,7 +371,7 @@ def _connected(path: Path) -> apsw.Connection:
     # Without a write-ahead log: what has been erased must not stay there until the last reader closes the file.
     db.execute("PRAGMA journal_mode = delete").fetchall()
     db.execute("PRAGMA secure_delete = 1").fetchall()
-    # FULL, though an index can be made again. At NORMAL the journal says how many pages it holds before they are surely
+    # FULL, though an index can be rebuilt. At NORMAL the journal says how many pages it holds before they are surely
     # on disk: after a power cut, SQLite would put back a page that was never written.
     db.execute("PRAGMA synchronous = 2").fetchall()
     db.execute("PRAGMA cache_size = -65536").fetchall()
@@ -628,7 +628,7 @@ def _leave_no_trace(path: Path) -> None:
     db = _connected(path)
     try:
         todo = remains(db, path)
-        while todo:  # searches get their turn in between
+        while todo:  # other searches can run in between
             with exclusively(db):
                 overwrite(db, path, todo[:PAGES_AT_ONCE], SummedFile)
                 # A change of a row, so that the commit makes other connections drop their cached pages.

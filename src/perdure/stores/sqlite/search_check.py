@@ -22,9 +22,7 @@ def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
     if not path.exists():
         return
     for what in _faults(db, path):
-        repair = (
-            f"Stop those who search, and delete the file {path.name}: the next search makes it again from the store."
-        )
+        repair = f"Stop all searches, and delete the file {path.name}: the next search rebuilds it from the store."
         yield Problem(None, _WHERE, what, repair)
 
 
@@ -39,7 +37,7 @@ def _faults(db: apsw.Connection, path: Path) -> Iterator[str]:
         yield from (f"SQLite finds it damaged: {line}" for (line,) in _damage(index))
         index.execute("BEGIN")
         yield from _disagreements(db, index)
-    except apsw.IOError:  # the disk failed, which says nothing about the index
+    except apsw.IOError:  # the disk failed: this is not damage of the index
         raise
     except apsw.Error as error:
         yield f"it cannot be read: {error}"

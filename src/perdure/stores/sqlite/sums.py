@@ -1,7 +1,7 @@
 """A layer below SQLite that keeps a checksum in every page of the search index, and verifies it on every read.
 
 SQLite has no checksums of its own: a flipped bit in the index would make a search silently find less. With them, a
-damaged page is a damaged file, and the index is made again. Each page ends with eight bytes that SQLite leaves alone:
+damaged page is a damaged file, and the index is rebuilt. Each page ends with eight bytes that SQLite leaves alone:
 four are a checksum of the page and its number, and four are not used.
 """
 

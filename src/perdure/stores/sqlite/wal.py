@@ -1,8 +1,8 @@
 """The write-ahead log of a SQLite file, read beside SQLite: which pages it names, and whether it has lost a commit.
 
-SQLite takes the first frame that fails its checksum for the torn end of the log, and ignores all frames behind it.
+SQLite takes the first frame that fails its checksum for the torn end of the log, and ignores all frames after it.
 After a power cut that is right. But a flipped bit would silently take back everything that was committed later. Damage
-before the last commit shows by the sound frames behind it. Damage in the last one shows by the mark beside the file.
+before the last commit shows by the sound frames after it. Damage in the last one shows by the mark beside the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FRAMES_AT_ONCE = 64
 
 
 _ADVICE = (
-    "Stop all processes that use the file. Copy it with its -wal and -mark files, then restore a backup. To go on "
-    "without what is lost, type: perdure fsck --accept-lost-commits."
+    "Stop all processes that use the file. Copy it with its -wal and -mark files, then restore a backup. To continue "
+    "without the lost commits, type: perdure fsck --accept-lost-commits."
 )
 
 
@@ -55,10 +55,10 @@ def require_sound_log(db: apsw.Connection, path: Path) -> None:
 def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: int) -> bool:
     """Tell whether the marked commit is gone. Return False where that is not certain.
 
-    A log is begun again, or removed, only when all of it is in the database file.
+    A log is restarted, or removed, only when all of it is in the database file.
     """
     if log is not None and log.is_sound:
-        # With other salts, the log was begun again since, or a backup was put back.
+        # With other salts, the log was restarted since, or a backup was put back.
         if log.salts != mark.salts or log.has(mark, known):
             return False
         # SQLite drops nothing of a log that is whole: all of it is in the file. It has begun the log again in the index
@@ -71,7 +71,7 @@ def _is_lost(mark: Mark, log: _Log | None, known: int, path: Path, page_size: in
         # After a power cut the time says nothing: `fdatasync` may have left it as it was.
         found = os.stat(path, follow_symlinks=False)
         return is_same_boot and (found.st_mtime_ns, found.st_size) == (mark.changed, mark.length)
-    # A power cut may tear the header of a log that is begun again: then neither salt is that of the old one.
+    # A power cut may tear the header of a log that is restarted: then neither salt is that of the old one.
     return log.holds(mark) and (is_same_boot or log.has_salt_of(mark))
 
 
@@ -93,7 +93,7 @@ def _is_in_file(mark: Mark, path: Path, page_size: int) -> bool:
 def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
     """Return the numbers of all pages that have been written since the log was begun."""
     with _opened(path, page_size) as log:
-        # All frames behind the first one of an earlier log are of an earlier log too.
+        # All frames after the first one of an earlier log are of an earlier log too.
         return (
             frozenset() if log is None else frozenset(frame.page for frame in takewhile(log.is_current, log.frames()))
         )
@@ -102,8 +102,8 @@ def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
 class Snapshot:
     """The pages that the log has of one state of the file, and those written since an earlier place in it.
 
-    The log must not be begun again while pages are read from it; the caller's read transaction prevents that. If all
-    of it is in the file already, it may be begun again, but then none of its pages is read. No process may write while
+    The log must not be restarted while pages are read from it; the caller's read transaction prevents that. If all
+    of it is in the file already, it may be restarted, but then none of its pages is read. No process may write while
     a snapshot is made.
     """
 
@@ -192,7 +192,7 @@ class _Log:
         return os.pread(self._handle, self._page_size, self._place(number) + FRAME.size)
 
     def is_current(self, frame: _Frame) -> bool:
-        """Tell whether a frame is of this log, and not left from before it was begun again."""
+        """Tell whether a frame is of this log, and not left from before it was restarted."""
         return frame.salts == self.salts
 
     def has(self, mark: Mark, known: int) -> bool:
@@ -215,10 +215,10 @@ class _Log:
         return self.salts[0] == mark.salts[0] or self.salts[1] == mark.salts[1] or not any(self._raw)
 
     def damage_behind(self, known: int) -> str | None:
-        """Return the name of what is damaged behind the frames that SQLite reads; None if it is only the torn end.
+        """Return the name of what is damaged after the frames that SQLite reads; None if it is only the torn end.
 
         The last commit may be torn in its middle, since its frames reach the disk in any order. But nothing is written
-        behind a commit before it is on the disk. So a sound frame there proves that all before it was sound once.
+        after a commit before it is on the disk. So a sound frame there proves that all before it was sound once.
         """
         if not self.is_sound:
             return "the header" if known == 0 and self._has_frames_of_damaged_header() else None

@@ -32,7 +32,7 @@ Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
 _NOT_CONNECTED = (apsw.Error, OSError, PerdureError)
-# Commits wait in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties the log.
+# Commits wait in the write-ahead log, where one bad frame hides all after it. So an idle writer empties the log.
 IDLE_SECONDS = 1.0
 
 
@@ -584,7 +584,7 @@ def require_in_place(connection: apsw.Connection) -> None:
     if moved[0]:
         raise StoreError(
             f"The file {connection.filename} has been removed, renamed or replaced since this store was opened. "
-            "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+            "Nothing was read or written. Put it back if you need it; then close this store and open it again."
         )
 
 

@@ -181,7 +181,7 @@ def read_bodies(log: int | str, start: int = 0, stop: int | None = None) -> Job[
     found: dict[int, bytes] = {}
     below: Where = {} if stop is None else {"pos <": stop}
     while True:
-        # In portions: while one very long list of rows is freed, every other thread waits.
+        # In portions: while one very long list of rows is freed, all other threads wait.
         where = {"log": log, "pos >=": start, **below}
         rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
         for pos, crc, body in rows:
