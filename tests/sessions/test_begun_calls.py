@@ -156,6 +156,25 @@ async def test_calls_that_are_no_longer_shown_last_are_told(url: str, since: str
         assert '- charge {"amount":4}: done' in till.shown
 
 
+async def test_a_note_is_redacted_with_the_calls_that_it_lists(url: str) -> None:
+    """In every version, fork, and summary that shows or covers it, and in the search index."""
+    pay = tool(name="pay")(lambda card: "paid")
+    replies = iter([ToolCall("pay", {"card": "Lovelace"}), DriverError("down"), "Done."])
+    async with perdure.connect(url, driver=ScriptedDriver(lambda _: next(replies)), tools=[pay]) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await chat.send("Pay.", key="k")
+        await chat.retry()
+        fork = await chat.fork()
+        assert len(await app.search("Lovelace")) > 0
+        [called] = [message for message in await chat.history() if message.tool_calls]
+        assert await chat.redact([called.id]) == 1
+        for each in (chat, fork):
+            assert not any("Lovelace" in message.text for message in await each.history())
+        assert not any("Lovelace" in str(event) for event in [event async for event in chat.events()])
+        assert list(await app.search("Lovelace")) == []
+
+
 async def test_a_retry_of_an_answer_that_continued_a_run_keeps_its_calls(url: str) -> None:
     """Only the answer is asked for again."""
     till = Till(2)

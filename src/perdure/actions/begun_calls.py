@@ -8,13 +8,10 @@ from itertools import takewhile
 import msgspec
 
 from perdure.model.execution import ExecutionStatus
-from perdure.model.message import Message, ToolCall
+from perdure.model.message import CONTINUES, Message, ToolCall
 from perdure.model.session import AgentSession
 from perdure.model.value import thawed
 from perdure.protocols import Journal, JournalEntry, RunOnRecord
-
-CONTINUES = "continues_run"
-"""The key in the metadata of a note: the run whose calls it lists."""
 
 MOST_SHOWN = 500
 """The number of characters of a call's arguments that a note shows."""

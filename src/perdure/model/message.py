@@ -18,6 +18,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REDACTIONS = "redactions"
 """The key in a message's metadata for the number of replacements by each redactor before it was stored."""
+CONTINUES = "continues_run"
+"""The key in the metadata of a note that lists the calls of a run which was stopped: the run's id."""
 
 
 class Text(Value, frozen=True, tag="text"):

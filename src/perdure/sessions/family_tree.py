@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from perdure.actions.begun_calls import CONTINUES
 from perdure.loop.tool_use import UNKNOWN
+from perdure.model.message import CONTINUES
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
