@@ -110,7 +110,7 @@ async def test_a_completed_call_is_not_made_again_after_a_failure(url: str, agai
         chat = await app.open("s")
         with pytest.raises(RunFailed):
             await chat.send("Pay.", key="k")
-        with pytest.raises(RunFailed):
+        with pytest.raises(RunFailed, match=r"retry\(\) sends the message again"):
             await again(chat)
         reply = await again(chat)
         assert (reply.text, till.taken) == ("Done.", [4])

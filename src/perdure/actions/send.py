@@ -106,6 +106,8 @@ class SendMessage:
     ) -> None:
         self._loops = require_loops(loops)
         self.messages = redacted_messages(messages_to_send(message, any_role=any_role), self._loops)
+        self.asked = self.messages
+        """The messages that its run answers. If it continues another run, that is a note about its calls."""
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
         if key is not None:
@@ -202,12 +204,12 @@ class SendMessage:
         then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._may_be_left == QUEUE and context is not None and await _is_behind_others(session, context):
             return await self._left(session, context, then)
-        asked = self.messages
+        self.asked = self.messages
         if takes_back is not None:
-            asked, takes_back = await _asked_in_place_of(takes_back, session, context, asked)
+            self.asked, takes_back = await _asked_in_place_of(takes_back, session, context, self.messages)
         began_as = session if takes_back is None else await _without_run(session, takes_back, context)
-        state = began_as.state.with_messages(*asked)
-        options = replace(self._options(depth, then), inputs=asked, takes_back=takes_back, began_as=began_as)
+        state = began_as.state.with_messages(*self.asked)
+        options = replace(self._options(depth, then), takes_back=takes_back, began_as=began_as)
         try:
             change = None if self._model_for is None else self._model_for(session)
             if change is not None and context is not None:
@@ -263,7 +265,7 @@ class SendMessage:
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
-            inputs=self.messages,
+            inputs=self.asked,
             key=self._key,
             depth=depth,
             metadata=self._metadata,

@@ -797,5 +797,5 @@ def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
 def _is_shown(session: AgentSession, action: Action | None) -> bool:
     """Tell whether the view has what was sent. An input filter that failed leaves the view as it was."""
     sent = _message_of(action)
-    ids = {message.id for message in sent.messages} if sent is not None else set()
+    ids = {message.id for message in sent.asked} if sent is not None else set()
     return not ids or any(message.id in ids for message in session.state.messages)
