@@ -117,6 +117,24 @@ async def test_a_completed_call_is_not_made_again_after_a_failure(url: str, agai
         assert till.shown.count("- charge") == 1 == till.shown.count("Pay.")
 
 
+async def test_the_model_sees_the_calls_if_it_is_not_shown_those_of_earlier_runs() -> None:
+    """Also if the run that continues makes calls and fails. Later runs are not shown them."""
+    pay = tool(name="pay")(lambda amount: f"receipt {amount}")
+    calls = [ToolCall("pay", {"amount": amount}) for amount in (1, 2)]
+    replies = iter([calls[0], DriverError("down"), calls[1], DriverError("down"), "Done.", "Yes?"])
+    driver = ScriptedDriver(lambda _: next(replies))
+    async with perdure.connect("memory://", driver=driver, tools=[pay], keep_traces=False) as app:
+        chat = await app.open("s")
+        for _ in range(2):
+            with pytest.raises(RunFailed):
+                await by_key(chat)
+        assert (await by_key(chat)).text == "Done."
+        results = [message.text for message in driver.requests[-1].messages if message.role == "tool"]
+        assert results == ["receipt 1", "receipt 2"]
+        await chat.send("Hello.")
+        assert not any(message.role == "tool" for message in driver.requests[-1].messages)
+
+
 async def test_a_retry_after_a_limit_does_not_make_a_call_again() -> None:
     till = Till(slow=0.5)
     agent = perdure.AgentDefinition("till", budget=ExecutionBudget(max_seconds=0.2))
