@@ -135,6 +135,23 @@ async def test_the_model_sees_the_calls_if_it_is_not_shown_those_of_earlier_runs
         assert not any(message.role == "tool" for message in driver.requests[-1].messages)
 
 
+async def test_a_filter_is_not_asked_about_the_note() -> None:
+    """It judges what a user says, and the note quotes what a model has said."""
+    judged: list[str] = []
+    till = Till(2)
+
+    def no_charges(messages: Any) -> Any:
+        judged.extend(f"{message.role}: {message.text}" for message in messages)
+        return perdure.Rejected("no") if any("charge" in message.text for message in messages) else None
+
+    async with perdure.connect("memory://", input_filters=[no_charges], **till.options()) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await by_key(chat)
+        assert (await by_key(chat)).text == "Done."
+        assert judged == ["user: Pay."]
+
+
 async def test_a_retry_after_a_limit_does_not_make_a_call_again() -> None:
     till = Till(slow=0.5)
     agent = perdure.AgentDefinition("till", budget=ExecutionBudget(max_seconds=0.2))

@@ -227,7 +227,7 @@ def _continued_by(messages: Sequence[Message], execution_id: str | None) -> set[
     for message in reversed(messages):
         if message.metadata.get("execution_id", execution_id) not in own:
             break
-        if CONTINUES in message.metadata:
+        if message.is_note:
             own.add(message.metadata[CONTINUES])
     return own
 

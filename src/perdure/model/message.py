@@ -353,6 +353,11 @@ class Message(Value, frozen=True):
         """True if a killed process had this part of an answer. The model was asked again, and this is not shown."""
         return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
 
+    @property
+    def is_note(self) -> bool:
+        """True for a note that lists the calls of a run which was stopped."""
+        return self.role == "system" and CONTINUES in self.metadata
+
     def with_metadata(self, **values: JSON) -> Message:
         """Return the message with further metadata, given as the keywords `values`."""
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
