@@ -788,9 +788,8 @@ def _last_run(session: AgentSession) -> str | None:
 
 
 def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
-    errors, stopped = session.state.errors, session.state.stop_reason
-    cause = errors[-1] if errors else None
-    reason = cause.message if cause else str(stopped)
+    cause = session.state.execution.cause if session.state.execution else None
+    reason = cause.message if cause else str(session.state.stop_reason)
     return RunFailed(session.id, session.version, reason, is_shown=is_shown, cause=cause, session=session)
 
 
