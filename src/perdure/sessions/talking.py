@@ -641,17 +641,20 @@ class Talking(Looking):
             try:
                 session = await self._executed(key, action, expected=self._expected)
             except SessionBusy as busy:
-                raise await self._decided_already(key) or busy from None
+                raise await self._decided_already(key, action) or busy from None
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
         return Reply(session, queued=True)
 
-    async def _decided_already(self, session_id: SessionId) -> PendingCallsChanged | None:
-        """Return the error for a decision after somebody else's, with which the run has not been saved yet."""
+    async def _decided_already(self, session_id: SessionId, action: Decision) -> PendingCallsChanged | None:
+        """Return the error for a decision after somebody else's, with which the run has not been saved yet.
+
+        Return None if it is about other calls: these will wait again.
+        """
         from perdure.actions.leaving import is_decided
 
         session, journal = await self.store.load(session_id), self.runtime.journal
-        if session is None or journal is None or not await is_decided(journal, session):
+        if session is None or journal is None or not await is_decided(journal, session, action.names):
             return None
         return PendingCallsChanged(session_id, (), (), is_decided=True)
 
