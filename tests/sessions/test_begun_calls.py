@@ -152,6 +152,21 @@ async def test_a_filter_is_not_asked_about_the_note() -> None:
         assert judged == ["user: Pay."]
 
 
+async def test_a_memory_does_not_find_the_note() -> None:
+    """It quotes calls of tools, such as the query of an earlier `recall`."""
+    query = ToolCall("recall", {"query": "blue bicycle"})
+    replies = iter([query, DriverError("down"), "Done.", query, "Nothing."])
+    driver = ScriptedDriver(lambda _: next(replies))
+    async with perdure.connect("memory://", driver=driver, tools=[perdure.recall()]) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await by_key(chat)
+        await chat.retry()
+        await app.send((await app.open("other")).id, "Is it there?")
+        [told] = [message.text for message in driver.requests[-1].messages if message.role == "tool"]
+        assert "bicycle" not in told
+
+
 async def test_a_retry_after_a_limit_does_not_make_a_call_again() -> None:
     till = Till(slow=0.5)
     agent = perdure.AgentDefinition("till", budget=ExecutionBudget(max_seconds=0.2))
