@@ -167,12 +167,14 @@ class SendMessage:
         """True if the message waits for its turn while another run is under way."""
         return self._may_be_left == QUEUE
 
-    def in_place_of(self, loop_id: str, key: Key | None) -> Self:
+    def in_place_of(self, loop_id: str, key: Key | None, messages: tuple[Message, ...]) -> Self:
         """Have the messages replace the run `loop_id`, which leaves the view in the same commit. Return this action.
 
-        Without a key of their own they take over the `key` of the run.
+        Without a key of their own they take over the `key` of the run. `messages` are these messages as they are on
+        record: some may be notes.
         """
         self._takes_back = loop_id
+        self.messages = self.asked = redacted_messages(messages, self._loops)
         if self._key is None and key is not None:
             self._key, self._has_taken_over = key, True
         return self
