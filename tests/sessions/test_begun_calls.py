@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.waiting import until
 
 import perdure
 from perdure import Chat, DriverError, ExecutionBudget, RunFailed, ToolCall, tool
+from perdure.records import load_session, redact_session, save_session
 from perdure.testing import Delay, ScriptedDriver
 
 
@@ -235,6 +237,23 @@ async def test_a_note_is_redacted_with_the_calls_that_it_lists(url: str) -> None
             assert not any("Lovelace" in message.text for message in await each.history())
         assert not any("Lovelace" in str(event) for event in [event async for event in chat.events()])
         assert list(await app.search("Lovelace")) == []
+
+
+async def test_a_note_is_redacted_in_files_of_session_records(tmp_path: Path) -> None:
+    pay = tool(name="pay")(lambda card: "paid")
+    replies = iter([ToolCall("pay", {"card": "Lovelace"}), DriverError("down"), "Done."])
+    async with perdure.connect("memory://", driver=ScriptedDriver(lambda _: next(replies)), tools=[pay]) as app:
+        chat = await app.open("s")
+        with pytest.raises(RunFailed):
+            await chat.send("Pay.", key="k")
+        await chat.retry()
+        headers = await chat.record()
+        whole = [await app.runtime.loop("s", loop.loop_id) for loop in headers.loops]
+        save_session(replace(headers, loops=tuple(whole)), tmp_path)
+        [called] = [message for message in await chat.history() if message.tool_calls]
+    assert "Lovelace" in str(load_session("s", tmp_path).to_dict())
+    assert redact_session("s", tmp_path, [called.id])
+    assert "Lovelace" not in str(load_session("s", tmp_path).to_dict())
 
 
 async def test_a_retry_of_an_answer_that_continued_a_run_keeps_its_calls(url: str) -> None:
