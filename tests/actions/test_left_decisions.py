@@ -268,6 +268,35 @@ async def test_a_second_decision_is_refused_until_the_run_is_continued(tmp_path:
         assert (firm.done, await pending(office)) == ([], [])
 
 
+async def test_a_decision_about_other_calls_is_not_told_that_they_are_decided(tmp_path: Path) -> None:
+    """They wait again once a worker has continued the run. Nobody may take them for settled until then."""
+    firm = Firm(*PAY, ASK)
+    async with waiting("sqlite", tmp_path, firm) as (office, shop):
+        execution = (await office.session("a")).state.execution
+        assert execution is not None
+        calls = {call.id: call for call in execution.pending_calls}
+        await office.approve("a", ["p2"], wait=False)
+        for second in (
+            lambda: office.approve("a", wait=False),
+            lambda: office.approve("a", [calls["p1"]], wait=False),
+            lambda: office.deny("a", "no", [calls["p1"].digest, "p2"], wait=False),
+            lambda: office.answer("a", {"w1": "rain"}, wait=False),
+            lambda: office.settle("a", deny={"p1": "no"}, answers={calls["w1"].digest: "rain"}, wait=False),
+        ):
+            with pytest.raises(RunInterrupted, match="left to a worker"):
+                await second()
+        for second in (
+            lambda: office.approve("a", [calls["p2"]], wait=False),
+            lambda: office.deny("a", "no", ["p2"], wait=False),
+        ):
+            with pytest.raises(PendingCallsChanged, match="somebody has decided already"):
+                await second()
+        await shop.recover()
+        await office.settle("a", deny={"p1": "no"}, answers={"w1": "rain"}, wait=False)
+        await shop.recover()
+        assert (await pending(office), firm.done) == ([], [4])
+
+
 async def test_two_who_decide_at_once(tmp_path: Path) -> None:
     """One of them has decided, and the other is told so. Nothing is made that was not approved."""
     firm = Firm(*PAY)

@@ -200,6 +200,7 @@ def test_a_hold_is_lifted_from_a_forgotten_session(said: Callable[..., Any]) -> 
     refused = said("erase", held, "--yes", "--keys", "ring.json", code=5).err
     assert f"perdure tag {held} --remove hold:case-7 --keys ring.json" in refused
     assert "erase" in said("tag", held, "vip", "--keys", "ring.json", code=3).err
-    lifted = said("tag", held, "--remove", "hold:case-7", "--keys", "ring.json")
+    lifted = said("tag", held, "--remove", "hold:case-7", "--remove", "hold:case-8", "--keys", "ring.json")
     assert f"perdure erase {held} --keys ring.json" in lifted.err
+    assert "does not have the tag 'hold:case-8'" in lifted.err  # as of a session that can be read
     assert said("erase", held, "--yes", "--keys", "ring.json").out == "sessions erased: 1\n"

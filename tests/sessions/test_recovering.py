@@ -267,6 +267,26 @@ async def test_a_message_waits_for_no_recovery_of_others(tmp_path: Path) -> None
                     await here.send("s", "Hello.")
 
 
+async def test_a_fork_does_not_wait_for_the_recovery_of_its_parent() -> None:
+    """A fork has a parent, and no caller: its own recovery begins at once, and so does SessionBusy."""
+    driver = ScriptedDriver(lambda request: Delay(30.0 if request.messages[-1].text == "Tell me." else 0.1, "Done."))
+    async with MemoryStore() as store:
+        async with perdure.connect(store, driver=ScriptedDriver(lambda _: HALF), grace=0.0) as app:
+            chat = await app.open("s")
+            killed, busy = await chat.fork(), await chat.fork()
+            await chat.start("Tell me.")
+            await killed.start("Tell me more.")
+        async with perdure.connect(store, driver=driver, recover=True, grace=0.0) as app:
+            await until(lambda: _is(app, "s", "running"))
+            async with asyncio.timeout(5):
+                assert (await app.send(killed.id, "Hello.")).text == "Done."
+                run = await app.start(busy.id, "Hello.")
+                with pytest.raises(SessionBusy, match="is being run"):
+                    await app.send(busy.id, "And you?")
+                assert (await run.result()).text == "Done."
+            assert await activity(app, "s") == "running"
+
+
 @tool(needs_approval=True)
 def pay() -> str:
     """Pay."""

@@ -166,6 +166,21 @@ async def test_a_key_tells_what_came_of_it(url: str) -> None:
         assert await chat.result("m") is None
 
 
+async def test_a_failed_run_does_not_blame_a_tool_whose_error_the_model_was_told(url: str) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        raise ValueError("there is nothing")
+
+    answers: Any = iter([ToolCall("look"), TransientDriverError("test:model", "it is busy", status=529)])
+    async with perdure.connect(url, driver=ScriptedDriver(lambda _: next(answers)), tools=[look]) as sessions:
+        with pytest.raises(RunFailed, match="it is busy") as failed:
+            await (await sessions.open("s")).send("Go.")
+        assert (failed.value.kind, failed.value.retryable) == ("TransientDriverError", True)
+        both = (await sessions.session("s")).state.errors
+        assert [error.type for error in both] == ["TransientDriverError", "ValueError"]
+
+
 async def test_a_failed_run_says_why_and_can_be_retried(url: str) -> None:
     failing: list[Any] = [TransientDriverError("test:model", "it is busy", status=529), "now it works"]
     answers = iter(failing)

@@ -54,6 +54,8 @@ class _Decision:
         """True if a worker continues the run."""
         self.used_before = Usage()
         """The usage of the run before this decision continued it."""
+        self.names: Collection[str] | None = None
+        """The ids and digests of the calls that it is about, or None for all."""
 
 
 class ApproveToolCalls(_Decision):
@@ -80,6 +82,7 @@ class ApproveToolCalls(_Decision):
     ) -> None:
         super().__init__(loops, context, model_for, wait)
         self._given = _checked(call_ids)
+        self.names = None if self._given is None else _names(self._given)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
@@ -114,6 +117,7 @@ class DenyToolCalls(_Decision):
         super().__init__(loops, context, model_for, wait)
         self._reason = reason
         self._given = _checked(call_ids)
+        self.names = None if self._given is None else _names(self._given)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
@@ -153,6 +157,7 @@ class SettleToolCalls(_Decision):
             raise InvalidData("$.approve", "settle one call at least")
         if len(self._answers) < len(answers) + len(errors):
             raise InvalidData("$.errors", "a call has a result or an error, not both")
+        self.names = {*_names(self._approve), *self._deny, *self._answers}
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         approved, now = await _looked_at(session, context, self._approve)
@@ -324,6 +329,10 @@ def _checked(given: Shown | None) -> tuple[ToolCall | str, ...] | None:
                 f"$.call_ids[{place}]", f"expected a pending call, its digest or its id; got {brief(each)}"
             )
     return checked
+
+
+def _names(given: Sequence[ToolCall | str]) -> Collection[str]:
+    return {each if isinstance(each, str) else each.id for each in given}
 
 
 def _pending(session: AgentSession) -> Mapping[str, PendingCall]:

@@ -8,13 +8,10 @@ from itertools import takewhile
 import msgspec
 
 from perdure.model.execution import ExecutionStatus
-from perdure.model.message import Message, ToolCall
+from perdure.model.message import CONTINUES, Message, ToolCall
 from perdure.model.session import AgentSession
 from perdure.model.value import thawed
 from perdure.protocols import Journal, JournalEntry, RunOnRecord
-
-CONTINUES = "continues_run"
-"""The key in the metadata of a note: the run whose calls it lists."""
 
 MOST_SHOWN = 500
 """The number of characters of a call's arguments that a note shows."""
@@ -47,13 +44,13 @@ async def in_place_of(journal: Journal, session: AgentSession, loop_id: str, mes
     stored = await _stored(journal, runs[0])
     calls = [] if _is_completed(runs[0]) else list(_begun_calls(entries, stored))
     asked = _inputs(stored, entries)
-    earlier = tuple(filter(_is_note, asked))
+    earlier = tuple(message for message in asked if message.is_note)
     if not calls:
         return InPlace(asked if earlier else messages, loop_id)
     note = _note(loop_id, calls)
     if _is_last_shown(session, loop_id, entries):
         return InPlace((note,), None)
-    said = (message for message in messages if not _is_note(message))
+    said = (message for message in messages if not message.is_note)
     return InPlace((*said, *earlier, note), None)
 
 
@@ -68,16 +65,12 @@ async def _stored(journal: Journal, run: RunOnRecord) -> dict[str, Message]:
 
 def _inputs(stored: Mapping[str, Message], entries: Iterable[JournalEntry]) -> tuple[Message, ...]:
     found = (stored.get(message_id) for message_id in _told(entries))
-    asked = takewhile(lambda message: message is not None and (message.role == "user" or _is_note(message)), found)
+    asked = takewhile(lambda message: message is not None and (message.role == "user" or message.is_note), found)
     return tuple(Message(each.role, each.parts, metadata=each.metadata) for each in asked if each is not None)
 
 
 def _is_completed(run: RunOnRecord) -> bool:
     return run.last.kind == "agent_end" and run.last.body.get("status") == ExecutionStatus.COMPLETED
-
-
-def _is_note(message: Message) -> bool:
-    return CONTINUES in message.metadata
 
 
 def _told(entries: Iterable[JournalEntry]) -> list[str]:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_method
-from perdure.model.message import Envelope, Media, Message, Part, Role, Text, require_distinct, several_messages
+from perdure.model.message import (
+    CONTINUES,
+    Envelope,
+    Media,
+    Message,
+    Part,
+    Role,
+    Text,
+    require_distinct,
+    several_messages,
+)
 
 
 def redacted_messages(messages: tuple[Message, ...], loops: LoopFactory) -> tuple[Message, ...]:
@@ -38,7 +50,14 @@ def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Messag
         _check(each, f"$.message[{place}]" if several else "$.message", any_role)
         codec.encode_message(codec.detached(each)[0])  # raises InvalidData if it could not be stored
     require_distinct(messages, "$.message")
-    return messages
+    return tuple(map(_as_said, messages))
+
+
+def _as_said(message: Message) -> Message:
+    """Return a message without the mark of perdure's own notes, which input filters are not asked about."""
+    if not message.is_note:
+        return message
+    return replace(message, metadata={name: each for name, each in message.metadata.items() if name != CONTINUES})
 
 
 def _check(message: Message, path: str, any_role: bool) -> None:

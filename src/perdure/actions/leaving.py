@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from perdure.actions.needed_model import recorded_config
@@ -36,14 +36,30 @@ async def left_to_worker(session: AgentSession, context: ActionContext | None, d
     return Answer(session)
 
 
-async def is_decided(journal: Journal, session: AgentSession) -> bool:
-    """Return whether it is on record that the run which waits in this version continues with a decision."""
+async def is_decided(journal: Journal, session: AgentSession, names: Collection[str] | None) -> bool:
+    """Return whether it is on record that the run which waits in this version continues with a decision.
+
+    Return False if a decision is about a call that will wait again. `names` are the ids and digests of its calls, or
+    None for all.
+    """
     newest = await last_of_run(journal, session.id)
     if newest is None or newest.run is None:
         return False
     starts = [entry.body for entry in await journal.read(session.id, run=newest.run) if entry.kind == "agent_start"]
     continued = [body for body in starts if body.get("base_version") == session.version]
-    return any(body.get(fact) for body in continued for fact in ("approved", "denied", "answered"))
+    decided = {name for body in continued for fact in ("approved", "denied", "answered") for name in body.get(fact, ())}
+    left = _left_by(session, decided)
+    return bool(decided) and (left.isdisjoint(names) if names is not None else not left)
+
+
+def _left_by(session: AgentSession, decided: Collection[str]) -> set[str]:
+    """Return the names of the calls that wait, and are not among those that were decided about."""
+    left: set[str] = set()
+    for call in session.state.execution.pending_calls if session.state.execution else ():
+        for leaf in call.leaves:
+            if not {call.id, leaf.id, leaf.digest} & {*decided}:
+                left |= {call.id, call.digest, leaf.id, leaf.digest}
+    return left
 
 
 async def _handed_over(journal: Journal, session: AgentSession, entries: Sequence[Entry]) -> None:

@@ -43,7 +43,8 @@ class RetryLastRun:
             raise not_active(session)
         asked = await _asked_last(session, journal, context)
         options = {**asked.terms, **self._options, "any_role": True}
-        self.sent = SendMessage(asked.messages, self._loops, **options).in_place_of(asked.loop_id, asked.key)
+        sent = SendMessage(asked.messages, self._loops, **options)
+        self.sent = sent.in_place_of(asked.loop_id, asked.key, asked.messages)
         return await self.sent.execute_on(session, context)
 
 

@@ -106,6 +106,8 @@ class SendMessage:
     ) -> None:
         self._loops = require_loops(loops)
         self.messages = redacted_messages(messages_to_send(message, any_role=any_role), self._loops)
+        self.asked = self.messages
+        """The messages that its run answers. If it continues another run, that is a note about its calls."""
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
         if key is not None:
@@ -165,12 +167,14 @@ class SendMessage:
         """True if the message waits for its turn while another run is under way."""
         return self._may_be_left == QUEUE
 
-    def in_place_of(self, loop_id: str, key: Key | None) -> Self:
+    def in_place_of(self, loop_id: str, key: Key | None, messages: tuple[Message, ...]) -> Self:
         """Have the messages replace the run `loop_id`, which leaves the view in the same commit. Return this action.
 
-        Without a key of their own they take over the `key` of the run.
+        Without a key of their own they take over the `key` of the run. `messages` are these messages as they are on
+        record: some may be notes.
         """
         self._takes_back = loop_id
+        self.messages = self.asked = redacted_messages(messages, self._loops)
         if self._key is None and key is not None:
             self._key, self._has_taken_over = key, True
         return self
@@ -202,12 +206,12 @@ class SendMessage:
         then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._may_be_left == QUEUE and context is not None and await _is_behind_others(session, context):
             return await self._left(session, context, then)
-        asked = self.messages
+        self.asked = self.messages
         if takes_back is not None:
-            asked, takes_back = await _asked_in_place_of(takes_back, session, context, asked)
+            self.asked, takes_back = await _asked_in_place_of(takes_back, session, context, self.messages)
         began_as = session if takes_back is None else await _without_run(session, takes_back, context)
-        state = began_as.state.with_messages(*asked)
-        options = replace(self._options(depth, then), inputs=asked, takes_back=takes_back, began_as=began_as)
+        state = began_as.state.with_messages(*self.asked)
+        options = replace(self._options(depth, then), takes_back=takes_back, began_as=began_as)
         try:
             change = None if self._model_for is None else self._model_for(session)
             if change is not None and context is not None:
@@ -263,7 +267,7 @@ class SendMessage:
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
-            inputs=self.messages,
+            inputs=self.asked,
             key=self._key,
             depth=depth,
             metadata=self._metadata,

@@ -12,7 +12,7 @@ from perdure.cli.hints import command
 from perdure.cli.options import later_option, session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
 from perdure.cli.terminal import at_time, counted, line, note, print_json, print_length, say
-from perdure.errors import KeyForgotten
+from perdure.errors import InvalidData, KeyForgotten
 from perdure.model.retention import is_hold
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
         except KeyForgotten:
             if tags or not (remove and all(map(is_hold, remove))):
                 raise
-            return await _lift_holds(sessions, session_id, remove), set()
+            return (), await _lift_holds(sessions, session_id, remove)
         changed = await sessions.execute(session_id, TagSession(*tags, remove=remove))
         return changed.info.tags, set(remove).difference(before)
 
@@ -215,13 +215,17 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
     say(" ".join(found))
 
 
-async def _lift_holds(sessions: Sessions, session_id: SessionId, tags: Sequence[str]) -> Sequence[str]:
-    """Lift holds from a session that cannot be read. Return no tags, as those that are left are not known."""
+async def _lift_holds(sessions: Sessions, session_id: SessionId, tags: Sequence[str]) -> set[str]:
+    """Lift holds from a session that cannot be read. Return those that it does not have."""
+    unknown: set[str] = set()
     for each in tags:
         _, colon, case = each.partition(":")
-        await sessions.lift_hold(session_id, case if colon else None)
+        try:
+            await sessions.lift_hold(session_id, case if colon else None)
+        except InvalidData:
+            unknown.add(each)
     note(f"What {session_id} said is erased: its key was forgotten. To erase the rest: {command('erase', session_id)}")
-    return ()
+    return unknown
 
 
 @store_command()

@@ -191,7 +191,9 @@ class Run:
         self._sketching = sketching_of(start.record)
         self.is_settled = False
         """True once the run has ended, or waits for a person: then there is something to save."""
-        self.is_input_accepted = not (start.inputs and setup.input_filters)
+        self._said = [message for message in start.inputs if not message.is_note]
+        """The messages that input filters are asked about. A note of perdure's is not what a user says."""
+        self.is_input_accepted = not (self._said and setup.input_filters)
         """True once input filters have passed what the run answers. Until then, no model is shown it."""
         self.between_steps: Callable[[], Awaitable[None]] = _nothing
         """A function that is awaited after each step. It delivers what others have posted."""
@@ -286,7 +288,7 @@ class Run:
             self.state = await self._interceptors.pass_through("before_execution", self.state)
 
     async def _filter_inputs(self) -> None:
-        warnings, rejected = await judge(self._setup.input_filters, self.start.inputs)
+        warnings, rejected = await judge(self._setup.input_filters, self._said)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason)
             self.state = self.state.with_stop_signal(refusal(rejected.reason))

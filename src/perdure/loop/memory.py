@@ -111,10 +111,10 @@ class StoreMemory:
         # Without an owner, a search covers the sessions of all owners.
         if owner is None and not len(await self._store.list(id=hit.session_id, owner=None, limit=1)):
             return False
-        return hit.role in ("user", "system") or not await self._is_echo(hit, owner)
+        return hit.role == "user" or not await self._is_echo(hit, owner)
 
     async def _is_echo(self, hit: SearchHit, owner: str | None) -> bool:
-        """Tell whether a hit is a tool call or an answer of a memory: each later query would find these again."""
+        """Tell whether a hit quotes tool calls, or is an answer of a memory: each later query would find it again."""
         if not (isinstance(self._store, FindsMessages) and isinstance(self._store, Journal)):
             return hit.role == "tool"
         for place in await self._store.find_message(hit.message_id, owner=owner):
@@ -138,6 +138,8 @@ class StoreMemory:
 
 
 def _is_echo(message: Message) -> bool:
+    if message.is_note:
+        return True
     if message.tool_results:
         return any(_NOTE in result.text or _NOTHING in result.text for result in message.tool_results)
     return not any(isinstance(part, Text) and part.text.strip() for part in message.parts)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.model.message import (
+    CONTINUES,
     Envelope,
     Media,
     Message,
@@ -42,7 +43,8 @@ def compile_prompt(
     """Return the messages to send. Every tool call is followed at once by exactly one result, and no result is alone.
 
     No text is blank, and no message is empty. Names and ids of calls have a form that every provider accepts, and each
-    id is used once. With `keep_traces=False`, tool traces of other runs than `execution_id` are left out.
+    id is used once. With `keep_traces=False`, tool traces of other runs than `execution_id` are left out, except for
+    those of runs that it continues.
     """
     shown = messages if keep_traces else _without_traces(messages, execution_id)
     return tuple(_paired(list(shown), _CallIds()))
@@ -212,10 +214,22 @@ def _answered_until(messages: Sequence[Message]) -> int:
     return until
 
 
-def _without_traces(messages: Iterable[Message], execution_id: str | None) -> Iterator[Message]:
+def _without_traces(messages: Sequence[Message], execution_id: str | None) -> Iterator[Message]:
+    own = _continued_by(messages, execution_id)
     for message in messages:
-        if not message.is_trace or message.metadata.get("execution_id") == execution_id:
+        if not message.is_trace or message.metadata.get("execution_id") in own:
             yield message
+
+
+def _continued_by(messages: Sequence[Message], execution_id: str | None) -> set[object]:
+    """Return a run and those that it continues: the notes about these stand behind all other runs' answers."""
+    own: set[object] = {execution_id}
+    for message in reversed(messages):
+        if message.metadata.get("execution_id", execution_id) not in own:
+            break
+        if message.is_note:
+            own.add(message.metadata[CONTINUES])
+    return own
 
 
 def _paired(messages: list[Message], ids: _CallIds) -> Iterator[Message]:

@@ -97,6 +97,6 @@ def _why(state: AgentState) -> str:
     execution = state.execution
     if execution is not None and execution.pending_calls:
         return "it waits for an approval, which can only be given to an agent in a session"
-    errors = (execution.errors if execution else ()) or state.errors
+    cause = execution.cause if execution is not None else None
     reason = state.stop_reason.value if state.stop_reason else "unknown"
-    return f"{reason}, {errors[-1].message.rstrip('.')}" if errors else reason
+    return f"{reason}, {cause.message.rstrip('.')}" if cause else reason

@@ -302,6 +302,12 @@ class ExecutionState(Value, frozen=True):
         return (*self.errors, *(error for step in self._all_steps() for error in step.all_errors))
 
     @property
+    def cause(self) -> ErrorRecord | None:
+        """The error that a failed run ended with: the newest of its own, or else the newest of a tool."""
+        errors = self.errors or self.all_errors
+        return errors[-1] if errors else None
+
+    @property
     def duration(self) -> float:
         """Seconds from start to end, or to now while it runs, without idle time."""
         return max(0.0, ((self.completed_at or now()) - self.started_at).total_seconds() - self.idle)

@@ -18,6 +18,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REDACTIONS = "redactions"
 """The key in a message's metadata for the number of replacements by each redactor before it was stored."""
+CONTINUES = "continues_run"
+"""The key in the metadata of a note that lists the calls of a run which was stopped: the run's id."""
 
 
 class Text(Value, frozen=True, tag="text"):
@@ -350,6 +352,11 @@ class Message(Value, frozen=True):
     def is_superseded(self) -> bool:
         """True if a killed process had this part of an answer. The model was asked again, and this is not shown."""
         return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
+
+    @property
+    def is_note(self) -> bool:
+        """True for a note that lists the calls of a run which was stopped."""
+        return self.role == "system" and CONTINUES in self.metadata
 
     def with_metadata(self, **values: JSON) -> Message:
         """Return the message with further metadata, given as the keywords `values`."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.model.loop_events import AgentEnd, AnyLoopEvent, Compaction, LoopEvent, MessageEnd, MessageUpdate
-from perdure.model.message import Message
+from perdure.model.message import CONTINUES, Message
 from perdure.model.record import LoopRecord
 from perdure.model.value import Value
 from perdure.redaction.replacement import Replacement
@@ -38,6 +38,9 @@ class RecordRedaction:
         traces = Traces(tuple(message_ids))
         for loop in loops:
             _learn(traces, loop)
+        if traces.calls:
+            for loop in loops:
+                _learn_notes(traces, loop)
         redacted = [_Redacting(traces, loop.loop_id).loop(loop) for loop in loops]
         self._known.ids |= traces.ids
         self._known.calls |= traces.calls
@@ -77,6 +80,13 @@ def _learn(traces: Traces, loop: LoopRecord) -> None:
     for message in _messages_in(loop):
         if message.id in traces.ids:
             traces.learn(_plain(message))
+
+
+def _learn_notes(traces: Traces, loop: LoopRecord) -> None:
+    """Learn the notes that list calls which are replaced."""
+    for message in _messages_in(loop):
+        if message.is_note and message.metadata[CONTINUES] in traces.runs:
+            traces.ids.add(message.id)
 
 
 class _Redacting:

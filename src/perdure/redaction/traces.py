@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perdure.model.message import CONTINUES
 from perdure.protocols import Entry, JournalEntry
 
 MARK = "redacted"
@@ -67,6 +68,10 @@ class Traces:
         calls = {part.get("id") for part in parts if part.get("type") == "tool_call"}
         calls |= {part.get("call_id") for part in parts if part.get("type") == "tool_result"}
         return not calls or bool(calls & (self.calls | self.results))
+
+    def is_listed_in(self, note: Mapping[str, Any]) -> bool:
+        """Tell whether a note lists the calls of a run that has made one of those replaced."""
+        return note.get("metadata", {}).get(CONTINUES) in self.runs
 
 
 def is_replaced(plain: Mapping[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from perdure.actions.begun_calls import CONTINUES
 from perdure.loop.tool_use import UNKNOWN
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
@@ -206,7 +205,7 @@ def _mark_open(runs: Iterable[Node], status: str) -> None:
 
 def _asked(loop: LoopRecord) -> str:
     said = [message.text for message in loop.messages if message.role == "user"]
-    if not said and any(CONTINUES in message.metadata for message in loop.messages):
+    if not said and any(message.is_note for message in loop.messages):
         return "continues the run before"
     return said[0] if said else loop.continuation_kind.kind
 

@@ -118,12 +118,12 @@ class Keeping(Looking):
         """Return the session that has called a sub-agent's, over all levels. Any other session is its own root."""
         while True:
             try:
-                parent = (await self.runtime.get_session_info(session_id)).parent_id
+                info = await self.runtime.get_session_info(session_id)
             except PerdureError:  # it is gone, or cannot be read, which its recovery tells
                 return session_id
-            if parent is None:
+            if info.parent_id is None or info.spawn_ref is None:  # a fork has a parent, and no caller
                 return session_id
-            session_id = parent
+            session_id = info.parent_id
 
     async def export(
         self,

@@ -640,17 +640,20 @@ class Talking(Looking):
             try:
                 session = await self._executed(key, action, expected=self._expected)
             except SessionBusy as busy:
-                raise await self._decided_already(key) or busy from None
+                raise await self._decided_already(key, action) or busy from None
         if self._connection.dispatcher is not None:
             await self._connection.dispatcher.wake(key, priority=RECOVERY, owner=self.owner)
         return Reply(session, queued=True)
 
-    async def _decided_already(self, session_id: SessionId) -> PendingCallsChanged | None:
-        """Return the error for a decision after somebody else's, with which the run has not been saved yet."""
+    async def _decided_already(self, session_id: SessionId, action: Decision) -> PendingCallsChanged | None:
+        """Return the error for a decision after somebody else's, with which the run has not been saved yet.
+
+        Return None if it is about other calls: these will wait again.
+        """
         from perdure.actions.leaving import is_decided
 
         session, journal = await self.store.load(session_id), self.runtime.journal
-        if session is None or journal is None or not await is_decided(journal, session):
+        if session is None or journal is None or not await is_decided(journal, session, action.names):
             return None
         return PendingCallsChanged(session_id, (), (), is_decided=True)
 
@@ -787,14 +790,13 @@ def _last_run(session: AgentSession) -> str | None:
 
 
 def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
-    errors, stopped = session.state.errors, session.state.stop_reason
-    cause = errors[-1] if errors else None
-    reason = cause.message if cause else str(stopped)
+    cause = session.state.execution.cause if session.state.execution else None
+    reason = cause.message if cause else str(session.state.stop_reason)
     return RunFailed(session.id, session.version, reason, is_shown=is_shown, cause=cause, session=session)
 
 
 def _is_shown(session: AgentSession, action: Action | None) -> bool:
     """Tell whether the view has what was sent. An input filter that failed leaves the view as it was."""
     sent = _message_of(action)
-    ids = {message.id for message in sent.messages} if sent is not None else set()
+    ids = {message.id for message in sent.asked} if sent is not None else set()
     return not ids or any(message.id in ids for message in session.state.messages)

@@ -558,8 +558,7 @@ def _outcome_of(execution: ExecutionState | None, error: BaseException | None) -
     if execution is not None and execution.status is not ExecutionStatus.IN_PROGRESS:
         if execution.status is not ExecutionStatus.FAILED:
             return execution.status.value, None
-        errors = execution.all_errors
-        return execution.status.value, errors[-1].type if errors else _OTHER
+        return execution.status.value, execution.cause.type if execution.cause else _OTHER
     if error is None and execution is not None and execution.pending_calls:
         return "waiting", None
     if error is None or isinstance(error, RunInterrupted | asyncio.CancelledError):

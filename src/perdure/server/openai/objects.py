@@ -135,8 +135,8 @@ def _error(state: AgentState) -> dict[str, Any]:
     rejection = _rejection(state)
     if rejection is not None:
         return {"code": "invalid_prompt", "message": rejection}
-    message = state.errors[-1].message if state.errors else str(state.stop_reason)
-    return {"code": "server_error", "message": message}
+    cause = state.execution.cause if state.execution else None
+    return {"code": "server_error", "message": cause.message if cause else str(state.stop_reason)}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

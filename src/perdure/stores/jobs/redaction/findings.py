@@ -9,7 +9,7 @@ from typing import Any
 from perdure import codec
 from perdure.aio import in_turns
 from perdure.errors import InvalidData, SessionNotFound
-from perdure.model.message import Message
+from perdure.model.message import CONTINUES, Message
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import ENVELOPE, Traces, is_hidden, is_replaced
 from perdure.stores.engine import Job
@@ -90,6 +90,7 @@ class Findings:
                     # A session from another store has a copy of what it shows in a log of its own.
                     seen.add(session_id)
                     yield from self._collect(session_id, self._request.ids)
+                    yield from self._find_notes(session_id)
             yield from self._look_at_versions(held, sessions)
             for session_id in sessions:
                 yield from self._look_beyond_versions(session_id)
@@ -98,6 +99,15 @@ class Findings:
         for session_id in sessions:
             yield from self._find_quotes(session_id)
         return sessions
+
+    def _find_notes(self, session_id: str) -> Job[None]:
+        """Take the notes in a session's own logs that list the calls of the messages. A summary may cover one, too."""
+        if not self._traces.calls:
+            return
+        for row in (yield from own_messages(session_id, CONTINUES)):
+            plain = codec.decode_plain(row.body)
+            if (row.log, row.position) not in self._places and self._traces.is_listed_in(plain):
+                self._take(row, plain)
 
     def _find_quotes(self, session_id: str) -> Job[None]:
         """Take the hidden messages in a session's own logs that quote the messages. Frameworks keep copies in them."""

@@ -81,7 +81,7 @@ def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, di
 
 
 def own_messages(session_id: str, kind: str) -> Job[list[Row]]:
-    """Return the messages in a session's own logs that may have a part of this kind."""
+    """Return the messages in a session's own logs that may have a part of this kind, or metadata under this key."""
     needle = msgspec.json.encode(kind)
     found: list[Row] = []
     for stretch in sorted((yield from own_stretches((yield from sid_of(session_id))))):
