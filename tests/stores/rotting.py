@@ -131,6 +131,17 @@ class RottenDatabase(RottenFiles):
         return hurt
 
 
+class RottenLogs(RottenFiles):
+    """The files of a file store. Zeros at the end of a log are left out: a power cut leaves them, too."""
+
+    async def hurt(self, rng: random.Random) -> Hurt | None:
+        hurt = await super().hurt(rng)
+        if any(each.read_bytes().endswith(b"\0\0") for each in self.where.rglob("*.jsonl")):
+            await self.heal()
+            return None
+        return hurt
+
+
 def _rows_with_unprotected(where: Path) -> list[tuple[Any, Any]]:
     """Return each row of the tables with unprotected columns in two parts: the protected columns, and the others."""
     found = []
@@ -150,7 +161,7 @@ def _rows_with_unprotected(where: Path) -> list[tuple[Any, Any]]:
 
 def attack_on(scene: Scene, kind: str) -> Attack:
     key = (lambda name, place: Path(name).name) if kind == "file" else (lambda name, place: (name, place // PAGE))
-    damage = (RottenDatabase if kind == "main" else RottenFiles)(scene.where, hit=hits(kind), key=key)
+    damage = {"main": RottenDatabase, "file": RottenLogs}.get(kind, RottenFiles)(scene.where, hit=hits(kind), key=key)
     return Attack(
         *(scene.open_store, scene.where, damage, scene.questions, scene.right),
         traces=scene.traces,

@@ -21,7 +21,7 @@ from tests.store_breaks import (
     without_page_checksums,
 )
 from tests.stores.files import TORTURE
-from tests.stores.rotting import PAGE, Scene, attack_on, furnished
+from tests.stores.rotting import PAGE, RottenLogs, Scene, attack_on, furnished
 
 from perdure.errors import CorruptRecord, StoreError
 from perdure.model.ids import use
@@ -128,6 +128,9 @@ class TestRotOfFiles(RotContract):
 
     def open_store(self, where: Path) -> FileStore:
         return FileStore(where / "sessions")
+
+    def damage(self, where: Path) -> RottenLogs:
+        return RottenLogs(where)
 
 
 async def test_a_search_in_a_damaged_store_ends(tmp_path: Path) -> None:

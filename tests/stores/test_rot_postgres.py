@@ -25,7 +25,7 @@ CONTROLS = {
     True: ("a check finds nothing", without_checks, 2),
 }
 """What is taken away, by what, and the rounds in one shard of torture: all shards together have to find something."""
-EVERY = ("plain", "list", "names", "queue", "heads", "lenient", "notes")
+EVERY = ("plain", "list", "names", "queue", "heads", "lenient", "notes", "progress")
 
 
 @pytest.mark.sample(2)
