@@ -115,6 +115,22 @@ def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
     assert not Path("gone.db").exists()
 
 
+def test_keys_of_a_held_session_stay_if_its_header_cannot_be_read(
+    said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Destroying a key needs no master key, so a hold counts with a wrong one, and on a hidden session, too."""
+    (held,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
+    said("tag", held["id"], "hold:case-7", "--keys", "ring.json")
+    shared = said("send", "--new", "minutes", f"a {WORD}", "--json", "--keys", "ring.json").json["session"]
+    said("tag", shared, "hold", "--keys", "ring.json")
+    said("delete", shared, "--keys", "ring.json")
+    monkeypatch.setenv("PERDURE_MASTER_KEY", new_master())
+    assert held["id"] in said("keys", "forget", "ada", "--yes", "--keys", "ring.json", code=5).err
+    assert shared in said("keys", "forget", "--no-owner", "--yes", "--keys", "ring.json", code=5).err
+    assert said("keys", "forget", "bob", "--yes", "--keys", "ring.json").out == "keys forgotten: 1\n"
+    assert len(said("keys", "list", "--keys", "ring.json").lines) == 3
+
+
 def test_erasing_an_owner_can_forget_the_key(said: Callable[..., Any]) -> None:
     done = said("erase", "--of", "bob", "--forget-key", "--yes", "--keys", "ring.json")
     assert done.out == "sessions erased: 1\nkeys forgotten: 1\n"
