@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import connect_blocking
+from perdure import SqliteStore, connect_blocking
 from perdure.model.ids import now, use
 from perdure.testing import FrozenClock
 
@@ -101,3 +101,23 @@ def test_an_owner_under_hold_is_not_erased_whole(perdure: Callable[..., Any], ho
     erased = perdure("erase", "--of", "ada", "--yes", "--store", STORE, code=5)
     assert erased.out == "sessions erased: 1\n"
     assert f"{held} (hold)" in erased.err
+
+
+@pytest.mark.parametrize("verb", ["erase", "purge"])
+def test_none_of_several_sessions_is_erased_if_one_is_under_hold(perdure: Callable[..., Any], verb: str) -> None:
+    for name in ("a", "b"):
+        perdure("send", "--new", name, "hello")
+    perdure("tag", "b", "hold:case-7")
+    assert "'b' is under hold" in perdure(verb, "a", "b", "--yes", code=5).err
+    assert {each["id"] for each in perdure("ls", "--json").json_lines} == {"a", "b"}
+    assert perdure(verb, "a", "a", "--yes").out == "sessions erased: 1\n"
+
+
+async def test_an_error_says_how_many_of_several_sessions_were_erased_before(process: Callable[..., Any]) -> None:
+    """Each session is one commit. A run that is under way keeps its own session, and no other."""
+    for name in ("a", "b"):
+        process("send", "--new", name, "hello", "--model", "offline", "--store", STORE)
+    async with SqliteStore("sessions.db") as store:
+        await store.claim("b", version=2, owner="another process", lease=60.0)
+        refused = process("erase", "a", "b", "--yes", "--store", STORE, code=4)
+    assert "sessions erased before the error: 1\n" in refused.err

@@ -14,6 +14,8 @@ from perdure.cli.options import older_option, session_argument, status_option, s
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import on_sessions
 from perdure.cli.terminal import counted, note, print_json, say
+from perdure.errors import PerdureError, SessionHeld
+from perdure.protocols import Retains
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSessionInfo
@@ -60,10 +62,22 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
 
 def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:
     async def find(store: Sessions) -> list[str]:
-        return [await named(store, each) for each in sessions]
+        ids: list[str] = [*dict.fromkeys([await named(store, each) for each in sessions])]
+        if isinstance(store.store, Retains):
+            for session_id, tag in (await store.store.holds(ids)).items():  # before any of the others is erased
+                raise SessionHeld(session_id, tag)
+        return ids
 
     async def work(store: Sessions) -> int:
-        return sum([len(await store.erase(session_id)) for session_id in found])
+        erased = 0
+        try:
+            for session_id in found:
+                erased += len(await store.erase(session_id))
+        except PerdureError:
+            if erased:  # a commit for each: what was erased before the error stays erased
+                note(f"sessions erased before the error: {erased}")
+            raise
+        return erased
 
     # The ids are looked up first: a person has to see in full which sessions a short form means.
     found = on_sessions(ctx, find)
