@@ -253,6 +253,39 @@ async def test_a_damaged_index_is_told_first(original: Path, tmp_path: Path, ind
     assert bodies(path) == said
 
 
+def blanked(original: Path, where: Path, name: str) -> Path:
+    """Return the file of a store whose table or index `name` has lost its first page."""
+    path = placed(original, where)
+    with closing(apsw.Connection(str(path))) as db:
+        ((root,),) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    raw = path.read_bytes()
+    path.write_bytes(raw[: (root - 1) * 4096] + bytes(4096) + raw[root * 4096 :])
+    return path
+
+
+@pytest.mark.parametrize("index", ["tag_by_session", "sqlite_autoindex_msg_1"])
+async def test_a_lost_page_of_an_index_is_told_first(original: Path, tmp_path: Path, index: str) -> None:
+    """The check of the rows cannot end without the index. What was found of the file is told all the same."""
+    said = bodies(original / "sessions.db")
+    async with SqliteStore(blanked(original, tmp_path, index)) as store:
+        report = await fsck(store)
+        assert index in report.problems[0].where
+        assert "fsck --repair" in report.problems[0].repair
+        assert not any("erase" in each.repair for each in report.problems)
+        assert (await repair(store)).left == ()
+    assert bodies(tmp_path / "sessions.db") == said
+
+
+async def test_indexes_of_a_lost_table_are_left(original: Path, tmp_path: Path) -> None:
+    """They cannot be made again without its rows, so a dry run does not say so, and the advice is a backup."""
+    async with SqliteStore(blanked(original, tmp_path, "session")) as store:
+        problems = (await fsck(store)).problems
+        assert all("backup" in each.repair for each in problems if each.where.startswith(("index", "the database")))
+        assert any(each.where.startswith("index") for each in problems)
+        assert not any(each.where.startswith("index") for each in (await repair(store, dry_run=True)).repaired)
+        assert not any(each.where.startswith("index") for each in (await repair(store)).repaired)
+
+
 def test_an_index_is_repaired_beside_a_damaged_table(original: Path, tmp_path: Path) -> None:
     """A row of another table cannot be decoded. That is left, and the index is made again."""
     path = crowded(original, tmp_path)

@@ -47,6 +47,9 @@ RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
     "its earlier versions may still load, and a fork of one of them can go on."
 )
+_RESTORE_ALL = (
+    "Restore the whole store from a backup into another place: `perdure restore --from TARGET --store URL --verify`."
+)
 _DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file again."
 _VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
 _RECORD = "Only the record is affected, not the conversation; restore the session from a backup to repair it."
@@ -59,6 +62,7 @@ _TRY_AGAIN = "Look at the reason, mend it, and check again."
 _AFTERWARDS = (
     "This may come from the damaged index above. Repair that first with `perdure fsck --repair`, then check again."
 )
+_DAMAGED_TABLE = "the database file: "
 _DECODED_AT_ONCE = 256
 
 # The errors that damaged data can cause in code that reads it. None of them may end the check.
@@ -127,7 +131,7 @@ class _Survey:
         causes = [each for each in self.problems if each.repair == MEND_FIRST]
         if causes:
             rest = [each for each in self.problems if each.repair != MEND_FIRST]
-            self.problems = [*causes, *(msgspec.structs.replace(each, repair=_AFTERWARDS) for each in rest)]
+            self.problems = [*causes, *map(_as_an_effect, rest)]
 
     @contextmanager
     def watching(self, session_id: str | None, where: str) -> Iterator[None]:
@@ -256,6 +260,13 @@ class _Survey:
             await journal.is_claimed(session_id)
 
 
+def _as_an_effect(problem: Problem) -> Problem:
+    """Return a problem with the advice to repair a damaged index first. A damaged page of a table comes from none."""
+    if problem.where.startswith(_DAMAGED_TABLE):
+        return problem
+    return msgspec.structs.replace(problem, repair=_AFTERWARDS)
+
+
 def _view_faults(session: AgentSession) -> Iterator[str]:
     """Yield what a model would refuse: results without their calls, and calls without results once a run is over."""
     called: Counter[str] = Counter()
@@ -322,8 +333,9 @@ def _problem(error: BaseException, session_id: str | None, where: str) -> Proble
     """Return an error as a line of a report."""
     match error:
         case CorruptRecord():
-            repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE
-            return Problem(error.session_id or session_id, error.position, error.reason, repair)
+            whose = error.session_id or session_id
+            repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE if whose else _RESTORE_ALL
+            return Problem(whose, error.position.removeprefix("of "), error.reason, repair)
         case KeyUnavailable():
             what = f"it could not be checked: {error.what}"
             return Problem(error.session_id or session_id, where, what, error.advice, needs_key=True)

@@ -119,7 +119,7 @@ class _Survey:
         try:
             yield
         except CorruptRecord as error:
-            self.note(error.session_id or session_id, error.position, error.reason, repair)
+            self.note(error.session_id or session_id, error.position.removeprefix("of "), error.reason, repair)
         except KeyUnavailable as error:
             what = f"it could not be checked: {error.what}"
             self.note(error.session_id or session_id, where, what, error.advice, needs_key=True)

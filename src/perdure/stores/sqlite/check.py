@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,44 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
 
 
 def page_problems(db: apsw.Connection) -> Iterator[Problem]:
-    """Yield what SQLite finds damaged. The repair of a damaged index is MEND_FIRST."""
-    roots = _indexes_by_root(db)
+    """Yield what SQLite finds damaged. The repair of a damaged index is MEND_FIRST, if its table can be read."""
+    lines: list[str] = []
     try:
-        for line in _lines(db, "integrity_check(20)"):
-            name = _index_in(line, roots)
-            where = f"the database file: {line}" if name is None else f"index {name}: {line}"
-            repair = MEND_FIRST if name else GIVE_BACK if _UNUSED.match(line) and has_only_unused_pages(db) else _FILE
-            yield Problem(None, where[:200], "SQLite finds it damaged", repair)
+        lines.extend(_lines(db, "integrity_check(20)"))
     except apsw.CorruptError:  # SQLite ends its check at a cell that it cannot decode, and does not say of which tree
         problems = [*_unreadable_indexes(db)]
+        yield from [*_told(db, lines), *problems]
         if not problems:
             raise
-        yield from problems
+    else:
+        yield from _told(db, lines)
+
+
+def _told(db: apsw.Connection, lines: Sequence[str]) -> Iterator[Problem]:
+    """Yield the lines of SQLite's check as problems."""
+    roots, lost = _indexes_by_root(db), _indexes_without_rows(db)
+    for line in lines:
+        name = _index_in(line, roots)
+        where = f"the database file: {line}" if name is None else f"index {name}: {line}"
+        is_mendable = name is not None and name not in lost
+        repair = MEND_FIRST if is_mendable else GIVE_BACK if _is_unused(db, line) else _FILE
+        yield Problem(None, where[:200], "SQLite finds it damaged", repair)
+
+
+def _is_unused(db: apsw.Connection, line: str) -> bool:
+    return _UNUSED.match(line) is not None and has_only_unused_pages(db)
+
+
+def _indexes_without_rows(db: apsw.Connection) -> set[str]:
+    """Return the indexes of tables that cannot be read, so that nothing is there to make them of."""
+    found: set[str] = set()
+    for (table,) in rows_of(db, "SELECT DISTINCT tbl_name FROM sqlite_schema WHERE type = 'index'"):
+        try:
+            rows_of(db, f'SELECT count(*) FROM "{table}" NOT INDEXED')
+        except apsw.CorruptError:
+            sql = "SELECT name FROM sqlite_schema WHERE type = 'index' AND tbl_name = ?"
+            found |= {name for (name,) in rows_of(db, sql, (table,))}
+    return found
 
 
 def tree_damage(db: apsw.Connection) -> set[str]:

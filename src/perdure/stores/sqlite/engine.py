@@ -261,7 +261,10 @@ class SqliteEngine(IndexedEngine):
             found = [*await opened.writer.run(mend, alone=True)]
         lacking: list[Problem] = await opened.readers.run(searched, long=True)
         if lacking and not dry_run:
-            await opened.searching.index(rebuild=True, progress=None)
+            try:
+                await opened.searching.index(rebuild=True, progress=None)
+            except CorruptRecord:  # the messages cannot be read; the check reports that, and all else is repaired
+                return found
         return [*found, *lacking]
 
     kind = "sqlite"
@@ -594,7 +597,7 @@ class Rows:
             case Delete():
                 self._db.execute(*TRANSLATOR.delete(statement))
             case Count():
-                return self._db.execute(*TRANSLATOR.count(statement)).fetchall()
+                return self._counted(statement)
             case Clock():
                 return [(self._at,)]
         return []
@@ -614,6 +617,12 @@ class Rows:
             return [_decoded(row, texts) for row in rows]
         except (apsw.CorruptError, apsw.NotADBError) as error:
             raise as_store_error(error) from None  # raised inside the job, which may have another way to look
+
+    def _counted(self, statement: Count) -> list[Any]:
+        try:
+            return self._db.execute(*TRANSLATOR.count(statement)).fetchall()
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            raise as_store_error(error) from None  # as for a Select
 
     def _insert(self, statement: Insert) -> list[Any]:
         text, rows = TRANSLATOR.insert(statement)
