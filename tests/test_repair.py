@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ async def test_what_follows_from_versions_is_repaired(
             entries = [each for each in await store.read(session_id) if each.kind == REPAIRED]
             if not any(each.where == "its tags in lists" for each in report.repaired):
                 assert entries[-1].body["repaired"]
+                assert entries[-1].body["at"] > datetime(2026, 1, 1).timestamp()
         assert (await repair(store)).repaired == ()
     assert bodies(path) == said
 

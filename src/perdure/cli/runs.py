@@ -73,6 +73,16 @@ def _told(event: AnyLoopEvent) -> str:
     return told(event) if told else ""
 
 
+def _told_of_entry(kind: str, body: Any) -> str:
+    """Return an entry that belongs to no run in a few words: an adapter's, or that of a repair."""
+    if kind == WRITES:
+        return told_of_writes(body)
+    match body:
+        case {"repaired": [*repairs]} if kind == "repaired":
+            return ", ".join(str(each.get("where")) for each in repairs if isinstance(each, Mapping))
+    return ""
+
+
 _WORDS: dict[str, Callable[[Any], str]] = {
     "AgentStart": lambda event: (event.config.model if event.config else "") + (" resumed" if event.resumed else ""),
     "TurnStart": lambda event: f"step {event.index}",
@@ -93,7 +103,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
     "Redacted": lambda event: counted(len(event.message_ids), "message"),
     "HoldChanged": lambda event: " ".join((*(f"+{tag}" for tag in event.placed), *(f"-{tag}" for tag in event.lifted))),
-    "UnknownEvent": lambda event: told_of_writes(event.body) if event.kind == WRITES else "",
+    "UnknownEvent": lambda event: _told_of_entry(event.kind, event.body),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.session import tag_rows
 from perdure.protocols import Entry, Problem
-from perdure.stores.engine import Delete, Insert, Job, Lock, Select, Statement, Update
+from perdure.stores.engine import Clock, Delete, Insert, Job, Lock, Select, Statement, Update
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values, prepare_batch
@@ -52,7 +52,8 @@ def repair_session(session_id: str, pack: Pack, *, dry_run: bool) -> Job[list[Pr
             yield from step()
     if repair.found and not dry_run and (yield from repair.has_sound_record()):
         told = [{"where": each.where, "what": each.what} for each in repair.found]
-        yield from note(session_id, prepare_batch([Entry(REPAIRED, {"repaired": told})], pack))
+        at = (yield Clock())[0][0]
+        yield from note(session_id, prepare_batch([Entry(REPAIRED, {"at": at, "repaired": told})], pack))
     return repair.found
 
 
