@@ -95,6 +95,35 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
     perdure("fsck", "--store", store, code=6)
     assert "1 repaired, 0 left" in perdure("fsck", "--repair", "--store", store).out
     perdure("fsck", "--store", store, code=0)
+    (session,) = perdure("ls", "--store", store, "--json").json_lines
+    repaired = perdure("events", session["id"], "--last", "1", "--store", store).out
+    assert repaired.endswith("\trepaired\tcolumn owner\n")
+    assert "1970" not in repaired
+
+
+def test_a_damaged_manifest_is_counted_and_can_be_removed(perdure: Perdure, store: str, tmp_path: Path) -> None:
+    """A list does not say that nothing is there, and the advice is not to copy everything again."""
+    target = tmp_path / "backups"
+    perdure("backup", str(target), "--store", store)
+    (manifest,) = (target / "backups").iterdir()
+    manifest.write_text("garbage")
+    listed = perdure("backup", "--list", str(target))
+    assert "1 backup cannot be read" in listed.err
+    assert "No backup" not in listed.err
+    checked = perdure("backup", "--verify", str(target), code=6)
+    assert f"rm {manifest}" in checked.err
+    assert "--full" not in checked.err
+    assert "Restore one" not in checked.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("backup", ""), ("backup", "--list", ""), ("restore", "--from", ""), ("restore", "--from", "b", "--at", "")],
+    ids=" ".join,
+)
+def test_an_empty_name_is_a_usage_error(perdure: Perdure, store: str, words: tuple[str, ...]) -> None:
+    """A variable that a script forgot to set does not mean this directory, or any backup."""
+    perdure(*words, "--store", store, code=2)
 
 
 def test_a_directory_without_backups_says_how_to_add_one(perdure: Perdure) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ def backup(
     """
     if owner_of(ctx):
         raise click.UsageError(_WHOLE)
+    if not target:
+        raise click.UsageError("TARGET is empty. Name the directory for the backups.")
     if listing + verify + bool(keep or full) > 1:
         raise click.UsageError("Name one of --list, --verify, or what to back up.")
     if listing:
@@ -80,7 +83,9 @@ def _list(target: str, as_json: bool) -> None:
         else:
             of = f"{each.engine} {each.store[:8]}"
             say(f"{each.id}  {each.at.isoformat(timespec='seconds')}  {of}  {_told(each)}, {_size(each.added)} new")
-    if not found:
+    if unread := len([*Path(target).glob("backups/*.json")]) - len(found):
+        note(f"{counted(unread, 'backup')} cannot be read. To see why: {command('backup', '--verify', target)}")
+    elif not found:
         note("No backup is in it yet.")
 
 
@@ -118,8 +123,19 @@ def _verify(ctx: click.Context, target: str, as_json: bool) -> None:
         for problem in report.unneeded:
             note(_harmless(problem))
     if not report.is_sound:
-        note(f"Restore one that is whole with --at. To have sound chunks again: {command('backup', target, '--full')}")
+        for advice in _what_helps(target, report):
+            note(advice)
         ctx.exit(DAMAGED)
+
+
+def _what_helps(target: str, report: VerifyReport) -> Iterator[str]:
+    if report.backups:
+        yield "Restore one that is whole with --at."
+    manifests = [each.path for each in report.problems if Path(each.path).parent.name == "backups"]
+    for path in manifests:
+        yield f"A backup is lost with its manifest. To remove it: rm {quote(path)}"
+    if len(report.damaged) > len(manifests) or len(report.problems) > len(manifests):
+        yield f"To have sound chunks again: {command('backup', target, '--full')}"
 
 
 def _harmless(problem: BackupDamaged) -> str:
@@ -137,6 +153,8 @@ def restore_store(ctx: click.Context, target: str, at: str | None, verify: bool,
 
     if owner_of(ctx):
         raise click.UsageError(_WHOLE)
+    if not target or at == "":
+        raise click.UsageError("--from and --at need a value: the directory of backups, and a backup's id or a time.")
     url = store_url(ctx).value
     require_kind(url)
     # A restore alone needs no keys: the ring may be brought back after the store.
