@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol, Unpack
 
+from perdure.errors import CorruptRecord, KeyUnavailable
+from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionInfoList
 from perdure.protocols import Filters
 
@@ -31,3 +33,9 @@ async def pages(listing: Listing, **filters: Unpack[Filters]) -> AsyncIterator[S
 async def all_infos(listing: Listing, **filters: Unpack[Filters]) -> list[AgentSessionInfo]:
     """Return every header of a list, the newest first. Damaged ones are left out."""
     return [info async for page in pages(listing, **filters) for info in page]
+
+
+def unread_ids(page: SessionInfoList) -> list[SessionId]:
+    """Return the sessions of a page whose headers cannot be read: they are damaged, or sealed with a missing key."""
+    unread = [each.session_id for each in page.damaged if isinstance(each, CorruptRecord | KeyUnavailable)]
+    return [SessionId(each) for each in unread if each is not None]

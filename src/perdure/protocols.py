@@ -1960,6 +1960,7 @@ class WhyLeft(StrEnum):
     CHANGED = "changed"
     """It was changed, or erased, since it was found."""
     DAMAGED = "damaged"
+    """It cannot be read: it is damaged, or sealed with a key that is not there."""
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.keys import new_master
+from perdure.model.ids import now, use
+from perdure.testing import FrozenClock
 
 WORD = "zebrafinch"
 
@@ -129,6 +132,23 @@ def test_keys_of_a_held_session_stay_if_its_header_cannot_be_read(
     assert shared in said("keys", "forget", "--no-owner", "--yes", "--keys", "ring.json", code=5).err
     assert said("keys", "forget", "bob", "--yes", "--keys", "ring.json").out == "keys forgotten: 1\n"
     assert len(said("keys", "list", "--keys", "ring.json").lines) == 3
+
+
+def test_sessions_without_their_keys_are_never_counted_as_none(said: Callable[..., Any]) -> None:
+    """A job that forgot the option does not look like one that had nothing to do."""
+    ids = {each["id"] for each in said("ls", "--json", "--keys", "ring.json").json_lines}
+    assert {*said("stats", "--json").json["damaged"]} == ids
+    assert "2 sessions could not be read" in said("stats").err
+    assert "sessions  2, 2 of them not readable" in said("doctor").out
+    assert said("doctor", "--json").json["store"]["unread"] == 2
+    kept = said("purge", "--status", "active", "--yes")
+    assert kept.out == "sessions erased: 0\n"
+    assert "2 sessions left that cannot be read" in kept.err
+    for mode in ("--dry-run", "--yes"):
+        with use(clock=FrozenClock(now() + timedelta(hours=1))):
+            left = said("purge", "--idle", "1min", mode, "--json").json["left"]
+        assert {(each["session"], each["why"]) for each in left} == {(each, "damaged") for each in ids}
+    assert said("purge", "--status", "active", "--yes", "--keys", "ring.json").out == "sessions erased: 2\n"
 
 
 def test_erasing_an_owner_can_forget_the_key(said: Callable[..., Any]) -> None:

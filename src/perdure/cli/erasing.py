@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +12,7 @@ import msgspec
 
 from perdure.cli.confirming import confirm, yes_option
 from perdure.cli.errors import CONFLICT, NOT_ALLOWED, Failure
+from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, status_option, store_command
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import on_sessions
@@ -134,30 +137,42 @@ def purge(
         return
     confirm(yes, "erase these sessions")
 
-    async def work(store: Sessions) -> tuple[int, dict[str, str]]:
+    async def work(store: Sessions) -> tuple[int, dict[str, str], list[str]]:
         erased = await store.purge(older_than=older_than, status=status)
-        return erased, await _held(store, older_than, status)
+        return erased, *await _skipped(store, older_than, status)
 
-    erased, held = on_sessions(ctx, work)
+    erased, held, unread = on_sessions(ctx, work)
     say(f"sessions erased: {erased}")
     if held:
-        shown = ", ".join(f"{each} ({tag})" for each, tag in [*held.items()][:_SHOWN])
-        note(f"{counted(len(held), 'session')} left, under hold: {shown}{', …' if len(held) > _SHOWN else ''}")
+        note(f"{counted(len(held), 'session')} left, under hold: {_some(f'{id} ({tag})' for id, tag in held.items())}")
+    if unread:
+        left = f"{counted(len(unread), 'session')} left that cannot be read: {_some(unread)}"
+        note(f"{left}. To see why: {command('fsck')}")
 
 
-async def _held(sessions: Sessions, older_than: datetime | None, status: str | None) -> dict[str, str]:
-    """Return the sessions that a purge has skipped because of a legal hold, each with its tag."""
+def _some(names: Iterable[str]) -> str:
+    first = [*islice(names, _SHOWN + 1)]
+    return ", ".join([*first[:_SHOWN], *(["…"] if len(first) > _SHOWN else [])])
+
+
+async def _skipped(
+    sessions: Sessions, older_than: datetime | None, status: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return what a purge has skipped: sessions under a legal hold, each with its tag, and those it could not read."""
     from perdure.model.session import SessionStatus
-    from perdure.paging import all_infos
+    from perdure.paging import pages, unread_ids
     from perdure.protocols import Filters
 
     found: list[str] = []
+    unread: list[str] = []
     for each in (status,) if status is not None else SessionStatus:
         filters: Filters = {"status": each}
         if older_than is not None:
             filters |= {"updated_before": older_than, "order": "updated"}
-        found += [info.id for info in await all_infos(sessions.headers, **filters)]
-    return {str(each): tag for each, tag in (await sessions.holds(found)).items()}
+        async for page in pages(sessions.headers, **filters):
+            found += [info.id for info in page]
+            unread += unread_ids(page)
+    return {str(each): tag for each, tag in (await sessions.holds(found)).items()}, unread
 
 
 @store_command(json=True)

@@ -12,10 +12,9 @@ from perdure.cli.hints import command
 from perdure.cli.options import settings_of, store_command
 from perdure.cli.setup import keys_in, on_sessions, ring_path, store_url
 from perdure.cli.terminal import is_terminal, note, print_json, print_table, say
-from perdure.errors import CorruptRecord, KeyUnavailable, SessionHeld
-from perdure.model.ids import SessionId
-from perdure.model.session import SessionInfoList, SessionStatus
-from perdure.paging import pages
+from perdure.errors import SessionHeld
+from perdure.model.session import SessionStatus
+from perdure.paging import pages, unread_ids
 from perdure.protocols import Filters, Retains, SealedStore
 from perdure.sessions.default_store import path_of
 
@@ -127,17 +126,13 @@ async def _refuse_held(sessions: Sessions, owner: str | None) -> None:
     # Two lists, since deleted sessions are listed only when asked for.
     for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
         async for page in pages(store.list, **filters):
-            for session_id, tag in (await store.holds(_ids_of(page))).items():
+            # A hold is looked up without keys, so sessions that cannot be read count as well.
+            ids = [*(info.id for info in page), *unread_ids(page)]
+            for session_id, tag in (await store.holds(ids)).items():
                 raise SessionHeld(session_id, tag)
     if owner is not None and isinstance(store, SealedStore):
         for session_id, tag in (await store.held_beside(owner)).items():
             raise SessionHeld(session_id, tag)
-
-
-def _ids_of(page: SessionInfoList) -> list[SessionId]:
-    """Return the sessions of a page, including those that cannot be read: a hold is looked up without keys."""
-    unread = [each.session_id for each in page.damaged if isinstance(each, CorruptRecord | KeyUnavailable)]
-    return [*(info.id for info in page), *(SessionId(each) for each in unread if each is not None)]
 
 
 def _forget(ring: FileKeyRing, owner: str | None, yes: bool) -> None:

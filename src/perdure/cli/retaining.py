@@ -24,7 +24,7 @@ _WORDS = {
     "timer": "it has a timer",
     "hold": "it is under hold",
     "changed": "it has changed meanwhile",
-    "damaged": "it is damaged",
+    "damaged": "it cannot be read",
 }
 
 

@@ -188,14 +188,15 @@ def _looked_at(ctx: click.Context) -> dict[str, Any]:
     """Return the number of sessions in the store, or the error if it does not open."""
     from perdure.errors import PerdureError
 
-    async def work(sessions: Sessions) -> str:
+    async def work(sessions: Sessions) -> tuple[str, int]:
         page = await sessions.headers(limit=1000)
-        return f"{len(page)}{'+' if page.next else ''}"
+        return f"{len(page) + len(page.damaged)}{'+' if page.next else ''}", len(page.damaged)
 
     try:
-        return {"sessions": on_sessions(ctx, work), "error": None}
+        count, unread = on_sessions(ctx, work)
     except (PerdureError, OSError) as error:
-        return {"sessions": None, "error": str(error)}
+        return {"sessions": None, "unread": None, "error": str(error)}
+    return {"sessions": count, "unread": unread, "error": None}
 
 
 def _print_findings(found: dict[str, Any]) -> None:
@@ -207,7 +208,8 @@ def _print_findings(found: dict[str, Any]) -> None:
     say(f"sqlite    {sqlite['version']}, full-text search {'yes' if sqlite['fts5'] else 'no'}")
     say(f"config    {found['config'] or 'none'}")
     say(f"store     {store['url']} (by {store['chosen_by']})")
-    say(f"sessions  {store['sessions'] if store['error'] is None else 'not readable'}")
+    unread = f", {store['unread']} of them not readable; see: perdure ls" if store["unread"] else ""
+    say(f"sessions  {store['sessions'] + unread if store['error'] is None else 'not readable'}")
     model = found["model"]
     say(f"model     {model['name']} (by {model['chosen_by']})" if model["name"] else "model     none")
     keys = [name for name, is_set in found["keys"].items() if is_set]

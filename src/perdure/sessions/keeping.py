@@ -17,7 +17,6 @@ from perdure.actions.inbox import CANCEL
 from perdure.aio import aside
 from perdure.errors import (
     ConfigurationError,
-    CorruptRecord,
     InvalidData,
     KeyUnavailable,
     PerdureError,
@@ -29,7 +28,7 @@ from perdure.model.checks import expect, expect_function, expect_method, expect_
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionStatus, check_owner
-from perdure.paging import all_infos, pages
+from perdure.paging import all_infos, pages, unread_ids
 from perdure.protocols import (
     ArchivingStore,
     BulkErasure,
@@ -371,12 +370,11 @@ class Keeping(Looking):
 
     async def _all_of(self, owner: str) -> list[SessionId]:
         """Return the ids of an owner's sessions, including deleted ones."""
-        found: list[str | None] = []
+        found: list[SessionId] = []
         for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
             async for page in pages(self.store.list, **filters):
-                found += [info.id for info in page]
-                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord | KeyUnavailable)]
-        return [SessionId(each) for each in found if each is not None]
+                found += [*(info.id for info in page), *unread_ids(page)]
+        return found
 
     async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> None:
         """Ask the runs of sessions to stop, and wait until they have, or until the deadline."""

@@ -118,6 +118,7 @@ class Round:
             for bounds in self._bounds(rule):
                 async for page in self._listed(filters | bounds):
                     self._take(page)
+                    self._note_unread(page)
         counts = [rule.versions for _, rule in self._sources(rules) if rule.versions is not None]
         if counts:
             async for found in self._with_versions(min(counts)):
@@ -158,6 +159,13 @@ class Round:
             wanted: Filters = filters | status
             async for page in pages(self._sessions.headers, **wanted | Filters(top_level=True)):
                 yield page
+
+    def _note_unread(self, page: SessionInfoList) -> None:
+        """Name the sessions whose headers cannot be read: whether their time is over is not known."""
+        for error in page.damaged:
+            if isinstance(error, CorruptRecord | KeyUnavailable) and error.session_id is not None:
+                session_id = SessionId(error.session_id)
+                self._left[session_id] = Left(session_id, WhyLeft.DAMAGED, error.what)
 
     def _take(self, infos: Iterable[AgentSessionInfo]) -> None:
         """Note what has to be done about sessions."""

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.errors import CorruptRecord, KeyUnavailable, SessionNotFound, UnreadableFile
 from perdure.model.usage import Usage
-from perdure.paging import pages
+from perdure.paging import pages, unread_ids
 from perdure.protocols import Filters
 from perdure.sessions.json_forms import of_usage
 
@@ -88,10 +88,9 @@ async def spending_of(
     A caller's usage on record contains that of its sub-agents, which is subtracted here. A damaged session is named,
     and the others are counted.
     """
-    infos, is_whole = await _changed_since(sessions, since, limit)
+    infos, damaged, is_whole = await _changed_since(sessions, since, limit)
     runs: dict[Key, RunCost] = {}
     spawned: list[tuple[Key, Usage]] = []
-    damaged: list[str] = []
     for done, info in enumerate(infos, 1):
         try:
             found = _runs_of(info, await _loops(sessions, info.id))
@@ -114,17 +113,22 @@ async def spending_of(
 
 async def _changed_since(
     sessions: Looking, since: datetime | None, limit: int | None
-) -> tuple[list[AgentSessionInfo], bool]:
-    """Return the headers of sessions that were changed since a time, and tell whether these are all of them."""
+) -> tuple[list[AgentSessionInfo], list[str], bool]:
+    """Return the headers of sessions that were changed since a time, and the ids of those whose header is unreadable.
+
+    The flag tells whether these are all of them.
+    """
     filters: Filters = {} if since is None else {"updated_after": since}
     if limit is not None:
         filters |= {"order": "updated"}
     found: list[AgentSessionInfo] = []
+    damaged: list[str] = []
     async for page in pages(sessions.headers, **filters):
         found += page
+        damaged += unread_ids(page)
         if limit is not None and len(found) > limit:
-            return found[:limit], False
-    return found, True
+            return found[:limit], damaged, False
+    return found, damaged, True
 
 
 async def _loops(sessions: Looking, session_id: str) -> list[LoopRecord]:
