@@ -216,3 +216,14 @@ def test_master_keys_come_from_the_environment_or_a_file(path: Path, monkeypatch
     held.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         ring_at(str(path))
+
+
+@pytest.mark.parametrize("content", ["{}", '{"name": "my-app"}', '{"keys": [], "forgotten": []}', "[]", "", "ring"])
+@pytest.mark.parametrize("create", [False, True])
+def test_another_file_is_not_taken_for_a_ring(tmp_path: Path, content: str, create: bool) -> None:
+    """It is refused when the ring is opened, and never written over, whatever JSON is in it."""
+    path = tmp_path / "package.json"
+    path.write_text(content)
+    with pytest.raises(StoreError, match="not a key ring"):
+        FileKeyRing(path, master=OLD, create=create).current("ada")
+    assert path.read_text() == content

@@ -151,6 +151,13 @@ def test_sessions_without_their_keys_are_never_counted_as_none(said: Callable[..
     assert said("purge", "--status", "active", "--yes", "--keys", "ring.json").out == "sessions erased: 2\n"
 
 
+def test_a_damaged_ring_is_refused_before_a_store_is_made(said: Callable[..., Any]) -> None:
+    Path("broken.json").write_text("{")
+    words = ("send", "--new", "hello", "--keys", "broken.json", "--store", "sqlite:///new.db")
+    assert "not a key ring" in said(*words, code=7).err
+    assert not Path("new.db").exists()
+
+
 def test_erasing_an_owner_can_forget_the_key(said: Callable[..., Any]) -> None:
     done = said("erase", "--of", "bob", "--forget-key", "--yes", "--keys", "ring.json")
     assert done.out == "sessions erased: 1\nkeys forgotten: 1\n"

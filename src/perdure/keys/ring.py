@@ -59,7 +59,7 @@ class FileKeyRing:
             raise ConfigurationError("A key ring needs a master key: `FileKeyRing(path, master=…)`.")
         # Reentrant: `_made` changes the file and then opens the key, without letting another thread in between.
         self._lock = threading.RLock()
-        self._ring = Ring()
+        self._ring = Ring.of()
         self._seen: tuple[int, ...] | None = None
         self._looked = float("-inf")
         self._opened: dict[str, DataKey] = {}
@@ -67,6 +67,7 @@ class FileKeyRing:
         self._losses = 0
         if create:
             self._make()
+        self._look()  # a file that is not a ring is refused here, before a store is opened with it
 
     def __repr__(self) -> str:
         return f"FileKeyRing({str(self.path)!r})"
@@ -142,7 +143,7 @@ class FileKeyRing:
                 )
                 for each in ring.keys
             ]
-            return Ring(keys, ring.forgotten)
+            return Ring.of(keys, ring.forgotten)
 
         before = self._changed(wrapped_again)
         return sum(each.master != newest.id for each in before.keys)
@@ -157,7 +158,8 @@ class FileKeyRing:
 
         def without(ring: Ring) -> Ring:
             gone = [Gone(each.id, at) for each in ring.keys if each.owner == owner]
-            return Ring([each for each in ring.keys if each.owner != owner], [*ring.forgotten, *gone]) if gone else ring
+            kept = (each for each in ring.keys if each.owner != owner)
+            return Ring.of(kept, [*ring.forgotten, *gone]) if gone else ring
 
         before = self._changed(without, overwrites=True)
         return sum(each.owner == owner for each in before.keys)
@@ -171,7 +173,7 @@ class FileKeyRing:
         """Make the file if it does not exist."""
         with self._lock, locked(self.path):
             if not self.path.exists():
-                write(self.path, Ring())
+                write(self.path, Ring.of())
 
     def _made(self, owner: str | None, *, renews: bool) -> DataKey:
         """Return a new key for an owner, or the one that another process has just made."""
@@ -187,7 +189,7 @@ class FileKeyRing:
             if not renews and has_key:
                 return ring
             self._require_own(ring)
-            return Ring([*ring.keys, added], ring.forgotten)
+            return Ring.of([*ring.keys, added], ring.forgotten)
 
         with self._lock:
             self._changed(with_key)

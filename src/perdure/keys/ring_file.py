@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,15 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Ring(msgspec.Struct, frozen=True):
-    keys: list[Wrapped] = []
-    forgotten: list[Gone] = []
-    format: int = _FORMAT
+    """The content of the file. Every field is required, so that no other JSON file is taken for a ring."""
+
+    keys: list[Wrapped]
+    forgotten: list[Gone]
+    format: int
+
+    @classmethod
+    def of(cls, keys: Iterable[Wrapped] = (), forgotten: Iterable[Gone] = ()) -> Ring:
+        return cls([*keys], [*forgotten], _FORMAT)
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
@@ -59,7 +65,8 @@ def read(path: Path) -> Ring:
         except msgspec.MsgspecError as error:
             if seen != identity(path):
                 continue  # while it was read, it was replaced and the old file overwritten
-            raise StoreError(f"The key ring {path} is damaged ({error}). Restore it from a backup.") from None
+            what = f"{path} is not a key ring, or is damaged ({error})."
+            raise StoreError(f"{what} Name another, or restore it from a backup.") from None
         if ring.format > _FORMAT:
             raise StoreError(f"The key ring {path} was written by a newer release of perdure. Install that one.")
         return ring
