@@ -745,7 +745,7 @@ class RedactionFailed(PerdureError):
     def __init__(self, redactor: str, problem: str) -> None:
         self.redactor = redactor
         self.problem = problem
-        what = f"The redactor {redactor!r} {problem}, so that nothing was stored."
+        what = f"The redactor {redactor!r} {problem}, so the text was not stored."
         super().__init__(what, "Mend the redactor of connect(redact=…), and repeat the call.")
 
 

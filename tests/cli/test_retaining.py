@@ -121,3 +121,9 @@ async def test_an_error_says_how_many_of_several_sessions_were_erased_before(pro
         await store.claim("b", version=2, owner="another process", lease=60.0)
         refused = process("erase", "a", "b", "--yes", "--store", STORE, code=4)
     assert "sessions erased before the error: 1\n" in refused.err
+
+
+def test_an_owner_is_told_how_a_hold_is_lifted(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "a", "hello", "--owner", "ada")
+    perdure("tag", "a", "hold", "--owner", "ada")
+    assert "without --owner" in perdure("tag", "a", "--remove", "hold", "--owner", "ada", code=9).err

@@ -11,11 +11,11 @@ import click
 import msgspec
 
 from perdure.cli.confirming import confirm, yes_option
-from perdure.cli.errors import CONFLICT, NOT_ALLOWED, Failure
+from perdure.cli.errors import CONFLICT, NOT_ALLOWED, NOT_SET_UP, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, status_option, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import on_sessions
+from perdure.cli.setup import keys_in, on_sessions
 from perdure.cli.terminal import counted, note, print_json, say
 from perdure.errors import PerdureError, SessionHeld
 from perdure.protocols import Retains
@@ -46,6 +46,9 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
     if whose is None:
         _erase_each(ctx, sessions, yes)
         return
+    if forget_key and keys_in(ctx) is None:
+        keyless = "This store was opened without keys, so no key can be forgotten."
+        raise Failure(f"{keyless} Name the key ring: --keys FILE, or PERDURE_KEYS.", NOT_SET_UP)
     confirm(yes, f"erase all that {whose!r} has")
     receipt = on_sessions(ctx, lambda store: store.erase_owner(whose, forget_key=forget_key))
     say(f"sessions erased: {len(receipt.erased)}")
@@ -120,7 +123,8 @@ def purge(
     by_rules = any(value is not None for value in rules.values())
     if bool(sessions) + bool(older_than or status) + by_rules != 1:
         raise click.UsageError(
-            "Name the sessions; or which by --older-than and --status; or rules: --policy, --age, --idle, --versions."
+            "Name one of these: the sessions; which, by --older-than and --status; or rules, by --policy, --age, "
+            "--idle and --versions."
         )
     if by_rules:
         from perdure.cli.retaining import apply_policy, policy_of

@@ -181,6 +181,8 @@ def advised(error: Exception) -> str:
             return f"Session {error.session_id!r} waits for approval.\n{to_decide(error.session_id)}"
         case InvalidSessionId():
             return f"{error.what} {_AN_ID}"
+        case SessionNotFound(version=int()):
+            return f"{error.what} Type: {command('versions', error.session_id)}"
         case SessionNotFound():
             notes = "".join(f" {each}" for each in getattr(error, "__notes__", ()))
             return f"{error.what}{notes} Type: {command('ls')}{_or_begin()}"
@@ -220,7 +222,7 @@ def advice_on_key(error: KeyUnavailable, session_id: str | None = None) -> str:
     match error:
         case WrongKey():
             rotate = f"PERDURE_MASTER_KEY=NEW,OLD {command('keys', 'rotate')}"
-            return f"Give the right one. After a change of master keys, give both once: {rotate}"
+            return f"Give that one in PERDURE_MASTER_KEY. After a change of master keys, give both once: {rotate}"
         case KeyForgotten():
             return f"To erase what is left of a session: {command('erase', session_id or 'ID')}"
         case KeyMissing(has_ring=False):
@@ -236,10 +238,14 @@ def _or_begin() -> str:
 
 
 def _of_setup(error: ConfigurationError) -> str:
+    from perdure.sessions.reach import NO_OWNER
+
     if error.missing == "model":
         return f"{error.what}\n{NAME_A_MODEL}"
     if error.missing == "context":
         return f"{error.what}\n{to_make_context(error)}"
+    if error.advice == NO_OWNER:
+        return f"{error.what}\nRepeat the command without --owner and PERDURE_OWNER."
     if error.advice.startswith(_INSTALL):
         return f"{error.what}\nType: {error.advice}"
     there = subagents_there(click.get_current_context(silent=True)) if missed_tool(error) else set()

@@ -43,6 +43,8 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
     """
     if verb in ("renew", "forget") and (name is None) != no_owner:
         raise click.UsageError(f"Name the owner: perdure keys {verb} OWNER, or add --no-owner.")
+    if verb == "new" and no_owner:
+        raise click.UsageError("perdure keys new makes a ring for all owners; leave --no-owner out.")
     if verb in ("master", "list", "rotate") and (name is not None or no_owner):
         raise click.UsageError(f"perdure keys {verb} takes no name.")
     if verb == "master":
@@ -84,7 +86,7 @@ def _make(ctx: click.Context, name: str | None) -> None:
     if path is None:
         raise click.UsageError("Name the file to make: perdure keys new FILE.", ctx)
     if Path(path).exists():
-        raise click.UsageError(f"{path} is there already.")
+        raise click.UsageError(f"{path} is there already. Name another file: perdure keys new FILE.")
     ring_at(path, create=True)
     settings_of(ctx).keys = path
     say(path)

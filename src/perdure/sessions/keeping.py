@@ -334,7 +334,7 @@ class Keeping(Looking):
         """
         ring = keys_of(self.store) if expect(forget_key, bool, "$.forget_key") else None
         if forget_key and ring is None:
-            raise ConfigurationError("This store was opened without keys, so that there is none to forget.")
+            raise ConfigurationError("This store was opened without keys, so it has no key to forget.")
         expect_wait(wait, "$.wait")
         whose = self.owner if owner is None else owner
         check_owner(whose)

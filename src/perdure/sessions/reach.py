@@ -118,7 +118,8 @@ class Reach:
         and the error names it.
         """
         if self.owner is not None and getattr(action, "lifts_hold", False):
-            raise ConfigurationError(f"These are the sessions of {self.owner!r}, who cannot lift a hold.", NO_OWNER)
+            what = f"These are the sessions of {self.owner!r}. An owner cannot lift a hold."
+            raise ConfigurationError(what, NO_OWNER)
         key = await self._reach(session_id)
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict, expected=self._expected)
