@@ -101,6 +101,18 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
     assert "1970" not in repaired
 
 
+@pytest.mark.parametrize("command", [("ls",), ("fsck",), ("fsck", "--repair")], ids=" ".join)
+def test_a_file_that_was_cut_short_is_damage(
+    perdure: Perdure, store: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """It cannot even be opened. The advice is a backup, not to look which store is used."""
+    path = tmp_path / "sessions.db"
+    path.write_bytes(path.read_bytes()[:100])
+    refused = perdure(*command, "--store", store, code=6).err
+    assert "restore the store from a backup" in refused
+    assert path.stat().st_size == 100
+
+
 def test_a_damaged_manifest_is_counted_and_can_be_removed(perdure: Perdure, store: str, tmp_path: Path) -> None:
     """A list does not say that nothing is there, and the advice is not to copy everything again."""
     target = tmp_path / "backups"

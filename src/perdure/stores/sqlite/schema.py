@@ -24,6 +24,10 @@ from perdure.stores.sqlite import steps
 APPLICATION_ID = 0x70657264  # "perd"
 # At most 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 CHECKPOINT_PAGES = 16_000
+_LOST = (
+    "Keep a copy of the file, and restore the store from a backup. "
+    "If there is none, `sqlite3 FILE .recover` saves what it can."
+)
 # Writers wait for the lock beside the file first. So this is mostly for others, such as a `sqlite3` shell.
 BUSY_MS = 10_000
 # Instead of 2,000. Each commit of a writer empties this cache, and a long session is read once from end to end. Loads
@@ -60,6 +64,8 @@ def prepare(given: Path, lock_timeout: float) -> Path:
     except SessionLocked as locked:
         if not _is_in_use(path, locked.holder):
             raise
+    except apsw.CorruptError as error:
+        raise CorruptRecord(None, f"of {path}", f"SQLite cannot open it ({error})", _LOST) from None
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
     finally:
