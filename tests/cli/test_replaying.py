@@ -169,6 +169,13 @@ def test_tools_that_are_not_here_are_named(stored: Callable[..., Any]) -> None:
     )
 
 
+def test_live_tools_that_are_not_here_are_named(stored: Callable[..., Any]) -> None:
+    """What is different then comes from the command, not from the model or the tools."""
+    assert "  note: These tools are not known here, so their calls were not made: add." in (
+        stored("replay", "sum", "--tools", "live", code=1).lines
+    )
+
+
 def test_a_budget_ends_a_replay(stored: Callable[..., Any]) -> None:
     """Turns that are not begun are told as left out."""
     said = stored("replay", "sum", "--max-time", "0s", code=2)

@@ -227,13 +227,15 @@ class _TurnReplay:
         lengths = self._lengths(before) if self._turn.compactions else ()
         capability = ReplayTurn(self._turn, self._answers, self._is_recorded, steer, self._left, lengths)
         await self._loops.connect_tools(session.definition)
-        missing = [] if self._is_live else self._missing(session.definition)
-        if missing and not self._replay.gives_recorded_answers:
-            names = ", ".join(missing)
+        missing = self._missing(session.definition)
+        names = ", ".join(missing)
+        if missing and self._is_live:
+            self.notes.append(f"These tools are not known here, so their calls were not made: {names}.")
+        elif missing and not self._replay.gives_recorded_answers:
             self.notes.append(
                 f"Only the names of these tools are known here, so that the model was shown no more: {names}."
             )
-        named = [NamedTool(name) for name in missing]
+        named = [] if self._is_live else [NamedTool(name) for name in missing]
         return self._loops.varied(capability, tools=named, driver=self._replay._driver), steer
 
     def _is_recorded(self, tool: Tool) -> bool:
