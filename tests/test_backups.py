@@ -647,3 +647,9 @@ async def test_logs_that_grow_while_they_are_looked_at_are_looked_at_again(
         found = {info.id: info.version for info in await store.list()}
     assert len(saved) == 2
     assert found[SessionId(saved[0])] == found[SessionId(saved[1])] == 3
+
+
+@pytest.mark.parametrize("call", [list_backups, verify_backups, lambda target: restore(target, "sqlite:///none.db")])
+async def test_a_target_that_is_no_path_is_refused(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidData, match="expected a path, got 5"):
+        await call(5)

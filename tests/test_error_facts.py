@@ -36,6 +36,7 @@ from perdure.errors import (
     RunFailed,
     SessionBusy,
     SessionConflict,
+    SessionHeld,
     SessionLocked,
     SessionNotActive,
     SessionNotFound,
@@ -206,3 +207,9 @@ def test_a_quote_that_is_cut_is_closed() -> None:
 def test_what_is_no_mcp_server_is_told_what_is(given: Any) -> None:
     with pytest.raises(InvalidData, match="expected the command or the URL of an MCP server"):
         mcp(given)
+
+
+def test_a_hold_with_an_empty_case_names_the_call_that_lifts_it() -> None:
+    """`hold:` is another tag than `hold`, and lifting the one leaves the other."""
+    assert "lift_hold('a', '')" in SessionHeld("a", "hold:").advice
+    assert "lift_hold('a')" in SessionHeld("a", "hold").advice

@@ -212,8 +212,8 @@ class SessionHeld(PerdureError):
         self.tag = tag
         self.holder = holder or session_id
         by = "" if self.holder == session_id else f" by session {self.holder!r}, whose sub-agent it is"
-        case = tag.partition(":")[2]
-        named = f", {case!r}" if case else ""
+        _, has_case, case = tag.partition(":")
+        named = f", {case!r}" if has_case else ""
         super().__init__(
             f"Session {session_id!r} is under hold ({tag!r}){by}. Nothing of it was erased.",
             f"Once the hold may be lifted, call sessions.lift_hold({self.holder!r}{named}); that is put on record.",

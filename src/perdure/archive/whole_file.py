@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from perdure.errors import InvalidData, StoreError
 from perdure.model.ids import new_id
+from perdure.model.value import brief
 
 
 @asynccontextmanager
@@ -42,6 +43,8 @@ def _require_regular(path: str) -> None:
 
 def checked_path(given: str | os.PathLike[str], where: str) -> str:
     """Return the name of a file. Raise InvalidData if the system cannot take it."""
+    if not isinstance(given, str | os.PathLike):
+        raise InvalidData(where, f"expected a path, got {brief(given)}")
     path = os.fspath(given)
     try:
         is_possible = b"\0" not in os.fsencode(path)
