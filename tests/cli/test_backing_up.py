@@ -102,13 +102,13 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", [("ls",), ("fsck",), ("fsck", "--repair")], ids=" ".join)
-def test_a_file_that_was_cut_short_is_damage(
+def test_a_file_that_was_cut_short_is_to_be_restored(
     perdure: Perdure, store: str, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     """It cannot even be opened. The advice is a backup, not to look which store is used."""
     path = tmp_path / "sessions.db"
     path.write_bytes(path.read_bytes()[:100])
-    refused = perdure(*command, "--store", store, code=6).err
+    refused = perdure(*command, "--store", store, code=7).err
     assert "restore the store from a backup" in refused
     assert path.stat().st_size == 100
 

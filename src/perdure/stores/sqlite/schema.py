@@ -65,7 +65,7 @@ def prepare(given: Path, lock_timeout: float) -> Path:
         if not _is_in_use(path, locked.holder):
             raise
     except apsw.CorruptError as error:
-        raise CorruptRecord(None, f"of {path}", f"SQLite cannot open it ({error})", _LOST) from None
+        raise StoreError(f"{path} is damaged: SQLite cannot open it ({error}).", _LOST) from None
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
     finally:
