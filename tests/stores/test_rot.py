@@ -124,6 +124,7 @@ class TestRotOfFiles(RotContract):
     """The contract as others apply it, to a directory of files."""
 
     flips = 400 if TORTURE else 1
+    patience = 3_600.0 if TORTURE else RotContract.patience
     left_to_check = ("queue", "lenient", "notes")
 
     def open_store(self, where: Path) -> FileStore:

@@ -31,8 +31,11 @@ _SHARED = "(sessions without an owner)"
 @click.argument("verb", type=click.Choice(_VERBS), default="list", metavar=f"[{'|'.join(_VERBS)}]")
 @click.argument("name", required=False, metavar="[FILE|OWNER]")
 @click.option("--no-owner", is_flag=True, help="Mean the key that sessions without an owner share.")
+@click.option("--no-store", is_flag=True, help="The store is gone: look for no legal holds before `forget`.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a key is destroyed.")
-def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes: bool, as_json: bool) -> None:
+def keys(
+    ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, no_store: bool, yes: bool, as_json: bool
+) -> None:
     """Make, list, rotate and forget the keys that a store is sealed with. Without a verb, list them.
 
     `master` prints a new master key, for the environment variable PERDURE_MASTER_KEY or the file that
@@ -45,6 +48,8 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
         raise click.UsageError(f"Name the owner: perdure keys {verb} OWNER, or add --no-owner.")
     if verb == "new" and no_owner:
         raise click.UsageError("perdure keys new makes a ring for all owners; leave --no-owner out.")
+    if no_store and verb != "forget":
+        raise click.UsageError(f"perdure keys {verb} looks into no store; leave --no-store out.")
     if verb in ("master", "list", "rotate") and (name is not None or no_owner):
         raise click.UsageError(f"perdure keys {verb} takes no name.")
     if verb == "master":
@@ -66,7 +71,8 @@ def keys(ctx: click.Context, /, verb: str, name: str | None, no_owner: bool, yes
         say(f"keys wrapped with the newest master key: {_ring(ctx).rotate()}")
     else:
         ring = _ring(ctx)
-        _require_no_hold(ctx, name)
+        if not no_store:
+            _require_no_hold(ctx, name)
         _forget(ring, name, yes)
 
 
@@ -110,14 +116,13 @@ def _show(ring: FileKeyRing, as_json: bool) -> None:
 
 
 def _require_no_hold(ctx: click.Context, owner: str | None) -> None:
-    """Refuse to destroy the keys of sessions under a legal hold in the store that the options name.
-
-    If that store does not exist, the keys may be destroyed: they may be all that is left of it.
-    """
+    """Refuse to destroy the keys of sessions under a legal hold in the store that the options name."""
     path = path_of(store_url(ctx).value)
     if path is not None and not path.exists():
-        note(f"No store is at {path}, so nobody was asked for legal holds.")
-        return
+        raise click.UsageError(
+            f"No store is at {path}, so legal holds cannot be looked up. Name it: --store URL, or add --no-store "
+            "if it is gone."
+        )
     on_sessions(ctx, lambda sessions: _refuse_held(sessions, owner))
 
 
