@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.errors import SessionLocked
 from perdure.stores.file import FileStore
 from perdure.stores.file_lock import FileLock
+from perdure.stores.folder import lock_file
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import new_session, say
 
@@ -35,6 +38,7 @@ import os, signal, sys
 from pathlib import Path
 from perdure.stores.file import FileStore
 from perdure.stores.file_lock import FileLock
+from perdure.stores.folder import lock_file
 
 with FileLock(Path(sys.argv[1])):
     child = os.fork()
@@ -174,3 +178,26 @@ def test_the_lock_is_flock(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(handle)
+
+
+class _Late(queue.SimpleQueue[Any]):
+    """A queue on a busy machine: CPython 3.11 waits for ever in `get` if a time-out is over before the wait begins."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return super().get(block)
+
+
+async def test_a_job_that_waits_for_a_lock_is_tried_again_on_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "SimpleQueue", _Late)
+    async with FileStore(tmp_path) as store:
+        session = await store.create(new_session("one"))
+        handle = os.open(tmp_path / lock_file(session.id), os.O_RDWR)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        saving = asyncio.ensure_future(store.save(say(session, "two")))
+        await asyncio.sleep(0.1)
+        assert not saving.done()
+        os.close(handle)
+        async with asyncio.timeout(5):
+            assert (await saving).version == 2

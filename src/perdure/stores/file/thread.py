@@ -114,8 +114,10 @@ class FileThread:
         """Return the next job. Try those again that were put back."""
         while True:
             try:
-                request = self._queue.get(timeout=_pause() if self._put_back else None)
+                # Never with a timeout: CPython 3.11 waits for ever if a short one is over too soon.
+                request = self._queue.get(block=not self._put_back)
             except queue.Empty:
+                time.sleep(_pause())
                 self._try_again()
                 continue
             self._try_again()
