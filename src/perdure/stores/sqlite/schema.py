@@ -68,6 +68,8 @@ def prepare(given: Path, lock_timeout: float) -> Path:
         raise StoreError(f"{path} is damaged: SQLite cannot open it ({error}).", _LOST) from None
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
+    except OSError as error:  # of the files beside it, or of perdure's own: the process may have no handle left
+        raise StoreError(f"{path} cannot be opened: {error.strerror}.") from None
     finally:
         lock.close()
     return path
