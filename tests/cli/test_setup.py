@@ -21,7 +21,13 @@ def test_the_default_is_a_file_in_the_data_directory(perdure: Callable[..., Any]
     perdure("send", "--new", "s", "hello")
     file = tmp_path / "data" / "perdure" / "sessions.db"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert chosen(perdure) == {"url": f"sqlite:///{file}", "chosen_by": "default", "sessions": "1", "error": None}
+    assert chosen(perdure) == {
+        "url": f"sqlite:///{file}",
+        "chosen_by": "default",
+        "sessions": "1",
+        "unread": 0,
+        "error": None,
+    }
 
 
 def test_who_names_the_store(

@@ -98,7 +98,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "session_id": without(None, "x"),
         "limit": (*COUNT, 0),
     },
-    "index": {"anew": FLAG, "progress": without(None)},
+    "index": {"rebuild": FLAG, "progress": without(None)},
     "claim": {
         "session_id": ID,
         "version": COUNT,
