@@ -163,6 +163,27 @@ async def test_another_store_of_the_process_reads_nothing_without_keys(where: Pa
         assert await texts_of(store) == [f"a {WORD}"]
 
 
+@pytest.mark.parametrize("body", ["X'00'", "X'7b7d'", "zeroblob(length(body))"])
+@pytest.mark.parametrize("tables", [("head",), ("msg",), ("head", "msg")], ids="+".join)
+async def test_a_damaged_row_does_not_hide_that_a_store_is_sealed(
+    where: Path, tables: tuple[str, ...], body: str
+) -> None:
+    """Without keys a new session is refused, although its newest head or message has lost its mark, or both have."""
+    async with store_in(where, ring_in(where)) as store:
+        await spoken(store)
+        await spoken(store, "b")
+    db = apsw.Connection(str(where / "sessions.db"))
+    if "head" in tables:
+        db.execute(f"UPDATE head SET body = {body} WHERE sid = (SELECT max(sid) FROM head)")
+    if "msg" in tables:
+        db.execute(f"UPDATE msg SET body = {body} WHERE log = (SELECT max(log) FROM msg)")
+    db.close()
+    async with store_in(where, None) as other:
+        with pytest.raises(KeyMissing):
+            await spoken(other, "c")
+        assert not await other.exists("c")
+
+
 async def refusals(store: Any, kind: type[KeyUnavailable]) -> None:
     """Every read is refused by a typed error, and none gives an empty session. Lists go on, and name it."""
     for read in (

@@ -121,15 +121,20 @@ class Store:
         return self
 
     async def _look_for_seal(self) -> None:
-        """Note the error of the newest session if it is sealed, and there are no keys."""
+        """Note the error of the newest session if it is sealed, and there are no keys.
+
+        A damaged row does not tell, so others are looked at then.
+        """
         self._unopened = None
         if not self._engine.can_be_sealed or self._sealing.is_on:
             return
-        try:
-            await self._engine.run(loading.newest_head, "glance")
-        except KeyMissing as error:
-            self._unopened = error
-        except (StoreError, *_DAMAGES):  # damage does not prevent opening a store: a verb that meets it raises
+        for look in (loading.newest_head, loading.newest_message, loading.oldest_head):
+            try:
+                await self._engine.run(look, "glance")
+            except KeyMissing as error:
+                self._unopened = error
+            except (StoreError, *_DAMAGES):  # damage does not prevent opening a store: a verb that meets it raises
+                continue
             return
 
     def _require_keys(self) -> None:

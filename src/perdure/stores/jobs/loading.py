@@ -16,7 +16,7 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Count, Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.placement import has_end
-from perdure.stores.format.rows import Stretch, Values, checksum, seed_of
+from perdure.stores.format.rows import Stretch, Values, check_row, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
 from perdure.stores.jobs.values import gather
@@ -162,7 +162,25 @@ def peek(session_id: str) -> Job[tuple[int, int] | None]:
 
 def newest_head() -> Job[None]:
     """Read the newest head of the newest session. In a sealed store it is sealed, so this needs the key."""
-    yield Select("head", ("crc", "body"), order="-sid -version", limit=1)
+    yield from _head_in_order("-sid -version")
+
+
+def oldest_head() -> Job[None]:
+    """Read the oldest head of the oldest session."""
+    yield from _head_in_order("sid version")
+
+
+def _head_in_order(order: str) -> Job[None]:
+    for sid, version, crc, body in (yield Select("head", ("sid", "version", "crc", "body"), order=order, limit=1)):
+        # Damage may have taken the mark of a sealed row from it.
+        check_row(body, crc, None, f"head {version}", sid, version)
+
+
+def newest_message() -> Job[None]:
+    """Read the last message of the newest log, which is in another table than heads."""
+    for log, pos, crc, body in (yield Select("msg", ("log", "pos", "crc", "body"), order="-log -pos", limit=1)):
+        if not is_message_sound(log, pos, crc, body):
+            raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
 
 
 def exists(session_id: str) -> Job[bool]:
