@@ -96,7 +96,7 @@ class Ask:
     async def run(self, session_id: str, text: str) -> str | None:
         key = workflow.info().workflow_id
         brief: Any = {"start_to_close_timeout": timedelta(seconds=60)}
-        # A retry costs nothing: what is done is on record. So it may go on for as long as a store is away.
+        # A retry costs nothing: what is done is on record. So it may continue for as long as a store is away.
         retry = RetryPolicy(maximum_interval=timedelta(seconds=60))
         long: Any = {"start_to_close_timeout": timedelta(hours=2), "heartbeat_timeout": timedelta(seconds=4 * BEAT)}
         await workflow.execute_activity_method(Activities.leave, args=[session_id, text, key], **brief)

@@ -32,6 +32,9 @@ from perdure import (
     Stage,
     Workflow,
 )
+from perdure.archive import export_sessions, import_sessions, repair
+from perdure.copying import copy
+from perdure.fsck import fsck
 from perdure.testing import ScriptedDriver
 
 P: Any = perdure
@@ -54,6 +57,8 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "mcp only": lambda: P.mcp("x", only="add"),
     "mcp env": lambda: P.mcp("x", env={"A": 5}),
     "mcp headers for a command": lambda: P.mcp("x", headers={"A": "b"}),
+    "load_policy number": lambda: P.load_policy(5),
+    "Replay system_prompt": lambda: P.Replay("x.jsonl", system_prompt=5),
     # Values
     "SessionId of a number": lambda: P.SessionId(5),
     "SessionId with a slash": lambda: P.SessionId("../etc"),
@@ -467,6 +472,12 @@ VERBS: dict[str, Verb] = {
     "store.load number": lambda s, c: s.store.load(5),  # type: ignore[arg-type]
     "store.ids_with_prefix None": lambda s, c: s.store.ids_with_prefix(None),  # type: ignore[attr-defined]
     "store.ids_with_prefix limit": lambda s, c: s.store.ids_with_prefix("s", limit="9"),  # type: ignore[attr-defined]
+    "fsck number": lambda s, c: fsck(5),  # type: ignore[arg-type]
+    "repair number": lambda s, c: repair(5),  # type: ignore[arg-type]
+    "copy number": lambda s, c: copy(s.store, 5),  # type: ignore[arg-type]
+    "copy of a number": lambda s, c: copy(5, s.store),  # type: ignore[arg-type]
+    "export_sessions number": lambda s, c: export_sessions(5, "all.jsonl"),  # type: ignore[arg-type]
+    "import_sessions number": lambda s, c: import_sessions(5, "all.jsonl"),  # type: ignore[arg-type]
     "shared number": lambda s, c: P.shared(5),  # type: ignore[arg-type]
     "shared nonsense": lambda s, c: P.shared("nonsense"),
     "store.ids_with_suffix None": lambda s, c: s.store.ids_with_suffix(None),  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import msgspec
 
 from perdure import codec
 from perdure.aio import aside
+from perdure.archive.given_store import checked_store
 from perdure.archive.moving import Progress
 from perdure.errors import (
     CorruptRecord,
@@ -45,7 +46,7 @@ from perdure.stores.jobs.archive.archived import check, first_version, newest_ve
 
 RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
-    "its earlier versions may still load, and a fork of one of them can go on."
+    "its earlier versions may still load, and a fork of one of them can continue."
 )
 _RESTORE_ALL = (
     "Restore the whole store from a backup into another place: `perdure restore --from TARGET --store URL --verify`."
@@ -91,7 +92,7 @@ async def fsck(store: SessionStore, *, session_id: str | None = None, progress: 
     With a `session_id` only that session is checked. A session that is being run is checked as of its last version.
     Raise SessionNotFound for an unknown id. `progress` is called after each session.
     """
-    survey = _Survey(store)
+    survey = _Survey(checked_store(store, "$.store"))
     infos = await survey.listed(session_id)
     for done, info in enumerate(infos, 1):
         await survey.check_session(info)

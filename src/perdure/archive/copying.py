@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.aio import aside
+from perdure.archive.given_store import checked_archive
 from perdure.archive.lines import Pages, encode_session
 from perdure.archive.moving import MoveReport, Progress, dump_for, in_order
 from perdure.errors import SessionBusy, SessionNotFound
@@ -27,7 +28,8 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
     `source` is changed. Raise SessionBusy if a session is being run, and SessionConflict if another session has its id
     in the `target`. `progress` is called after each session.
     """
-    ids = await in_order(source)
+    checked_archive(target, "$.target")
+    ids = await in_order(checked_archive(source, "$.source"))
     tell = progress or _nobody
     report, present = MoveReport(), set[str]()
     for done, session_id in enumerate(ids, 1):

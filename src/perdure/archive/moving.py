@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from perdure.aio import aside
+from perdure.archive.given_store import checked_archive
 from perdure.archive.lines import Found, Pages, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.archive.whole_file import checked_path, whole_file
 from perdure.errors import InvalidData, SessionNotFound, StoreError
@@ -64,6 +65,7 @@ async def export_sessions(
     `store` has the sessions, and `session_ids` names them. `target` is a path or a binary file. `progress` is called
     after each session.
     """
+    checked_archive(store, "$.store")
     if isinstance(target, str | os.PathLike):
         return await _export_to_path(store, checked_path(target, "$.target"), session_ids, progress)
     ids = await in_order(store, session_ids)
@@ -113,6 +115,7 @@ async def import_sessions(
     The sessions before that line are taken in. Import the file again to take in the rest; nothing is taken in twice.
     With an `owner`, sessions of other owners are refused, and so are ids that any owner could have.
     """
+    checked_archive(store, "$.store")
     if isinstance(source, str | os.PathLike):
         with await opened(checked_path(source, "$.source")) as file:
             return await import_sessions(store, file, owner=owner, progress=progress)

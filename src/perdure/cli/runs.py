@@ -39,7 +39,7 @@ _BEFORE = 52
 
 @store_command(json=True)
 @session_argument()
-@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, from whichever process.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with those to come, of any process.")
 @click.option("--after", type=click.IntRange(0), metavar="CURSOR", help="Only those behind this one.")
 @last_option(help="Only the last N events.")
 def events(ctx: click.Context, session: str, follow: bool, after: int | None, last: int | None, as_json: bool) -> None:

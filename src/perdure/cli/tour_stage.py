@@ -126,7 +126,7 @@ class Stage:
         self._print(Text("\nLook around. This store is yours:", style="bold"))
         for typed, about in (
             (f"export PERDURE_STORE={url}", ""),
-            (f"{command} chat -s {chat}", "go on talking"),
+            (f"{command} chat -s {chat}", "continue talking"),
             (f"{command} tree {chat}", "its runs"),
             (f"{command} diff {left} {right}", "the two branches"),
             (f"{command} show {chat} --all", "all that was said"),

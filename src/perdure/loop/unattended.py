@@ -43,7 +43,7 @@ class RefuseApprovals(Interceptor):
             waits, why = self._needs_approval(call), "it needs a person's approval"
         if not waits:
             return call
-        return Blocked(f"{why}, which nobody can be asked about {self._where}. Go on without it.")
+        return Blocked(f"{why}, which nobody can be asked about {self._where}. Continue without it.")
 
     def _asks_if_unknown(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)

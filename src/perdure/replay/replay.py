@@ -92,7 +92,7 @@ class Replay:
             model, driver = None, RecordedDriver()
         self._model = None if model is None else ModelConfig.of(model)
         self._agent = None if agent is None else expect(agent, AgentDefinition, "$.agent")
-        self._system_prompt = system_prompt
+        self._system_prompt = None if system_prompt is None else expect(system_prompt, str, "$.system_prompt")
         self._tools = tools
         self._on_unmatched = on_unmatched
         self._history = history

@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from perdure.archive.whole_file import checked_path
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.retention import Retention, RetentionPolicy, is_hold, keep_mark
@@ -190,7 +191,7 @@ def load_policy(path: str | os.PathLike[str]) -> RetentionPolicy:
     `path` is the file. The default is at the top: `age`, `idle` and `versions`. Tables `[tags.NAME]` and
     `[owners.NAME]` have the same fields.
     """
-    file = Path(path)
+    file = Path(checked_path(path, "$.path"))
     try:
         with file.open("rb") as source:
             plain = tomllib.load(source)
