@@ -14,14 +14,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import click
 import pytest
+from tests import postgres_server
 from tests.model_server import model_server
+from tests.server.serve_process import Serving
 
 from perdure.cli.main import cli
 
@@ -32,9 +35,14 @@ FENCE = re.compile(r"^```(?P<info>(py|console)[^\n]*)\n(?P<body>.*?)^```$", re.M
 NOT_RUN = re.compile(r"^\$ perdure (.*)$", re.MULTILINE)
 TITLE = re.compile(r'python title="(?P<name>[a-z_]+\.py)"')
 SHOWN_FILE = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)
+PART = re.compile(r"# A part of (?P<name>examples/[a-z_]+\.py)")
 ANYTHING = "…"
 LOCAL_MODELS = re.compile(r"http://localhost:(11434|8000|8080|1234)\b")
 """Addresses of model servers on a reader's machine. Where a page has one, a stand-in answers."""
+SERVICE, TOKEN = "http://127.0.0.1:7433", "pdr_…"
+"""The address of a reader's service, and a token for it. Where a page has both, a real service answers."""
+DATABASE = "postgresql://app@db.internal/agents?schema=support"
+"""The address of a reader's database. Where a page has it, a real PostgreSQL answers."""
 
 
 class Block(NamedTuple):
@@ -51,12 +59,37 @@ def blocks(page: Path) -> Iterator[Block]:
 
 @contextmanager
 def runnable_blocks(page: Path) -> Iterator[list[Block]]:
-    """Return the blocks of a page, in which a stand-in takes the place of a model server."""
-    if not LOCAL_MODELS.search(page.read_text(encoding="utf-8")):
-        yield [*blocks(page)]
-        return
-    with model_server() as address:
-        yield [block._replace(body=LOCAL_MODELS.sub(address, block.body)) for block in blocks(page)]
+    """Return the blocks of a page. What they ask on a reader's machine answers here, on another port."""
+    text = page.read_text(encoding="utf-8")
+    with ExitStack() as servers:
+        real: dict[str, str] = {}
+        if models := {found.group() for found in LOCAL_MODELS.finditer(text)}:
+            real |= dict.fromkeys(models, servers.enter_context(model_server()))
+        if f'"{SERVICE}' in text and f'"{TOKEN}"' in text:
+            real[SERVICE], real[TOKEN] = servers.enter_context(service())
+        if DATABASE in text:
+            real[DATABASE] = postgres_server.url_of(Path.cwd())
+        yield [block._replace(body=replaced(block.body, real)) for block in blocks(page)]
+
+
+@contextmanager
+def service() -> Iterator[tuple[str, str]]:
+    """Serve the offline agent "clerk" in a directory of its own. The value is the address, and a token."""
+    with TemporaryDirectory() as directory:
+        server = Serving(Path(directory))
+        (server.where / "clerk.md").write_text("---\nmodel: offline\n---\nBe brief.\n", encoding="utf-8")
+        server.start("--agent", "clerk.md")
+        try:
+            with server.client("ada") as ada:
+                yield server.url, ada.headers["Authorization"].removeprefix("Bearer ")
+        finally:
+            server.kill()
+
+
+def replaced(text: str, real: Mapping[str, str]) -> str:
+    for shown, there in real.items():
+        text = text.replace(shown, there)
+    return text
 
 
 def run(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
@@ -149,6 +182,16 @@ def test_the_site_finds_the_files_that_a_page_shows(page: Path) -> None:
     shown = SHOWN_FILE.findall(text)
     assert len(re.findall(r"--8\s*<\s*--", text)) == 2 * len(shown)
     assert all((ROOT / name).is_file() for name in shown)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_part_of_a_program_is_in_the_program(page: Path) -> None:
+    """Its lines stand there in this order, however far they are indented."""
+    for block in blocks(page):
+        if part := PART.match(block.body):
+            rest = iter([line.strip() for line in (ROOT / part["name"]).read_text(encoding="utf-8").splitlines()])
+            for line in block.body.splitlines()[1:]:
+                assert line.strip() in rest, f"{page.name}:{block.line}: {line}"
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
