@@ -137,7 +137,7 @@ CHAT = (
         ("Who are my cats?", "Your cats are Tom and Kit."),
         ("Where is my hat?", "You have not told me your hat."),
         ("My name is Bea.", "Nice to meet you, Bea."),
-        ("My hat is red.", "I will remember that, as long as it stands in this conversation."),
+        ("My hat is red.", "I will remember that as long as this conversation shows it."),
         ("Repeat that", "Noted."),
     ],
 )

@@ -317,7 +317,7 @@ def _noted(text: str) -> str | None:
         return None
     if fact[1].lower() == "name":
         return f"Nice to meet you, {_shortened(fact[3], 80)}."
-    return "I will remember that, as long as it stands in this conversation."
+    return "I will remember that as long as this conversation shows it."
 
 
 def _echo(text: str) -> str:
