@@ -2,12 +2,16 @@
 
 layers.svg comes from the imports of every module, send.svg from the calls that one `chat.send` makes. Neither is drawn
 by hand, and a test compares both with the code.
+
+Both leave out what would hide the shape: an import that follows from others, and the small functions on the way.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib.util
+import inspect
 import sys
 import tempfile
 import threading
@@ -22,14 +26,14 @@ PACKAGE = ROOT / "src" / "perdure"
 HERE = Path(__file__).parent
 _STYLE = """
   .band { fill: #f4f5f8; } .box { fill: #ffffff; stroke: #8b93a7; }
-  .edge { stroke: #8b93a7; stroke-opacity: .28; fill: none; }
+  .edge { stroke: #8b93a7; stroke-opacity: .7; fill: none; }
   text { font: 13px system-ui, sans-serif; fill: #20242e; } .small { font-size: 11px; fill: #5b6275; }
   .step { fill: #3b5bdb; } .hop { fill: #c2410c; } .path { stroke: #3b5bdb; stroke-opacity: .5; fill: none; }
-  .number { font-size: 9px; fill: #ffffff; text-anchor: middle; }
+  .call { font: 12px ui-monospace, monospace; paint-order: stroke; stroke: #f4f5f8; stroke-width: 4px; }
   @media (prefers-color-scheme: dark) {
     .band { fill: #1c2029; } .box { fill: #262b36; stroke: #5b6275; } .edge { stroke: #9aa3b8; }
     text { fill: #e6e8ee; } .small { fill: #9aa3b8; }
-    .step { fill: #91a7ff; } .path { stroke: #91a7ff; } .hop { fill: #ffa94d; }
+    .step { fill: #91a7ff; } .path { stroke: #91a7ff; } .hop { fill: #ffa94d; } .call { stroke: #1c2029; }
   }
 """
 
@@ -65,10 +69,9 @@ def _lines_of(unit: str) -> int:
 
 
 def layers() -> str:
-    """Draw each part of the package on its level, with a line for each import between parts."""
+    """Draw each part of the package on its level, with a line for each import that does not follow from others."""
     rules = _rules()
-    levels = [sorted(unit for unit in level if _exists(unit)) for level in rules.LEVELS]
-    levels = [level for level in levels if level]
+    levels = [sorted(unit for unit in level if _has_code(unit)) for level in rules.LEVELS]
     width, row = 980, 76
     boxes: dict[str, Box] = {}
     parts: list[str] = []
@@ -79,23 +82,55 @@ def layers() -> str:
         room = (width - 70) / len(level)
         for place, unit in enumerate(level):
             boxes[unit] = Box(unit, _lines_of(unit), 46 + place * room, top + 10, room - 10)
-    edges = sorted({(rules.unit_of(path), found.unit) for path in rules.FILES for found in rules.imports(path)})
-    for importer, imported in edges:
-        if importer != imported and {importer, imported} <= boxes.keys():
-            parts.append(_edge(boxes[importer], boxes[imported]))
+    # Imports on one level, and the one import that points up, are named in CONTRIBUTING.md.
+    imports: dict[str, set[str]] = {unit: set() for unit in boxes}
+    for path in rules.FILES:
+        unit = rules.unit_of(path)
+        found = {each.unit for each in rules.imports(path)} & boxes.keys()
+        imports.get(unit, set()).update(below for below in found if rules.HEIGHT[below] < rules.HEIGHT[unit])
+    parts += [_edge(boxes[unit], boxes[below]) for unit in boxes for below in sorted(_direct(unit, imports))]
     parts += [part for box in boxes.values() for part in _box(box)]
     return _svg(width, 20 + len(levels) * row, parts)
 
 
-def _exists(unit: str) -> bool:
-    return unit not in ("__init__", "__main__") and ((PACKAGE / unit).is_dir() or (PACKAGE / f"{unit}.py").is_file())
+def _direct(unit: str, imports: dict[str, set[str]]) -> set[str]:
+    """Return what a part imports, except what another of its imports imports too, at whatever distance."""
+    return {found for found in imports[unit] if not any(found in _below(other, imports) for other in imports[unit])}
+
+
+def _below(unit: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    ahead = [unit]
+    while ahead:
+        new = imports[ahead.pop()] - found
+        ahead += new
+        found.update(new)
+    return found
+
+
+def _has_code(unit: str) -> bool:
+    """Tell whether a part is drawn: a package, or a module that does more than to give names of another a place."""
+    if (PACKAGE / unit).is_dir():
+        return True
+    path = PACKAGE / f"{unit}.py"
+    if unit in ("__init__", "__main__") or not path.is_file():
+        return False
+    statements = ast.parse(path.read_text()).body
+    return not all(isinstance(each, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign) for each in statements)
 
 
 def _edge(upper: Box, lower: Box) -> str:
-    x1, y1, x2, y2 = upper.x + upper.width / 2, upper.y + 42, lower.x + lower.width / 2, lower.y
+    """Draw a line that is as upright as the widths of its boxes allow."""
+    y1, y2 = upper.y + 42, lower.y
+    x1 = _within(lower.x + lower.width / 2, upper)
+    x2 = _within(x1, lower)
     return (
-        f'<path class="edge" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + 40:.0f} {x2:.0f},{y2 - 40:.0f} {x2:.0f},{y2:.0f}"/>'
+        f'<path class="edge" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + 30:.0f} {x2:.0f},{y2 - 30:.0f} {x2:.0f},{y2:.0f}"/>'
     )
+
+
+def _within(x: float, box: Box) -> float:
+    return min(max(x, box.x + 12), box.x + box.width - 12)
 
 
 def _box(box: Box) -> Iterator[str]:
@@ -106,10 +141,7 @@ def _box(box: Box) -> Iterator[str]:
 
 def _about(lines: int) -> str:
     """Return a count that is as true after the next change: to the nearest hundred, or thousand if it is large."""
-    return f"~{round(lines, -3 if lines > 2_000 else -2):,} lines"
-
-
-_LANE = 38
+    return f"~{max(round(lines, -3 if lines > 2_000 else -2), 100):,} lines"
 
 
 class Step(NamedTuple):
@@ -120,13 +152,17 @@ class Step(NamedTuple):
     thread: bool
 
 
-_LANES = ("sessions", "runtime", "actions", "loop", "run_journal", "stores", "jobs", "format", "engine")
-# What is called all the time, and says nothing of the way.
+_LANES = ("sessions", "runtime", "actions", "loop", "driver", "run_journal", "stores", "engine", "jobs")
+# They are called all the time, and say nothing of the way.
 _PASSING = {"checks", "codec", "errors", "protocols", "model", "aio", "__init__"}
+_WAITS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_GENERATOR
 
 
 def trace() -> list[Step]:
-    """Return the calls between parts that one `chat.send` makes, in order, each the first time it is made."""
+    """Return the calls between parts that one `chat.send` makes, in order, each the first time it is made.
+
+    Of hundreds, these are left: calls that may wait, and those by which a job in the store's thread makes its rows.
+    """
     steps: dict[Step, None] = {}
     main, is_on = threading.get_ident(), threading.Event()
 
@@ -134,8 +170,11 @@ def trace() -> list[Step]:
         if event != "call" or frame.f_back is None or not is_on.is_set():
             return
         unit, name = _place(frame)
-        if unit and unit != _place(frame.f_back)[0] and "<" not in name and "._" not in f".{name}":
-            steps.setdefault(Step(unit, name, threading.get_ident() != main))
+        if not unit or unit == _place(frame.f_back)[0] or "<" in name or "._" in f".{name}":
+            return
+        in_thread = threading.get_ident() != main
+        if name.endswith(".columns") if in_thread else frame.f_code.co_flags & _WAITS:
+            steps.setdefault(Step(unit, name, in_thread))
 
     threading.setprofile(note)  # for the threads that the store is about to start
     sys.setprofile(note)
@@ -156,6 +195,8 @@ def _place(frame: FrameType) -> tuple[str, str]:
     unit = inside[0]
     if unit == "stores" and len(inside) > 2:
         unit = inside[1] if inside[1] in ("jobs", "format") else "engine"
+    if inside[:2] == ("loop", "drivers"):
+        unit = "driver"
     return ("" if unit in _PASSING else unit), frame.f_code.co_qualname
 
 
@@ -173,34 +214,26 @@ async def _send(is_on: threading.Event) -> None:
 
 
 def send() -> str:
-    """Draw the way of one send through the parts, from left to right, a lane for each part; steps are named below."""
+    """Draw the way of one send through the parts, from top to bottom: a column for each part, a row for each call."""
     steps = trace()
     lanes = [*(unit for unit in _LANES if any(step.unit == unit for step in steps))]
     lanes += sorted({step.unit for step in steps} - {*lanes})
-    row, width, columns = 46, 1180, 4
-    parts = [part for place, lane in enumerate(lanes) for part in _lane(14 + place * row, width, lane)]
-    gap = (width - 150) / max(len(steps) - 1, 1)
-    points = [(125 + place * gap, 14 + lanes.index(step.unit) * row + 19) for place, step in enumerate(steps)]
+    width, top, row = 980, 48, 26
+    gap, height = (width - 20) / len(lanes), top + len(steps) * row
+    parts = [part for place, lane in enumerate(lanes) for part in _lane(10 + place * gap, gap - 8, height, lane)]
+    points = [(22 + lanes.index(step.unit) * gap, top + place * row) for place, step in enumerate(steps)]
     parts.append(f'<polyline class="path" points="{" ".join(f"{x:.0f},{y}" for x, y in points)}"/>')
-    for number, (step, (x, y)) in enumerate(zip(steps, points, strict=True), 1):
-        parts.append(f'<circle class="{_kind(step)}" cx="{x:.0f}" cy="{y}" r="9"/>')
-        parts.append(f'<text class="number" x="{x:.0f}" y="{y + 3}">{number}</text>')
-    top, rows = 14 + len(lanes) * row + 16, -(-len(steps) // columns)
-    for at, step in enumerate(steps):
-        x, y = 20 + at // rows * (width - 30) / columns, top + at % rows * 17
-        parts.append(
-            f'<text class="small" x="{x:.0f}" y="{y}">{at + 1}  {escape(step.unit)}: {escape(step.name)}</text>'
-        )
-    return _svg(width, top + rows * 17, parts)
+    for step, (x, y) in zip(steps, points, strict=True):
+        parts.append(f'<circle class="{"hop" if step.thread else "step"}" cx="{x:.0f}" cy="{y}" r="5"/>')
+        is_late = x > width - 150  # its name would leave the picture
+        anchor = f'x="{x - 10:.0f}" text-anchor="end"' if is_late else f'x="{x + 10:.0f}"'
+        parts.append(f'<text class="call" {anchor} y="{y + 4}">{escape(step.name)}</text>')
+    return _svg(width, height + 10, parts)
 
 
-def _kind(step: Step) -> str:
-    return "hop" if step.thread else "step"
-
-
-def _lane(top: int, width: int, name: str) -> Iterator[str]:
-    yield f'<rect class="band" x="10" y="{top}" width="{width - 20}" height="{_LANE}" rx="8"/>'
-    yield f'<text x="20" y="{top + 23}">{escape(name)}</text>'
+def _lane(x: float, width: float, height: float, name: str) -> Iterator[str]:
+    yield f'<rect class="band" x="{x:.0f}" y="10" width="{width:.0f}" height="{height - 10}" rx="8"/>'
+    yield f'<text class="small" x="{x + 8:.0f}" y="26">{escape(name)}</text>'
 
 
 if __name__ == "__main__":
