@@ -212,7 +212,7 @@ class TestDocument:
                 await store.load("s")
 
     async def test_a_document_alone_is_no_session(self, tmp_path: Path) -> None:
-        """Without its log a session is damaged, not empty: it cannot be loaded, written or replaced, but erased."""
+        """Without its log a session is damaged, not empty: it can be erased, but not loaded, written or replaced."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             (tmp_path / "s.jsonl").unlink()
