@@ -53,4 +53,4 @@ ANSWERS = {
     "spaces": "  \n   leading\n\n trailing   \n\t\n\tcode by a tab\n",
 }
 INFO_STRINGS = ("python", "sh")
-"""What stands behind a fence and is not shown, in the answers above."""
+"""Words after a fence that are not shown, in the answers above."""

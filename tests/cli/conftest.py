@@ -1,4 +1,4 @@
-"""The command line as a person drives it: quickly, in this process, or as the real command."""
+"""The command line as a person uses it: quickly, in this process, or as the real command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-m", "perdure.cli"]
 
 
 class Said:
-    """What a command printed, and how it ended."""
+    """The output of a command, and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -52,11 +52,11 @@ class Said:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to work in, and no settings but its own, and that new sessions ask the built-in model."""
+    """Return an empty working directory without other settings; new sessions ask the built-in model."""
     for name in list(os.environ):
         if name.startswith("PERDURE_") or name.endswith("_API_KEY"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # hints call it so
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # hints use this name
     monkeypatch.setenv("PERDURE_MODEL", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -69,7 +69,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def perdure(home: Path) -> Callable[..., Said]:
-    """The command, in this process."""
+    """Return a function that runs the command in this process."""
 
     def call(*arguments: object, code: int = 0, stdin: str | bytes | None = None) -> Said:
         result = CliRunner().invoke(cli, [str(each) for each in arguments], input=stdin, prog_name="perdure")
@@ -83,7 +83,7 @@ def perdure(home: Path) -> Callable[..., Said]:
 
 @pytest.fixture
 def process(home: Path) -> Callable[..., Said]:
-    """The command as a process of its own."""
+    """Return a function that runs the command as a process of its own."""
 
     def call(*arguments: object, code: int = 0, env: dict[str, str] | None = None) -> Said:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A model of a terminal's screen: what a person sees after the bytes that were written to it."""
+"""A model of a terminal's screen: what a person sees after bytes were written to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TOKEN = re.compile(r"\x1b\[(?P<given>[?0-9;]*)(?P<verb>[A-Za-z])|(?P<plain>.)",
 
 
 class ScreenModel:
-    """Rows that have left the screen stay as they are, as they do in a real one: no cursor reaches them."""
+    """A screen whose rows stay as they are once they have left it, as in a real terminal: no cursor reaches them."""
 
     def __init__(self, width: int, height: int) -> None:
         self._width, self._height = width, height
@@ -20,7 +20,7 @@ class ScreenModel:
 
     @property
     def text(self) -> str:
-        """All rows, those that have left the screen first."""
+        """Return all rows, those that have left the screen first."""
         return "\n".join("".join(row).rstrip() for row in self._rows).rstrip("\n")
 
     def feed(self, text: str) -> ScreenModel:
@@ -46,7 +46,7 @@ class ScreenModel:
                 self._rows[self._row].clear()
             case "h" | "l", "?7":
                 self._wraps = verb == "h"
-            case ("m", _) | ("h" | "l", "?25"):  # colours, and whether the cursor is seen
+            case ("m", _) | ("h" | "l", "?25"):  # colours, and whether the cursor is shown
                 pass
             case _:
                 raise AssertionError(f"the model knows no ESC [ {given} {verb}")

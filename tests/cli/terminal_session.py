@@ -1,4 +1,4 @@
-"""A command in a real pseudo-terminal: what a person types goes in, and what the screen would get comes out."""
+"""A command in a real pseudo-terminal: a person's keys go in, and the bytes for the screen come out."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from types import TracebackType
 SECONDS = 60.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 PROMPT = b"\x1b[1;32m> \x1b[0m"
-"""What a chat writes where a line is to be typed."""
+"""The prompt that a chat writes where a person types a line."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x01\x02\r]")
 
 
 def command(*arguments: str) -> list[str]:
-    """The installed command; `python -m perdure.cli` is the same where it is not on a path."""
+    """Return the installed command; `python -m perdure.cli` is the same where it is not on a path."""
     return [sys.executable, "-m", "perdure.cli", *arguments]
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """An environment in which nothing of the machine's own settings is found, and the built-in model is asked."""
+    """Return an environment without the machine's own settings, in which the built-in model is asked."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH") if name in os.environ}
     return {
         **kept,
@@ -44,7 +44,7 @@ def clean_environment(home: Path, **more: str) -> dict[str, str]:
 
 
 class TerminalSession:
-    """A process whose terminal we are: a quick one, or one that takes a little and then a pause, in seconds."""
+    """A process with a pseudo-terminal: a quick one, or one that reads a little and then pauses, in seconds."""
 
     def __init__(
         self, arguments: list[str], *, cwd: Path, env: Mapping[str, str], columns: int = 100, pause: float = 0.0
@@ -74,7 +74,7 @@ class TerminalSession:
 
     @property
     def text(self) -> str:
-        """All that came so far, without what only moves and colours."""
+        """Return all text so far, without sequences that only move and colour."""
         return _ESCAPES.sub("", self.raw.decode("utf-8", "replace"))
 
     def type(self, text: str) -> None:
@@ -84,7 +84,7 @@ class TerminalSession:
         self.type(f"{text}\r")
 
     def expect(self, *wanted: str) -> str:
-        """Wait for texts, one after the other, behind what was waited for before; what came until then."""
+        """Wait for texts, one after the other, after the last one found. Return the text until then."""
         deadline = time.monotonic() + SECONDS
         begin = self._seen
         for each in wanted:
@@ -94,16 +94,17 @@ class TerminalSession:
         return self.text[begin : self._seen]
 
     def prompted(self, times: int) -> None:
-        """Wait until the chat has asked for a line so many times."""
+        """Wait until the chat has asked for a line `times` times."""
         deadline = time.monotonic() + SECONDS
         while self.raw.count(PROMPT) < times:
             assert self._read(deadline), f"waited for prompt {times}, and got:\n{self.text}"
 
     def interrupt(self, wanted: str) -> int:
-        """Press Ctrl-C, and wait for what it leads to; how often it was pressed.
+        """Press Ctrl-C, and wait for its effect. Return how often it was pressed.
 
         As a person would, press it again if nothing happens: one that comes in the instant between readline's prompt
-        and its waiting for keys is not seen before the next key."""
+        and its waiting for keys is not seen before the next key.
+        """
         deadline, pressed = time.monotonic() + SECONDS, 0
         while self.text.find(wanted, self._seen) < 0:
             assert time.monotonic() < deadline, f"Ctrl-C did not lead to {wanted!r}:\n{self.text[self._seen :]}"
@@ -116,7 +117,7 @@ class TerminalSession:
         return pressed
 
     def ends(self) -> int:
-        """Wait for the process to end; its exit code."""
+        """Wait for the process to end. Return its exit code."""
         deadline = time.monotonic() + SECONDS
         while self._read(deadline):
             pass
@@ -127,7 +128,7 @@ class TerminalSession:
         self._process.wait()
 
     def _read(self, deadline: float) -> bool:
-        """Take what there is, or wait for it; False if nothing more will come."""
+        """Read what is there, or wait for it. Return False if nothing more will come."""
         ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return False

@@ -66,7 +66,7 @@ server.run()
 
 
 class Editor:
-    """The client's side of an editor: it keeps what it is told, and answers questions as it was told to."""
+    """The client's side of an editor: it keeps what it is sent, and answers questions as its test says."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -87,7 +87,7 @@ class Editor:
         return "".join(each.content.text for each in self.told if each.session_update == kind)
 
     def calls(self) -> list[tuple[str, str | None]]:
-        """Return what was told of calls."""
+        """Return the updates about calls."""
         kinds = ("tool_call", "tool_call_update")
         return [(each.session_update, each.status) for each in self.told if each.session_update in kinds]
 
@@ -128,7 +128,7 @@ async def editing(path: Path, *options: str) -> AsyncIterator[Desk]:
 
 
 async def test_a_prompt_is_answered_as_it_comes(tmp_path: Path) -> None:
-    """Text, links and images are taken; the session is one of the store's."""
+    """Text, links and images are accepted; the session is in the store."""
     async with editing(tmp_path) as desk:
         session = await desk.new()
         png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
@@ -164,7 +164,8 @@ async def _fork_is_loaded(desk: Desk, session: str) -> None:
 async def test_a_call_needs_permission(tmp_path: Path) -> None:
     """A question that is cancelled is asked again by the next prompt, also of another process.
 
-    What tools and their processes print does not get between the lines of the protocol."""
+    The output of tools and their processes does not get between the lines of the protocol.
+    """
     async with editing(tmp_path) as desk:
         session = await desk.new()
         assert await desk.say(session, "refund(order=7)") == "end_turn"
@@ -199,11 +200,11 @@ async def test_a_prompt_is_cancelled(tmp_path: Path) -> None:
         assert (await _error(desk.say(session, "and now?"))).code == -32602
         await desk.agent.cancel(session_id=session)
         assert await asyncio.wait_for(asking, 10) == "cancelled"
-        desk.process.kill()  # the tool sleeps on in its thread
+        desk.process.kill()  # the tool still sleeps in its thread
 
 
 async def test_a_prompt_that_waits_is_cancelled_without_the_run_before_it(tmp_path: Path) -> None:
-    """The run that another process has begun goes on; the prompt is stopped once its turn comes."""
+    """The run that another process has begun continues; the prompt is stopped once its turn comes."""
     async with editing(tmp_path) as desk:
         session = await desk.new()
         driver = ScriptedDriver([Chunks(["It takes ", Delay(2, "time.")]), "unused"])
@@ -222,7 +223,7 @@ async def test_a_prompt_that_waits_is_cancelled_without_the_run_before_it(tmp_pa
 
 @pytest.mark.sample(1)
 def test_a_call_that_was_stopped_does_not_look_as_if_it_went_on() -> None:
-    """In a conversation that is loaded again; one whose result can still come does."""
+    """In a conversation that is loaded again, a stopped call is failed; one whose result can still come is pending."""
     stopped, last = ToolCall("nap", id="stopped"), ToolCall("nap", id="last")
     said = [Message.user("nap"), Message.assistant(stopped), Message.user("again"), Message.assistant(last)]
     for is_over, expected in (
@@ -234,7 +235,7 @@ def test_a_call_that_was_stopped_does_not_look_as_if_it_went_on() -> None:
 
 
 async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
-    """The next one shows what was said, and the next prompt goes on with the run before it is answered."""
+    """The next process shows the conversation, and ends the killed run before it answers the next prompt."""
     async with editing(tmp_path) as desk:
         session = await desk.new()
         await desk.say(session, "remember the parrot")
@@ -256,7 +257,7 @@ async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_done_is_an_error(tmp_path: Path) -> None:
-    """A session that is not there, or another owner's; a mode; a server of a kind that is not supported."""
+    """This holds for missing sessions, another owner's sessions, a mode, and a server of an unknown kind."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", owner="ada") as sessions:
         hers = (await sessions.open()).id
     async with editing(tmp_path, "--owner", "bob") as desk:
@@ -279,7 +280,7 @@ async def _error(asked: Any) -> RequestError:
 
 
 async def test_an_editor_brings_tools_along(tmp_path: Path) -> None:
-    """MCP servers that the editor names are used in the session for which it names them."""
+    """An MCP server that the editor names is used in the session for which it is named."""
     (tmp_path / "orders.py").write_text(SERVER)
     server = McpServerStdio(name="orders", command=sys.executable, args=[str(tmp_path / "orders.py")], env=[])
     async with editing(tmp_path) as desk:
@@ -289,7 +290,7 @@ async def test_an_editor_brings_tools_along(tmp_path: Path) -> None:
 
 
 def test_a_person_is_told_who_starts_it(tmp_path: Path) -> None:
-    """And one who has not installed what it needs, how to."""
+    """Without the package that it needs, the error says how to install it."""
     blocked = "import sys; sys.modules['acp'] = None; from perdure.cli.main import main; main()"
     words = [sys.executable, "-c", blocked, "acp", "--store", f"sqlite:///{tmp_path}/a.db"]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)

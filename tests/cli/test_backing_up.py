@@ -1,4 +1,4 @@
-"""Backups and repairs as they are typed."""
+"""Backups and repairs on the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_store_is_backed_up_and_restored(perdure: Perdure, store: str, tmp_pat
 
 
 def test_what_is_typed_wrong_is_refused(perdure: Perdure, store: str, tmp_path: Path) -> None:
-    """Before anything is done."""
+    """It is refused before anything is done."""
     target = str(tmp_path / "backups")
     perdure("backup", target, "--owner", "ada", "--store", store, code=2)
     perdure("backup", target, "--list", "--verify", "--store", store, code=2)
@@ -54,7 +54,7 @@ def test_what_is_typed_wrong_is_refused(perdure: Perdure, store: str, tmp_path: 
 
 
 def test_damage_in_backups_has_an_exit_code_of_its_own(perdure: Perdure, store: str, tmp_path: Path) -> None:
-    """It names the chunk, and says how to go on."""
+    """The error names the chunk, and says how to continue."""
     target = tmp_path / "backups"
     perdure("backup", str(target), "--store", store)
     (pack,) = (target / "packs").iterdir()
@@ -65,7 +65,7 @@ def test_damage_in_backups_has_an_exit_code_of_its_own(perdure: Perdure, store: 
     assert "--full" in found.err
     other = f"sqlite:////{tmp_path}/other.db"
     assert "chunk" in perdure("restore", "--from", str(target), "--store", other, code=6).err
-    (tmp_path / "other.db").touch()  # else there is no store of that name, which says so too
+    (tmp_path / "other.db").touch()  # otherwise no store has that name, which is another error
     assert "not finished" in perdure("ls", "--store", other, code=7).err
 
 
@@ -105,7 +105,7 @@ def test_a_store_is_repaired(perdure: Perdure, store: str, tmp_path: Path) -> No
 def test_a_file_that_was_cut_short_is_to_be_restored(
     perdure: Perdure, store: str, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    """It cannot even be opened. The advice is a backup, not to look which store is used."""
+    """It cannot even be opened. The advice is a backup, not to check which store is used."""
     path = tmp_path / "sessions.db"
     path.write_bytes(path.read_bytes()[:100])
     refused = perdure(*command, "--store", store, code=7).err
@@ -114,7 +114,7 @@ def test_a_file_that_was_cut_short_is_to_be_restored(
 
 
 def test_a_damaged_manifest_is_counted_and_can_be_removed(perdure: Perdure, store: str, tmp_path: Path) -> None:
-    """A list does not say that nothing is there, and the advice is not to copy everything again."""
+    """A list does not say that nothing is there, and does not advise copying everything again."""
     target = tmp_path / "backups"
     perdure("backup", str(target), "--store", store)
     (manifest,) = (target / "backups").iterdir()
@@ -147,7 +147,7 @@ def test_a_directory_without_backups_says_how_to_add_one(perdure: Perdure) -> No
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_every_command_says_that_a_restore_is_not_finished(perdure: Perdure, tmp_path: Path, kind: str) -> None:
-    """A restore that was killed has left only what it had begun with. Nobody is told to begin a store there."""
+    """A killed restore has left only its beginning. No command advises beginning a store there."""
     url = f"sqlite:////{tmp_path}/shop" if kind == "sqlite" else f"file://{tmp_path}/shop"
     left = tmp_path / "shop-restoring"
     left.touch() if kind == "sqlite" else left.mkdir()
@@ -168,7 +168,7 @@ def test_every_command_says_that_a_restore_is_not_finished(perdure: Perdure, tmp
     ],
 )
 def test_a_store_that_was_forgotten_is_not_begun(perdure: Perdure, home: Path, words: tuple[str, ...]) -> None:
-    """Without --store and PERDURE_STORE a cron job fails, and is not green with a backup of nothing."""
+    """Without --store and PERDURE_STORE a cron job fails, and does not succeed with an empty backup."""
     told = perdure(*words, code=9).err
     assert "PERDURE_STORE" in told
     assert not [*home.rglob("*.db"), *home.rglob("bkd")]

@@ -1,4 +1,4 @@
-"""Commands that change what a session shows, move it, erase it, or begin something."""
+"""Commands that change a session's view, move it, erase it, or begin something."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shown(perdure: Callable[..., Any], session: str = "s") -> int:
 
 
 def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
-    """Each verb prints how many messages are shown then; none loses any."""
+    """Each verb prints how many messages are then shown; none loses any."""
     assert perdure("trim", session, "2").out == "messages shown: 2\n"
     assert perdure("undo", session).out == "messages shown: 6\n"
     assert perdure("compact", session, "--strategy", "truncate", "--keep-last", "2", "--json").json == {
@@ -57,14 +57,14 @@ def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
 
 
 def test_a_compaction_says_what_it_did(perdure: Callable[..., Any], session: str) -> None:
-    """Of how many messages how many are shown, and how: the offline model sums up nothing. Its costs are no model's."""
+    """It says how many messages are shown, and how: the offline model sums up nothing. Its costs belong to no model."""
     done = perdure("compact", session, "--keep-last", "2").out
     assert done == "messages shown: 3, before 6; 1 in place of 4 messages: what is older is cut off, not summed up\n"
     assert [row["key"] for row in perdure("stats", "--json").json["by_model"]] == ["none (compaction)", "offline"]
 
 
 def test_a_note_in_place_of_one_message_is_told_as_such(perdure: Callable[..., Any], session: str) -> None:
-    """As many messages are shown as before, and the line says why; each compaction that is left is counted."""
+    """As many messages are shown as before, and the line says why; remaining compactions are counted."""
     perdure("inject", session, "four")
     compact = ("compact", session, "--strategy", "truncate", "--keep-last")
     done = [perdure(*compact, kept).out for kept in (6, 5)]
@@ -85,7 +85,7 @@ def test_a_fork(perdure: Callable[..., Any], session: str) -> None:
 
 
 def test_a_fork_that_ends_in_calls_says_so(perdure: Callable[..., Any], session: str) -> None:
-    """It is made all the same, and what to type to fork before them is told. A call with its result is no such end."""
+    """The fork is made, and the command to fork before the calls is printed, unless the calls have their results."""
     call = {"id": "c-1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = [
         {"role": "user", "content": "Add up."},
@@ -101,7 +101,7 @@ def test_a_fork_that_ends_in_calls_says_so(perdure: Callable[..., Any], session:
 
 
 def test_a_session_by_its_name(perdure: Callable[..., Any], session: str) -> None:
-    """By the exact name that only one has; if several have it, their ids are told. An id comes first."""
+    """An exact name is enough if only one session has it; if several do, their ids are listed. An id comes first."""
     perdure("rename", session, "user@x.com/42 ä")
     assert perdure("show", "user@x.com/42 ä", "--json").json["id"] == session
     perdure("show", "user@x.com/42", code=2)
@@ -116,7 +116,7 @@ def test_a_session_by_its_name(perdure: Callable[..., Any], session: str) -> Non
 
 
 def test_a_session_by_what_its_framework_calls_it(perdure: Callable[..., Any], session: str) -> None:
-    """Its id is made of that text, whatever it is named by now, and whatever else has that name."""
+    """Its id is made from that text, whatever name it or another session has now."""
     made = SessionId.of("user@x.com/42 ä")
     perdure("fork", session, made)
     perdure("rename", session, "user@x.com/42 ä")
@@ -124,7 +124,7 @@ def test_a_session_by_what_its_framework_calls_it(perdure: Callable[..., Any], s
 
 
 def test_an_empty_session_says_where_the_conversation_is(perdure: Callable[..., Any], home: Path) -> None:
-    """The first layout of Strands' sessions has it in a sub-agent's. One that has messages says nothing of the kind."""
+    """In the first layout of Strands' sessions a sub-agent has it. A session with messages gets no such note."""
     golden = Path(__file__).parents[1] / "golden" / "strands-1" / "sessions.jsonl"
     store = ("--store", "s.db")
     perdure(*store, "import", golden)
@@ -138,8 +138,8 @@ def test_an_empty_session_says_where_the_conversation_is(perdure: Callable[..., 
         (("send", shell, "hello", "--model", "offline"), 0),
     ):
         assert f"2 messages: perdure show {child} --store s.db" in perdure(*store, *verb, code=code).err, verb
-    assert "sub-agent" not in perdure(*store, "show", "s-2").err  # it has messages itself
-    assert "sub-agent" not in perdure(*store, "show", shell).err  # it has been sent one
+    assert "sub-agent" not in perdure(*store, "show", "s-2").err  # it has messages of its own
+    assert "sub-agent" not in perdure(*store, "show", shell).err  # it was sent a message
     said = perdure(*store, "show", SessionId.of("s-1", "default"), "--json").json["messages"][0]["id"]
     redacted = perdure(*store, "redact", SessionId.of("s-1", "default"), said, "--yes")
     assert "messages replaced: 1" in redacted.out
@@ -163,7 +163,7 @@ def test_status_name_and_tags(perdure: Callable[..., Any], session: str) -> None
 
 
 def test_export_and_import(perdure: Callable[..., Any], session: str, home: Path) -> None:
-    """Through a file or a pipe, all sessions or some."""
+    """It works through a file or a pipe, for all sessions or some."""
     perdure("send", "--new", "t", "hello")
     assert "exported 2 sessions" in perdure("export", "-o", "all.jsonl").err
     assert perdure("--store", "other.db", "import", "all.jsonl", "--json").json["sessions"] == 2
@@ -186,7 +186,7 @@ def test_a_copy(perdure: Callable[..., Any], session: str) -> None:
 
 
 def test_erasing(perdure: Callable[..., Any], session: str) -> None:
-    """It takes --yes where nobody can be asked."""
+    """It requires --yes if nobody can be asked."""
     message = perdure("show", session, "--json").json["messages"][0]["id"]
     assert "--yes" in perdure("redact", session, message, code=2).err
     assert "no message 'nope'" in perdure("redact", session, message, "nope", code=2).err
@@ -203,7 +203,7 @@ def test_erasing(perdure: Callable[..., Any], session: str) -> None:
 
 
 def test_forgetting(perdure: Callable[..., Any], session: str) -> None:
-    """It takes --yes where nobody can be asked, unless there is nothing to erase."""
+    """It requires --yes if nobody can be asked, unless there is nothing to erase."""
     newest = perdure("show", session, "--json").json["version"]
     assert "erase versions 1 to" in perdure("forget", session, "--before", str(newest), code=2).err
     told = perdure("forget", session, "--before", str(newest), "--yes", "--json").json
@@ -218,7 +218,7 @@ def test_forgetting(perdure: Callable[..., Any], session: str) -> None:
 
 
 def test_a_redaction_names_the_sessions_that_may_have_copies(perdure: Callable[..., Any], home: Path) -> None:
-    """A sub-agent and its caller have each other's texts in messages of their own; the search shows which."""
+    """A sub-agent and its caller have each other's texts in messages of their own; a search shows which."""
     clerk = AgentDefinition("clerk", description="Books.", system_prompt="Book it.", tools=())
 
     def reply(request: ModelRequest) -> Any:
@@ -243,7 +243,7 @@ def test_a_redaction_names_the_sessions_that_may_have_copies(perdure: Callable[.
 
 
 def test_a_person_is_asked(session: str, perdure: Callable[..., Any]) -> None:
-    """In a terminal; no is no."""
+    """A person in a terminal who answers no keeps the session."""
     leader, follower = pty.openpty()
     child = subprocess.Popen([*COMMAND, "purge", "s"], stdin=follower, stdout=follower, stderr=follower)
     os.write(leader, b"n\n")
@@ -254,7 +254,7 @@ def test_a_person_is_asked(session: str, perdure: Callable[..., Any]) -> None:
 
 
 def test_init(perdure: Callable[..., Any], home: Path) -> None:
-    """It writes two files, and over none."""
+    """It writes two files, and overwrites none."""
     assert "perdure chat --agent" in perdure("init", "deep/er").lines[-1]
     assert (home / "deep" / "er" / "tools.py").is_file()
     (home / "tools.py").write_text("mine")
@@ -274,7 +274,7 @@ def test_completion(perdure: Callable[..., Any], shell: str) -> None:
     [("perdure sea", "search"), ("perdure show s", "sess-1"), ("perdure show sess-1 --js", "--json")],
 )
 def test_what_is_completed(perdure: Callable[..., Any], process: Callable[..., Any], words: str, found: str) -> None:
-    """Commands, options, and ids of sessions."""
+    """A shell completes commands, options, and ids of sessions."""
     perdure("send", "--new", "sess-1", "hello")
     count = str(len(words.split()) - 1)
     env = {"_PERDURE_COMPLETE": "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": count}
@@ -286,7 +286,7 @@ def test_what_is_completed(perdure: Callable[..., Any], process: Callable[..., A
 
 
 def test_doctor(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are told by name, never by value; what is wrong with the store is told, and an exit code."""
+    """It names keys, never their values, and reports the store's problems with an exit code."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     for options in ([], ["--json"]):
         told = perdure("doctor", *options)
@@ -299,7 +299,7 @@ def test_doctor(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_bar_for_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only where a person looks, and only after a second."""
+    """It appears only in a terminal, and only after a second."""
     with bars.progress("working") as tell:
         tell(1, 2)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""`perdure chat`, driven as a person would: in a pseudo-terminal, and through a pipe."""
+"""`perdure chat`, used as a person would: in a pseudo-terminal, and through a pipe."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def piped(home: Path, text: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 def left(terminal: TerminalSession) -> str:
-    """Leave, and give the id whose end the chat says to come back with."""
+    """Leave, and return the end of the id that the chat says to come back with."""
     terminal.type(CTRL_D)
     assert terminal.ends() == 0
     (session_id,) = {each for each in WHOLE.findall(terminal.text) if each.endswith(BACK.findall(terminal.text)[-1])}
@@ -99,7 +99,7 @@ def test_a_message_is_answered_and_the_chat_can_be_continued(chatting: Chatting,
 
 
 def test_what_to_type_is_not_broken_into_lines(chatting: Chatting) -> None:
-    """However narrow the terminal is: only it may wrap, so that what is copied is whole."""
+    """Only the terminal may wrap it, however narrow it is, so that a copy of it is whole."""
     store = f"{'a-long-name-' * 8}.db"
     with chatting("--store", store) as terminal:
         terminal.expect("> ")
@@ -123,20 +123,20 @@ def test_ctrl_c_stops_the_run_and_keeps_the_session(chatting: Chatting) -> None:
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_leaves(chatting: Chatting) -> None:
-    """A line that was begun is dropped; a second Ctrl-C leaves, and a session without a word is not kept."""
+    """The typed line is dropped; a second Ctrl-C leaves, and a session without a message is not kept."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.type("What is 1 + 1?")
         terminal.expect("1 + 1?")
         terminal.interrupt("Ctrl-C again or Ctrl-D leaves")
         pressed = terminal.interrupt("nothing is kept")
-        # Pressed once more than it takes, it may come while the chat is leaving, and ends it as Ctrl-C ends a program.
+        # A second press may come while the chat is leaving, and then ends it as Ctrl-C ends a program.
         assert terminal.ends() in ((0,) if pressed == 1 else (0, 130))
         assert "The answer is" not in terminal.text
 
 
 def test_a_call_is_approved_and_another_denied_in_place(chatting: Chatting, home: Path) -> None:
-    """Calls that need approval are asked about: yes makes the call, any other words tell the model why not."""
+    """The chat asks about calls that need approval: yes makes the call, any other words tell the model why not."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.enter("charge(amount=5)")
@@ -152,7 +152,7 @@ def test_a_call_is_approved_and_another_denied_in_place(chatting: Chatting, home
 
 
 def test_a_session_that_waits_is_asked_about_when_it_is_opened(chatting: Chatting, home: Path) -> None:
-    """A pipe cannot approve: it says who can, with an exit code of its own. Opened in a terminal, chat asks at once."""
+    """A pipe cannot approve: it says who can, with an exit code of its own. A chat in a terminal asks at once."""
     waits = piped(home, "charge(amount=5)\n")
     assert waits.returncode == 10
     assert "perdure approve" in waits.stderr
@@ -165,7 +165,7 @@ def test_a_session_that_waits_is_asked_about_when_it_is_opened(chatting: Chattin
 
 
 def test_a_killed_run_is_recovered_when_the_session_is_opened(chatting: Chatting) -> None:
-    """After SIGKILL in the middle of a tool, coming back says so, and goes on with the run."""
+    """After SIGKILL in the middle of a tool, the next chat says so, and continues the run."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.enter("slow(seconds=60)")
@@ -177,7 +177,7 @@ def test_a_killed_run_is_recovered_when_the_session_is_opened(chatting: Chatting
 
 
 def test_commands_change_the_session(chatting: Chatting) -> None:
-    """/fork goes on elsewhere, /undo takes back, /model and /system tell and set, an unknown one gets the list."""
+    """/fork continues elsewhere, /undo takes back, /model and /system show and set, an unknown one prints the list."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.enter("My dog is Rex.")
@@ -207,7 +207,7 @@ def test_commands_change_the_session(chatting: Chatting) -> None:
 
 
 def test_files_go_with_the_next_message(chatting: Chatting, home: Path) -> None:
-    """/attach takes a path; what cannot be read is said, and the conversation goes on."""
+    """/attach takes a path; an unreadable file gets an error, and the conversation continues."""
     (home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9_992))
     with chatting() as terminal:
         terminal.expect("> ")
@@ -255,7 +255,7 @@ def test_history_shows_the_result_of_a_tool_once(chatting: Chatting) -> None:
 
 
 def test_ctrl_c_while_a_command_is_completed(chatting: Chatting) -> None:
-    """What was begun is dropped, and no traceback shown."""
+    """The typed line is dropped, and no traceback is shown."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.type("/\t\t")
@@ -279,7 +279,7 @@ def test_tab_completes_commands(chatting: Chatting) -> None:
 
 
 def test_escape_sequences_do_not_reach_the_terminal(chatting: Chatting, home: Path) -> None:
-    """What messages, tools and Markdown entities bring along is shown in writing, never obeyed."""
+    """Sequences in messages, tools and Markdown entities are shown in writing, never obeyed."""
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.enter("hostile()")
@@ -306,7 +306,7 @@ def test_escape_sequences_do_not_reach_the_terminal(chatting: Chatting, home: Pa
 
 
 def test_a_pipe_is_read_line_by_line(home: Path) -> None:
-    """Every line is a message; answers alone go to stdout, and calls and notes to stderr."""
+    """Every line is a message; only answers go to stdout, and calls and notes go to stderr."""
     talk = piped(home, "Hello, my name is Ada.\n\nWhat is my name?\nslow(seconds=0)\n")
     assert talk.returncode == 0, talk.stderr
     assert talk.stdout == "Nice to meet you, Ada.\nYour name is Ada.\nslow says: done at last.\n"
@@ -316,7 +316,7 @@ def test_a_pipe_is_read_line_by_line(home: Path) -> None:
 
 
 def test_a_pipe_may_attach_files(home: Path) -> None:
-    """A file that is missing ends it, as any error does in a pipe."""
+    """A missing file ends it, like any error in a pipe."""
     (home / "a.txt").write_text("hello")
     talk = piped(home, "/attach a.txt\nHello, my name is Ada.\n/history\n")
     assert talk.returncode == 0, talk.stderr
@@ -327,7 +327,7 @@ def test_a_pipe_may_attach_files(home: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_an_error_in_a_line(home: Path) -> None:
-    """No session to continue, or none of that name: one line that says what to do, and the code of its kind."""
+    """Without a session to continue, or one of that name, one line says what to do, with its exit code."""
     assert piped(home, "", "-c").returncode == 3
     unknown = piped(home, "", "-s", "nobody")
     assert unknown.returncode == 3

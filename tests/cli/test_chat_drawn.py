@@ -1,4 +1,4 @@
-"""`perdure chat` with a model that streams Markdown, in a real pseudo-terminal: what stands on the screen then."""
+"""`perdure chat` with a model that streams Markdown, in a real pseudo-terminal: the contents of the screen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Write.
 
 @asynccontextmanager
 async def chatting(home: Path, *replies: Stream, columns: int, pause: float) -> AsyncIterator[TerminalSession]:
-    """A chat in a terminal with a model that gives these replies."""
+    """Start a chat in a terminal with a model that gives these replies."""
     async with Loopback(*replies) as server:
         (home / "agent.md").write_text(AGENT.format(url=server.url))
         env = clean_environment(home, LOOPBACK_KEY="sk-loopback-0123456789")
@@ -48,7 +48,7 @@ async def chatting(home: Path, *replies: Stream, columns: int, pause: float) -> 
 
 
 def streamed(text: str, *, is_broken: bool = False) -> Stream:
-    """An answer that takes a while, so that it is drawn again and again."""
+    """Return an answer that takes a while, so that it is drawn again and again."""
 
     def events() -> Iterator[bytes]:
         size = len(text) // PIECES + 1
@@ -67,7 +67,7 @@ if os.environ.get("PERDURE_TORTURE"):
 
 
 def screens(terminal: TerminalSession, columns: int) -> list[str]:
-    """What was on the screen between what was typed and the next prompt, for each message."""
+    """Return the screen between a typed message and the next prompt, for each message."""
     _, *asked = terminal.raw.replace(b"\r\n", b"\n").split(PROMPT)
     shown = [each.decode().partition("\n")[2] for each in asked[:-1]]
     return [ScreenModel(columns, 40).feed(each).text for each in shown]
@@ -75,7 +75,7 @@ def screens(terminal: TerminalSession, columns: int) -> list[str]:
 
 @pytest.mark.parametrize(("columns", "pause"), SCREENS.values(), ids=SCREENS)
 async def test_every_answer_stands_on_the_screen_once(tmp_path: Path, columns: int, pause: float) -> None:
-    """Nothing is lost or doubled, on a terminal that is slower than the model too."""
+    """Nothing is lost or doubled, even if the terminal is slower than the model."""
 
     def talk() -> None:
         for number in range(len(ANSWERS)):
@@ -98,7 +98,7 @@ async def test_every_answer_stands_on_the_screen_once(tmp_path: Path, columns: i
 
 
 async def test_ctrl_c_shows_the_part_that_came_once(tmp_path: Path) -> None:
-    """What was streamed stands there once, and below it that the run was stopped."""
+    """The streamed text is shown once, and below it that the run was stopped."""
     text = "A first block.\n\n- one\n- two, which is br"
 
     def talk() -> None:

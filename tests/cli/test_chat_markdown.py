@@ -1,4 +1,4 @@
-"""Which part of a streamed answer is final."""
+"""The final part of a streamed answer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from perdure.cli.chat_view import PlainView, TerminalView
     ],
 )
 def test_whole_blocks_are_final(text: str, final: list[str]) -> None:
-    """All but the last one, as far as lines are complete: nothing that follows can change them."""
+    """All blocks but the last are final, as far as lines are complete: nothing that follows can change them."""
     assert whole_blocks(text) == final
 
 
 def drawn(view_text: str, *, pieces: int = 3) -> str:
-    """What a terminal gets of an answer that is streamed in small pieces."""
+    """Return the output for an answer that is streamed to a terminal in small pieces."""
     screen = io.StringIO()
     view = TerminalView(Console(file=screen, force_terminal=True, width=60, height=10, markup=False))
     for place in range(0, len(view_text), pieces):
@@ -58,7 +58,7 @@ def test_markdown_cannot_spell_what_a_terminal_obeys() -> None:
 
 
 def test_every_block_is_printed_once() -> None:
-    """Whatever the pieces are that it comes in."""
+    """This holds for any pieces."""
     text = "# Title\n\nfirst words\n\n```python\nx = 1\n\ny = 2\n```\n\n- item\n- other\n\nlast words\n"
     for pieces in (1, 7, 1000):
         got = drawn(text, pieces=pieces)

@@ -1,4 +1,4 @@
-"""What a chat draws: whole answers, each block of them once, whatever the pieces, the width and the speed."""
+"""The drawing of a chat: whole answers, each block once, for any pieces, width and speed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEIGHT = 12
 
 
 class Written(io.StringIO):
-    """A file that tells when something was written to it."""
+    """A file that notes when something was written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Written(io.StringIO):
 
 
 class Terminal:
-    """A terminal with a view in it, and what it has been sent."""
+    """A terminal with a view in it, and the output that it got."""
 
     def __init__(self, width: int = 60, height: int = HEIGHT) -> None:
         self.file = Written()
@@ -62,12 +62,12 @@ class Terminal:
 
 
 def characters(text: str) -> Counter[str]:
-    """The letters and digits of a text, however they are laid out."""
+    """Return the letters and digits of a text, however they are laid out."""
     return Counter(re.sub(r"[\W_]", "", text))
 
 
 def expected(source: str) -> Counter[str]:
-    """The letters and digits that an answer has to show."""
+    """Return the letters and digits that an answer has to show."""
     return characters(re.sub(rf"(?m)^( *)```({'|'.join(INFO_STRINGS)})$", "", source))
 
 
@@ -75,7 +75,7 @@ def expected(source: str) -> Counter[str]:
 @pytest.mark.parametrize(("width", "size"), [(24, 3), (60, 1), (60, 100_000), (100, 11)])
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_everything_is_on_the_screen_once(name: str, width: int, size: int) -> None:
-    """Each letter as often as the model said it, and the same layout whatever pieces it came in."""
+    """Each letter is there as often as the model said it, with the same layout for any pieces."""
     source = ANSWERS[name]
     size = max(size, len(source) // 60)
     terminal, at_once = Terminal(width), Terminal(width)
@@ -89,7 +89,7 @@ async def test_everything_is_on_the_screen_once(name: str, width: int, size: int
 
 
 async def test_an_answer_that_is_stopped_is_shown_once() -> None:
-    """Ctrl-C ends the view in mid-answer; the message that is kept of it comes later, and is not printed again."""
+    """Ctrl-C ends the view in mid-answer; the kept message comes later, and is not printed again."""
     terminal = Terminal()
     await terminal.stream("First block.\n\nSecond, which is br", 4)
     terminal.view.finish()
@@ -110,7 +110,7 @@ async def test_what_was_not_streamed_is_shown_at_the_end() -> None:
 
 
 async def test_an_answer_that_begins_again() -> None:
-    """What was printed for good stays, with a note; what was not is gone, and the new answer comes once."""
+    """Finished blocks stay, with a note; the rest is gone, and the new answer comes once."""
     terminal = Terminal()
     await terminal.stream("Kept.\n\nDrop\nped", 3)
     terminal.view.hear(MessageUpdate(message_id="m", kind="restart", text=""))
@@ -121,7 +121,7 @@ async def test_an_answer_that_begins_again() -> None:
 
 
 async def test_tools_and_answers_take_turns() -> None:
-    """A line for each call, in its place between the answers, and nothing is left of what turned meanwhile."""
+    """Each call has a line in its place between the answers, and nothing is left of the moving signs."""
     terminal = Terminal()
     call, slow = ToolCall("add", {"a": 1}, id="c1"), ToolCall("wait", id="c2")
     await terminal.stream("I add.", 2)
@@ -136,7 +136,7 @@ async def test_tools_and_answers_take_turns() -> None:
 
 
 async def test_only_the_loops_own_thread_draws() -> None:
-    """What changes is drawn by the loop's timer; after the end of the run nothing is."""
+    """The loop's timer draws changes; after the end of the run nothing is drawn."""
     terminal = Terminal()
     threads = threading.active_count()
     terminal.view.hear(AgentStart())

@@ -1,4 +1,4 @@
-"""Checks of a store from the command line: whose they are, and what they say."""
+"""Checks of a store on the command line: the sessions they cover, and their reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def two_owners(perdure: Callable[..., Any]) -> None:
 
 
 def test_an_owner_can_check_a_session_and_not_the_store(perdure: Callable[..., Any], home: Path) -> None:
-    """Of others' not even their ids are told; nor does an owner clear up what they have left."""
+    """An owner does not see even the ids of others' sessions, and does not clear up what they have left."""
     two_owners(perdure)
     damage = apsw.Connection(str(home / "s.db"))
     damage.execute("UPDATE session SET taken = 5 WHERE id LIKE '%.of-bob'")
@@ -32,7 +32,7 @@ def test_an_owner_can_check_a_session_and_not_the_store(perdure: Callable[..., A
 
 
 def test_a_problem_is_told_with_its_place_and_its_repair(perdure: Callable[..., Any], home: Path) -> None:
-    """On two lines for people, and field by field for programs."""
+    """People get it on two lines, and programs field by field."""
     two_owners(perdure)
     damage = apsw.Connection(str(home / "s.db"))
     damage.execute("UPDATE session SET taken = 5 WHERE id LIKE '%.of-ada'")
@@ -48,7 +48,7 @@ def test_a_problem_is_told_with_its_place_and_its_repair(perdure: Callable[..., 
 
 
 def test_a_log_that_has_lost_a_commit_can_be_given_up(perdure: Callable[..., Any], home: Path) -> None:
-    """Every command refuses the file and says how; after it the store is as SQLite finds it, and the log is kept."""
+    """Every command refuses the file and says how to give it up. After that SQLite's state counts; the log is kept."""
     two_owners(perdure)
     db = apsw.Connection(str(home / "s.db"))
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

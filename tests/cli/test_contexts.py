@@ -49,7 +49,7 @@ def tools(home: Path) -> str:
 
 
 def test_a_message_is_sent_with_the_context_that_the_file_makes(perdure: Callable[..., Any], tools: str) -> None:
-    """It sees the session, and no data: nobody has left any."""
+    """The function gets the session, and no data, since nobody has left any."""
     said = perdure("send", "--new", "s", "call who {}", "--tools", tools, "--owner", "ada").out
     assert "it is ada, None" in said
     chatted = perdure("chat", "--tools", tools, stdin="call who {}\n/quit\n").out
@@ -82,7 +82,7 @@ def test_a_decision_makes_the_context_of_what_the_sender_left(
 
 
 def test_without_the_function_it_is_said_how_to_write_it(perdure: Callable[..., Any], home: Path) -> None:
-    """In the words of the command line, and nothing was sent."""
+    """The error uses the words of the command line, and nothing was sent."""
     (home / "tools.py").write_text(TOOLS)
     perdure("send", "--new", "s", "hello")
     refused = perdure("send", "s", "call who {}", "--tools", "tools.py", code=9).err
@@ -108,7 +108,7 @@ def test_two_files_cannot_both_make_it(perdure: Callable[..., Any], home: Path, 
 
 
 def test_the_function_is_a_tool_only_if_it_is_marked(perdure: Callable[..., Any], home: Path) -> None:
-    """A docstring does not make it one, as it does of others."""
+    """A docstring does not make it a tool, as it does other functions."""
     plain = 'def context(session, data):\n    """Make a context."""\n\ndef now() -> str:\n    """Tell the time."""\n'
     (home / "tools.py").write_text(plain + '    return "noon"\n')
     assert "noon" in perdure("send", "--new", "call now {}", "--tools", "tools.py").out
@@ -135,7 +135,7 @@ def test_a_killed_run_is_recovered_with_it(
 
 
 def test_a_worker_makes_the_context(perdure: Callable[..., Any], process: Callable[..., Any], tools: str) -> None:
-    """The sender of the message is gone, so the function of its file is the only one that can."""
+    """The sender of the message is gone, so only the function of its file can make it."""
     perdure("send", "--new", "s", "call who {}", "--no-wait", "--model", "offline")
     process("worker", "--tools", tools, "--only", "s")  # a worker ends the process that it is called in
     assert "it is None, None" in perdure("show", "s").out

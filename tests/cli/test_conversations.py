@@ -13,7 +13,7 @@ CHAT = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "co
 
 
 def test_messages_go_in_and_out(perdure: Perdure, home: Path) -> None:
-    """An import prints the id of the session that it has made, which can be sent to; an export gives the messages."""
+    """An import prints the id of the new session, which can be sent to; an export prints the messages."""
     (home / "chat.json").write_text(json.dumps(CHAT))
     made = perdure("import", "--format", "openai", "chat.json")
     assert "imported 1 session with 2 messages" in made.err
@@ -28,7 +28,7 @@ def test_messages_go_in_and_out(perdure: Perdure, home: Path) -> None:
 
 
 def test_several_sessions_are_lines(perdure: Perdure) -> None:
-    """From stdin and to stdout, so that they go through a pipe."""
+    """They come from stdin and go to stdout, so that they pass through a pipe."""
     lines = "\n".join(json.dumps({"messages": CHAT[:count]}) for count in (1, 2))
     made = perdure("import", "--format", "openai", "-", "--json", stdin=lines).json
     assert (made["sessions"], made["messages"], len(made["created"])) == (2, 3, 2)
@@ -37,7 +37,7 @@ def test_several_sessions_are_lines(perdure: Perdure) -> None:
 
 
 def test_all_is_what_was_trimmed_too(perdure: Perdure, home: Path) -> None:
-    """Without it, what the model is shown."""
+    """Without --all, an export has what the model is shown."""
     (home / "chat.json").write_text(json.dumps(CHAT))
     [session_id] = perdure("import", "--format", "openai", "chat.json").lines
     perdure("trim", session_id, "1")
@@ -46,7 +46,7 @@ def test_all_is_what_was_trimmed_too(perdure: Perdure, home: Path) -> None:
 
 
 def test_an_agent_of_ones_own(perdure: Perdure, home: Path) -> None:
-    """What is taken in belongs to the agent that --agent names."""
+    """An imported conversation belongs to the agent that --agent names."""
     (home / "clerk.md").write_text("---\nname: clerk\n---\nYou add.\n")
     (home / "chat.json").write_text(json.dumps(CHAT))
     [session_id] = perdure("import", "--format", "openai", "chat.json", "--agent", "clerk.md").lines
@@ -57,7 +57,7 @@ def test_an_agent_of_ones_own(perdure: Perdure, home: Path) -> None:
 
 
 def test_what_is_wrong_is_told_with_its_place(perdure: Perdure, home: Path) -> None:
-    """A line that is no message is named; options that mean nothing together are refused."""
+    """The error names a line that is not a message; options that do not fit together are refused."""
     (home / "chat.jsonl").write_text(json.dumps(CHAT[0]) + '\n{"role": "robot"}\n')
     refused = perdure("import", "--format", "openai", "chat.jsonl", code=2)
     assert "line 2: $.role" in refused.err
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_told_with_its_place(perdure: Perdure, home: Path) -> N
 
 
 def test_a_file_that_is_not_there_says_nothing_of_the_store(perdure: Callable[..., Said], home: Path) -> None:
-    """The file is what to look for; a store that fails is told of as before."""
+    """The error is about the file; an error of the store is reported as before."""
     for words in (("import", "none.jsonl"), ("import", "none.json", "--format", "openai")):
         refused = perdure(*words, code=7).err
         assert "could not be read: No such file or directory. Name another file." in refused

@@ -37,7 +37,7 @@ SCENES = (
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Where a tour was made, and what it printed."""
+    """Return the directory of a tour, and its output."""
     home = tmp_path_factory.mktemp("tour")
     done = subprocess.run(
         command("tour", "here"), capture_output=True, text=True, cwd=home, env=clean_environment(home), timeout=120
@@ -48,7 +48,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_every_part_is_shown_in_order(shown: tuple[Path, str]) -> None:
-    """All scenes, one after the other; in a pipe as plain text."""
+    """All scenes come one after the other; in a pipe they are plain text."""
     _, text = shown
     place = 0
     for scene in SCENES:
@@ -58,14 +58,14 @@ def test_every_part_is_shown_in_order(shown: tuple[Path, str]) -> None:
 
 
 def test_no_card_was_charged_twice(shown: tuple[Path, str]) -> None:
-    """The ledger that the tools wrote has every charge once, and the one that was killed without its end."""
+    """The ledger that the tools wrote has every charge once, and the one that was killed before its end."""
     where, _ = shown
     lines = (where / "ledger.txt").read_text().splitlines()
     assert lines == ["Ada 12 begun", "Ada 12 taken", "Ben 30 begun", "Cleo 7 begun", "Cleo 7 taken"]
 
 
 def test_what_it_says_to_type_next_works(shown: tuple[Path, str]) -> None:
-    """Every command that it ends with, typed as it stands there, works on the store that it leaves."""
+    """Every command that it ends with works as it is printed, on the store that it leaves."""
     where, text = shown
     typed = [line.partition("#")[0].split() for line in text.partition("Look around.")[2].splitlines()[1:]]
     (_, setting), *commands = typed
@@ -106,21 +106,21 @@ def test_a_second_tour_in_the_same_place_is_refused(shown: tuple[Path, str]) -> 
 
 
 def test_it_is_drawn_in_a_terminal(tmp_path: Path) -> None:
-    """In a terminal it is the same tour, drawn."""
+    """In a terminal the same tour is drawn."""
     with TerminalSession(command("tour"), cwd=tmp_path, env=clean_environment(tmp_path)) as terminal:
         terminal.expect("An agent talks", "It recovers", "Where the two branches part", "chat -s")
         assert terminal.ends() == 0
 
 
 SERVED = {"web_app.py", "web_and_worker.py", "dbos_workflow.py", "temporal_workflow.py"}
-"""Examples that run until they are stopped, or need an engine, each with a test of its own."""
+"""Examples that run until they are stopped, or that need an engine; each has a test of its own."""
 
 
 @pytest.mark.parametrize(
     "example", sorted(path for path in EXAMPLES.glob("*.py") if path.name not in SERVED), ids=lambda path: path.stem
 )
 def test_the_examples_run(example: Path, tmp_path: Path) -> None:
-    """Each example is a script of its own that says something."""
+    """Each example is a script of its own that prints something."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         capture_output=True,

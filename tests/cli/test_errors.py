@@ -1,4 +1,4 @@
-"""Errors have an exit code by their kind, say what to do in a line or two, and show no traceback unasked."""
+"""Errors have an exit code by their kind, say what to do in a line or two, and show a traceback only on request."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def kinds(root: type[Exception] = errors.PerdureError) -> Iterator[type[Exceptio
 
 @pytest.mark.parametrize("kind", sorted(kinds(), key=lambda kind: kind.__name__))
 def test_every_error_has_an_exit_code(kind: type[Exception]) -> None:
-    """None of perdure's own counts as unforeseen."""
+    """None of perdure's own errors counts as unforeseen."""
     assert exit_code_of(kind.__new__(kind)) != FAILED
 
 
 def test_the_table_of_exit_codes_is_documented() -> None:
-    """Each error stands in the row of its code."""
+    """Each error is in the row of its code."""
     rows = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     for name, code in EXIT_CODES.items():
         assert any(row.startswith(f"| {code} ") and f"`{name}`" in row for row in rows), name
@@ -82,7 +82,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
     ],
 )
 def test_what_goes_wrong(perdure: Callable[..., Any], home: Path, arguments: list[str], code: int, said: str) -> None:
-    """One or two lines on stderr, none on stdout."""
+    """One or two lines go to stderr, none to stdout."""
     (home / "folder").mkdir()
     (home / "text").write_text("This is no database, and long enough to be looked at as one. " * 20)
     (home / "tools.py").touch()
@@ -100,7 +100,7 @@ def test_what_goes_wrong(perdure: Callable[..., Any], home: Path, arguments: lis
 
 
 def test_a_traceback_on_request(perdure: Callable[..., Any]) -> None:
-    """--debug shows it, before or behind the command; the exit code is the same."""
+    """--debug shows it, before or after the command; the exit code is the same."""
     for arguments in (["--debug", "show", "nobody"], ["show", "nobody", "--debug"]):
         shown = perdure(*arguments, code=3)
         assert "Traceback" in shown.err
@@ -108,7 +108,7 @@ def test_a_traceback_on_request(perdure: Callable[..., Any]) -> None:
 
 
 def test_a_fault_of_perdures_own(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called one, and says how to see more."""
+    """The message calls it a fault, and says how to see more."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
@@ -129,7 +129,7 @@ def test_ctrl_c(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_missing_key_takes_nothing_from_the_session(perdure: Callable[..., Any]) -> None:
-    """The message is kept, the advice is two lines, and what it says to type takes the message back."""
+    """The message is kept, the advice is two lines, and the printed command takes the message back."""
     perdure("send", "--new", "s", "hello", "--model", "openai:gpt-5", code=9)
     before = perdure("show", "s", "--json").json["messages"]
     shown = perdure("send", "s", "and now?", code=9)
@@ -149,7 +149,7 @@ def test_an_agent_of_another_name(perdure: Callable[..., Any], home: Path) -> No
 
 
 def test_the_newest_where_there_is_none(perdure: Callable[..., Any]) -> None:
-    """Says how to begin, and not that there is no session of that name."""
+    """The error says how to begin, and not that a session of that name is missing."""
     assert "No session exists yet. Begin one: perdure chat" in perdure("show", "@", code=3).err
 
 
@@ -171,7 +171,7 @@ def test_stdin_that_is_no_text(perdure: Callable[..., Any]) -> None:
 def test_ctrl_c_in_the_middle_of_a_move(
     perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
 ) -> None:
-    """It says what became of what was done, and what is repeated goes on."""
+    """The command says what was done; repeated, it continues."""
     for number in range(3):
         perdure("send", "--new", f"s{number}", "hello")
     perdure("export", "-o", "in.jsonl")
@@ -196,7 +196,7 @@ def _interrupted_after_one(label: str) -> Iterator[Callable[[int, int], None]]:
 def test_a_store_that_may_not_be_written(
     perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hint says so, by what the file system says of the store's place and not by anybody's words."""
+    """The hint says so because of the file system's answer about the store's place, not because of anybody's words."""
     (home / "text.db").write_text("This is no database, and long enough to be looked at as one. " * 20)
     assert "perdure doctor" in perdure("ls", "--store", "text.db", code=7).err
     monkeypatch.setattr("os.access", lambda path, mode: False)
@@ -204,7 +204,7 @@ def test_a_store_that_may_not_be_written(
 
 
 def test_no_hint_is_chosen_by_words() -> None:
-    """The command line looks at what errors are, and never for a sentence in what they say."""
+    """The command line checks the types of errors, and never searches their texts."""
     searched = re.compile(r"""in str\(\w*error\w*\)|str\(\w*error\w*\)\.(partition|startswith|split\()""")
     for path in sorted(Path(changing.__file__).parent.glob("*.py")):
         found = [line for line in path.read_text(encoding="utf-8").splitlines() if searched.search(line)]

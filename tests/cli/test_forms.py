@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8
 
 
 def promised(form: str) -> set[str]:
-    """The fields of a form, as the page lists them."""
+    """Return the fields of a form, as the page lists them."""
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| *{form}* "))
     without_notes = re.sub(r"\([^)]*\)", "", row.split("|")[2])
     return set(re.findall(r"`(\w+)`", without_notes))
@@ -63,6 +63,6 @@ def test_an_event(said: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("command", ["stats", "fsck", "doctor", "recover", "diff s s", "search what"])
 def test_the_rest(said: Callable[..., Any], command: str) -> None:
-    """Every field stands in the command's row."""
+    """Every field is in the command's row."""
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{command.split()[0]}` "))
     assert set(said(*command.split(), "--json").json) <= set(re.findall(r"`(\w+)`", row.split("|", 2)[2]))

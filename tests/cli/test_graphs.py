@@ -1,4 +1,4 @@
-"""Threads of LangGraph on the command line: what waits in them is told, and perdure does not answer for the graph."""
+"""Threads of LangGraph on the command line: their interrupts are shown, and perdure does not answer for the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def desk(home: Path) -> Desk:
 
 
 def test_what_a_thread_waits_for_is_shown(perdure: Callable[..., Any], desk: Desk) -> None:
-    """As long as the interrupt is there, and belongs to what is shown."""
+    """It is shown as long as the interrupt is there, and belongs to the view."""
     said = perdure("--store", "s.db", "show", "t")
     assert "# next: tools\n# waits: tools, for Command(resume=…)\n" in said.out
     perdure("--store", "s.db", "undo", "t")
@@ -48,7 +48,7 @@ def test_events_tell_when_a_task_has_written_what(perdure: Callable[..., Any], d
 
 
 def test_the_graph_decides_and_answers(perdure: Callable[..., Any], desk: Desk) -> None:
-    """The commands that would do it for perdure's own agents say so, and change nothing."""
+    """Commands that decide for perdure's own agents say so, and change nothing."""
     before = desk.saver.blocking_chat("t").session()
     assert "Command(resume=…)" in perdure("--store", "s.db", "approve", "t", code=5).err
     assert "graph.invoke({'messages'" in perdure("--store", "s.db", "send", "t", "Hello", code=5).err

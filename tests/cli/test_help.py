@@ -27,14 +27,14 @@ def options() -> Iterator[tuple[str, click.Option]]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_has_an_example(perdure: Callable[..., Any], name: str) -> None:
-    """On a line of its own, however narrow the terminal."""
+    """It has a line of its own, however narrow the terminal is."""
     shown = perdure(name, "--help").lines
     assert all(f"    {example}" in shown for example in EXAMPLES[name])
 
 
 @pytest.mark.parametrize("example", [each for examples in EXAMPLES.values() for each in examples])
 def test_every_example_can_be_typed(home: Any, example: str) -> None:
-    """It has no option or argument that the command does not take."""
+    """It has no option or argument that the command does not accept."""
     program, name, *arguments = shlex.split(example)
     assert program == "perdure"
     command(name).make_context(name, arguments, parent=click.Context(cli))
@@ -48,7 +48,7 @@ def test_a_name_means_the_same_everywhere() -> None:
     """An option has the same short form, the same aliases and the same form of value in every command."""
     forms: dict[str, set[tuple[tuple[str, ...], str | None, str]]] = {}
     for name, option in options():
-        if (name, option.opts[-1]) in (("export", "--output"), ("tree", "--limit")):  # `tree` took it before --last
+        if (name, option.opts[-1]) in (("export", "--output"), ("tree", "--limit")):  # `tree` had it before --last
             continue
         if (name, option.opts[-1]) in (
             ("restore", "--from"),

@@ -1,4 +1,4 @@
-"""What perdure says to type next works when it is copied literally, in a shell."""
+"""Commands that perdure says to type next work when they are copied literally, in a shell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORE = "sqlite:///my%20store.db"
 
 @pytest.fixture
 def tools(home: Path) -> Path:
-    """A file whose name has to be quoted."""
+    """Return a file whose name has to be quoted."""
     path = home / "my tools.py"
     path.write_text(TOOLS)
     return path
@@ -46,14 +46,14 @@ def in_a_shell(line: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def hinted(text: str, name: str) -> str:
-    """The command of a name that a text says to type."""
+    """Return the command of a name that a text says to type."""
     found = re.search(rf"perdure {name} .*$", text, re.MULTILINE)
     assert found, text
     return found[0]
 
 
 def test_an_approval(process: Callable[..., Any], tools: Path) -> None:
-    """It is for the same store and owner, and brings the tools."""
+    """It is for the same store and owner, and names the tools."""
     asked = process(
         *("send", "--new", "s", CALL, "--tools", tools.name, "--store", STORE, "--owner", "ada o'hara"), code=10
     )
@@ -61,7 +61,7 @@ def test_an_approval(process: Callable[..., Any], tools: Path) -> None:
 
 
 def test_a_refusal(process: Callable[..., Any], tools: Path) -> None:
-    """No reason needs to be given, so that the line works as it stands."""
+    """It needs no reason, so that the line works as it is."""
     process("send", "--new", "s", CALL, "--tools", tools.name, "--store", STORE, code=10)
     waits = process("send", "s", "hello", "--tools", tools.name, "--store", STORE, code=5)
     in_a_shell(hinted(waits.err, "deny"))
@@ -69,7 +69,7 @@ def test_a_refusal(process: Callable[..., Any], tools: Path) -> None:
 
 
 def test_a_decision_that_needs_tools(process: Callable[..., Any], tools: Path) -> None:
-    """Where they were not named this time, it is said where they go; each command has a line of its own."""
+    """If they were not named this time, the hint shows where they go; each command has a line of its own."""
     process("send", "--new", "s", CALL, "--tools", tools.name, "--store", STORE, code=10)
     waits = process("send", "s", "hello", "--store", STORE, code=5).err.splitlines()
     assert waits[-2:] == [
@@ -80,7 +80,7 @@ def test_a_decision_that_needs_tools(process: Callable[..., Any], tools: Path) -
 
 
 def test_a_session_that_is_there_otherwise(process: Callable[..., Any]) -> None:
-    """What is brought in takes its place once it is erased, as the hint says: in the store that it was brought into."""
+    """An import or a copy can replace it once it is erased, as the hint says, in the target store."""
     for store in (STORE, "other.db"):
         process("send", "--new", "s", f"hello {store}", "--store", store)
     process("export", "-o", "all.jsonl", "--store", "other.db")
@@ -127,7 +127,7 @@ def under(settings: Settings) -> click.Context:
 
 
 def test_a_password_is_not_repeated() -> None:
-    """It would stand on the screen. The rest of the URL is kept."""
+    """It would be on the screen. The rest of the URL is kept."""
     given = Settings()
     given.store = "postgresql://ada:secret@host:5433/db?schema=x&password=hidden"
     with under(given):
@@ -141,7 +141,7 @@ def test_a_password_is_not_repeated() -> None:
 
 
 def test_only_what_a_command_takes_is_repeated() -> None:
-    """Tools are for what runs an agent, and the agent is for what begins a session."""
+    """Tools are for commands that run an agent, and the agent is for commands that begin a session."""
     given = Settings()
     given.model, given.agent, given.tools = "offline", ("a.md",), ("x.py", "y.py")
     with under(given):
@@ -154,7 +154,7 @@ def test_only_what_a_command_takes_is_repeated() -> None:
 
 
 def test_a_command_that_the_shell_does_not_find(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called by its path, seen from here where it is below."""
+    """It is called by its path, relative if it is below the working directory."""
     monkeypatch.setenv("PATH", "/nowhere")
     installed = home / "my env" / "bin" / "perdure"
     installed.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`perdure import --from`: what other libraries have stored, from the command line."""
+"""`perdure import --from`: sessions of other libraries, on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS, KILLS = (60, 20) if os.environ.get("PERDURE_TORTURE") else (30, 3)
 
 
 def written(path: Path, sessions: int, messages: int = 3) -> None:
-    """A file as the OpenAI Agents SDK writes it."""
+    """Write a file as the OpenAI Agents SDK does."""
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE agent_sessions (session_id TEXT PRIMARY KEY, created_at, updated_at)")
         db.execute("CREATE TABLE agent_messages (id INTEGER PRIMARY KEY, session_id, message_data, created_at)")
@@ -32,7 +32,7 @@ def written(path: Path, sessions: int, messages: int = 3) -> None:
 
 
 def test_sessions_are_taken_in_and_shown(perdure: Callable[..., Any], home: Path) -> None:
-    """The command says how many came, and the sessions are there as any other."""
+    """The command says how many came, and the sessions are there like any other."""
     written(home / "theirs.db", 3)
     first = perdure("--store", "s.db", "import", "--from", "openai-agents", "theirs.db")
     assert first.out == "imported 3 sessions with 9 messages\n"
@@ -44,14 +44,14 @@ def test_sessions_are_taken_in_and_shown(perdure: Callable[..., Any], home: Path
 
 
 def test_a_library_goes_by_its_packages_name_too(perdure: Callable[..., Any], home: Path) -> None:
-    """As the extras of perdure do: each finds what it reads."""
+    """The names are those of perdure's extras: each finds its reader."""
     written(home / "theirs.db", 1)
     for name, said in (("google-adk", "no table has the columns"), ("claude-agent-sdk", "theirs.db")):
         assert said in perdure("--store", "s.db", "import", "--from", name, "theirs.db", code=2).err
 
 
 def test_what_is_refused_is_told(perdure: Callable[..., Any], home: Path) -> None:
-    """The others arrive, the reason says what to do, and the exit code tells programs."""
+    """The others arrive, the reason says what to do, and the exit code informs programs."""
     written(home / "theirs.db", 3)
     perdure("--store", "s.db", "send", "--new", "chat-1", "mine")
     said = perdure("--store", "s.db", "import", "--from", "openai-agents", "theirs.db", code=4)
@@ -60,7 +60,7 @@ def test_what_is_refused_is_told(perdure: Callable[..., Any], home: Path) -> Non
 
 
 def test_usage(perdure: Callable[..., Any], home: Path) -> None:
-    """What does not go together, a source that is not there, and a bad row are told and change nothing."""
+    """Options that do not fit together, a missing source and a bad row raise errors and change nothing."""
     written(home / "theirs.db", 1)
     (home / "folder").mkdir()
     for arguments, code in (
@@ -100,7 +100,7 @@ def test_a_database_needs_its_library(perdure: Callable[..., Any], home: Path) -
 
 
 def test_a_killed_import_is_repeated(perdure: Callable[..., Any], home: Path) -> None:
-    """Killed at any moment, it leaves whole sessions, and the next one brings what is missing, once."""
+    """An import killed at any moment leaves whole sessions, and the next one adds what is missing, once."""
     written(home / "theirs.db", SESSIONS, messages=20)
     chance = random.Random(3)
     command = [*COMMAND, "--store", "s.db", "import", "--from", "openai-agents", "theirs.db"]
@@ -122,7 +122,7 @@ def test_a_killed_import_is_repeated(perdure: Callable[..., Any], home: Path) ->
 
 
 def test_a_thread_that_has_diverged_is_named(perdure: Callable[..., Any], home: Path) -> None:
-    """It has continued here by a verb, and in its source. The command says what to stop."""
+    """It was continued here by a verb, and in its source. The command says which to stop."""
     with sqlite3.connect(home / "theirs.db") as db:
         db.execute(
             "CREATE TABLE checkpoints "
@@ -143,7 +143,7 @@ def test_a_thread_that_has_diverged_is_named(perdure: Callable[..., Any], home: 
 
 
 def _checkpoint(*texts: str) -> str:
-    """A checkpoint as old releases of LangGraph wrote it."""
+    """Return a checkpoint as old releases of LangGraph wrote it."""
     path = ["langchain", "schema", "messages", "HumanMessage"]
     said = [
         {"lc": 1, "type": "constructor", "id": path, "kwargs": {"content": text, "type": "human", "id": text}}

@@ -19,7 +19,7 @@ def test_pages_are_written(perdure: Callable[..., Any], home: Path) -> None:
 
 
 def test_a_directory_that_has_something_in_it_is_left_alone(perdure: Callable[..., Any], home: Path) -> None:
-    """Unless --force is given, which writes beside what is there."""
+    """With --force, the pages are written beside what is there."""
     perdure("send", "--new", "hello", "--model", "offline")
     Path("site").mkdir()
     Path("site/mine.txt").write_text("keep me")

@@ -1,5 +1,6 @@
-"""A run that was killed in the middle of a tool: whoever looks is told so, and what to type works once the file that
-only the user knows stands in it."""
+"""A run that was killed in the middle of a tool: commands report it, and the command that they print works once the
+user has put the file's name into it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def store(home: Path) -> str:
-    """A store with the session q1, whose run was killed while it called a tool."""
+    """Return a store with the session q1, whose run was killed while it called a tool."""
     (home / "slow.py").write_text(SLOW)
     arguments = ["send", "--new", "q1", "what is 2 + 3?", "--tools", "slow.py", "--store", "kept.db"]
     running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -57,7 +58,7 @@ def store(home: Path) -> str:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("looking", [["ls"], ["show", "q1"], ["tag", "q1", "vip"]], ids=lambda words: words[0])
 def test_the_hint_says_where_the_tools_go(process: Callable[..., Any], store: str, looking: list[str]) -> None:
-    """With the file put in, it works as it stands."""
+    """With the file's name put in, it works as it is."""
     told = process(*looking, "--store", store, code=4 if looking[0] == "tag" else 0)
     hint = hinted(told.err, "recover")
     assert hint == "perdure recover q1 --store kept.db --tools FILE.py"
@@ -81,7 +82,7 @@ def test_tools_that_were_named_are_repeated(perdure: Callable[..., Any], store: 
 
 
 def test_a_run_that_calls_no_tool_needs_none(process: Callable[..., Any], home: Path) -> None:
-    """The hint is whole without."""
+    """The hint is whole without it."""
     (home / "die.py").write_text(DYING)
     subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
     told = process("show", "q2", "--store", "kept.db")
@@ -92,7 +93,7 @@ def test_a_run_that_calls_no_tool_needs_none(process: Callable[..., Any], home: 
 def test_many_are_told_of_at_once(
     perdure: Callable[..., Any], store: str, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    """A list names the first few, so that it costs no more than its page, and says how to go on with all."""
+    """A list names the first few, so that it costs no more than its page, and says how to continue with all."""
     (home / "die.py").write_text(DYING)
     subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
     monkeypatch.setattr("perdure.cli.looking._TOLD", 1)
@@ -104,7 +105,7 @@ def test_many_are_told_of_at_once(
 
 
 def test_it_is_told_from_one_that_runs(perdure: Callable[..., Any], store: str) -> None:
-    """By word and not as running or active; what it has used by then is counted."""
+    """It is called killed, and not running or active; its usage so far is counted."""
     (run,) = perdure("tree", "q1", "--json", "--store", store).json["children"]
     assert run["status"] == "killed"
     drawn = perdure("tree", "q1", "--store", store).lines
@@ -121,14 +122,14 @@ def test_it_is_told_from_one_that_runs(perdure: Callable[..., Any], store: str) 
 
 
 def test_cancelling_ends_it_where_it_stood(perdure: Callable[..., Any], store: str) -> None:
-    """Nobody is there to be asked."""
+    """No process of the run is left that could be asked."""
     assert "ended at that point" in perdure("cancel", "q1", "--store", store).out
     assert perdure("cancel", "q1", "--store", store).out == "q1 is not being run\n"
     assert perdure("ls", "--store", store).out.split("\t")[2] == "active"
 
 
 def test_a_chat_without_the_tools(home: Path, store: str) -> None:
-    """It says how to come back with them, and how to end the run; so it does when it is talked to, and left."""
+    """It says how to come back with them, and how to end the run; it says so again for a message, and on leaving."""
     call = command("chat", "-c", "--store", store)
     with TerminalSession(call, cwd=home, env=clean_environment(home)) as terminal:
         terminal.expect("was killed", "could not be recovered", "'add'")

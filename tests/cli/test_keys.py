@@ -1,4 +1,4 @@
-"""The keys of a sealed store from the command line: made, listed, rotated, forgotten; and every command with --keys."""
+"""The keys of a sealed store on the command line: made, listed, rotated, forgotten; and every command with --keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORD = "zebrafinch"
 
 @pytest.fixture
 def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The command, with a key ring and a store that one session of each of two owners is in."""
+    """Return the command, with a key ring and a store that has one session of each of two owners."""
     monkeypatch.setenv("PERDURE_STORE", "sqlite:///kept.db")
     monkeypatch.setenv("PERDURE_MASTER_KEY", new_master())
     assert perdure("keys", "new", "ring.json").out == "ring.json\n"
@@ -37,7 +37,7 @@ def test_a_ring_is_made_once_and_for_its_owner_only(said: Callable[..., Any]) ->
 
 
 def test_sealed_sessions_are_read_with_the_keys_and_named_without(said: Callable[..., Any]) -> None:
-    """`ls` goes on without them; `show` says what to do, and never shows an empty session."""
+    """`ls` names them without the keys; `show` says what to do, and never shows an empty session."""
     assert WORD.encode() not in Path("kept.db").read_bytes()
     assert said("ls", "--keys", "ring.json").out.count(WORD) >= 2
     bare = said("ls")
@@ -89,7 +89,7 @@ def test_rotation_needs_both_masters_once(said: Callable[..., Any], monkeypatch:
 
 
 def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
-    """Only with --yes where nobody can be asked. What is left of the owner can be erased."""
+    """It requires --yes if nobody can be asked. The owner's remains can be erased."""
     assert "--yes" in said("keys", "forget", "ada", "--keys", "ring.json", code=2).err
     assert said("keys", "forget", "ada", "--keys", "ring.json", "--yes").out == "keys forgotten: 1\n"
     assert "has no key" in said("keys", "forget", "ada", "--keys", "ring.json", "--yes", code=3).err
@@ -104,7 +104,7 @@ def test_an_owner_is_forgotten(said: Callable[..., Any]) -> None:
 
 
 def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
-    """The hold is named and nothing destroyed. Keys of others, and of a store that is gone, can be forgotten."""
+    """The error names the hold, and nothing is destroyed. Keys of others, and of a missing store, can be forgotten."""
     (held,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
     said("tag", held["id"], "hold:case-7", "--keys", "ring.json")
     refused = said("keys", "forget", "ada", "--yes", "--keys", "ring.json", code=5)
@@ -123,7 +123,7 @@ def test_keys_of_a_session_under_hold_stay(said: Callable[..., Any]) -> None:
 def test_keys_of_a_held_session_stay_if_its_header_cannot_be_read(
     said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Destroying a key needs no master key, so a hold counts with a wrong one, and on a hidden session, too."""
+    """Destroying a key needs no master key, so a hold counts even with a wrong one, and on a hidden session."""
     (held,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
     said("tag", held["id"], "hold:case-7", "--keys", "ring.json")
     shared = said("send", "--new", "minutes", f"a {WORD}", "--json", "--keys", "ring.json").json["session"]
@@ -197,7 +197,7 @@ def test_what_is_typed_wrong_is_refused(said: Callable[..., Any], arguments: tup
 
 
 def test_a_key_is_renewed(said: Callable[..., Any]) -> None:
-    """For an owner, or for the sessions that have none."""
+    """It may be an owner's key, or the one for sessions without an owner."""
     said("send", "--new", "of nobody", "--keys", "ring.json")
     for whose in (["ada"], ["--no-owner"]):
         (made,) = said("keys", "renew", *whose, "--keys", "ring.json").lines
@@ -217,7 +217,7 @@ def test_a_restored_store_is_verified_with_the_keys(said: Callable[..., Any]) ->
 
 
 def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:
-    """A mistyped owner does not get a key, and neither do sessions without an owner of which there are none."""
+    """A mistyped owner does not get a key; sessions without an owner do not get one either if there are none."""
     before = Path("ring.json").read_bytes()
     for whose in ("adda", "--no-owner"):
         refused = said("keys", "renew", whose, "--keys", "ring.json", code=3)
@@ -226,7 +226,7 @@ def test_a_key_is_renewed_only_where_one_is(said: Callable[..., Any]) -> None:
 
 
 def test_a_ring_asks_for_its_own_master_key(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new one would not open it: only a ring that is to be made is told how to get one."""
+    """A new one would not open it: only for a ring that is to be made does the error say how to get one."""
     monkeypatch.delenv("PERDURE_MASTER_KEY")
     for command in ("ls", "keys"):
         refused = said(command, "--keys", "ring.json", code=9).err
@@ -236,7 +236,7 @@ def test_a_ring_asks_for_its_own_master_key(said: Callable[..., Any], monkeypatc
 
 
 def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
-    """The index that a search with keys has made is named for what it is."""
+    """The error says that a search with keys has made the index."""
     said("search", WORD, "--keys", "ring.json")
     refused = said("search", WORD, code=9).err
     assert "without keys" in refused
@@ -244,7 +244,7 @@ def test_a_sealed_search_needs_the_keys(said: Callable[..., Any]) -> None:
 
 
 def test_a_hold_is_lifted_from_a_forgotten_session(said: Callable[..., Any]) -> None:
-    """Nobody can be asked for holds where the store is not at hand. Both errors lead to what can still be done."""
+    """Without the store, holds cannot be checked. Both errors lead to what can still be done."""
     (info,) = said("ls", "--owner", "ada", "--json", "--keys", "ring.json").json_lines
     held = info["id"]
     said("tag", held, "hold:case-7", "--keys", "ring.json")
@@ -256,5 +256,5 @@ def test_a_hold_is_lifted_from_a_forgotten_session(said: Callable[..., Any]) -> 
     assert "erase" in said("tag", held, "vip", "--keys", "ring.json", code=3).err
     lifted = said("tag", held, "--remove", "hold:case-7", "--remove", "hold:case-8", "--keys", "ring.json")
     assert f"perdure erase {held} --keys ring.json" in lifted.err
-    assert "does not have the tag 'hold:case-8'" in lifted.err  # as of a session that can be read
+    assert "does not have the tag 'hold:case-8'" in lifted.err  # as for a readable session
     assert said("erase", held, "--yes", "--keys", "ring.json").out == "sessions erased: 1\n"

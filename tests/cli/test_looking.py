@@ -32,7 +32,7 @@ from .conftest import COMMAND
 
 @pytest.fixture
 def told(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store with some of everything in it."""
+    """Make a store with some of everything in it."""
 
     async def tell() -> None:
         clock = FrozenClock(tick=0.001)
@@ -45,7 +45,7 @@ def told(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_versions(perdure: Callable[..., Any], told: None) -> None:
-    """They are listed newest first; a page that is not all of them says how to see more."""
+    """They are listed newest first; a partial page says how to see more."""
     shown = perdure("versions", "talk", "--limit", "2")
     newest = perdure("show", "talk", "--json").json["version"]
     assert [line.split()[0] for line in shown.out.splitlines()] == [str(newest), str(newest - 1)]
@@ -58,7 +58,7 @@ def test_versions(perdure: Callable[..., Any], told: None) -> None:
 
 
 def test_filters(perdure: Callable[..., Any], told: None) -> None:
-    """Each narrows the list; --json gives one document a line."""
+    """Each filter narrows the list; --json prints one document a line."""
 
     def ids(*options: str) -> set[str]:
         return {each["id"] for each in perdure("ls", "--json", *options).json_lines}
@@ -73,7 +73,7 @@ def test_filters(perdure: Callable[..., Any], told: None) -> None:
 
 
 def test_a_list_shows_titles_costs_and_last_words(perdure: Callable[..., Any], told: None) -> None:
-    """In a pipe all of them; nothing where a session has spent nothing."""
+    """A pipe gets all of them; a session that has spent nothing has an empty field."""
     listed = {each["id"]: each for each in perdure("ls", "--json", "--all").json_lines}
     assert all(each["title"] for each in listed.values() if each["message_count"])
     rows = {row.split("\t")[0]: row.split("\t") for row in perdure("ls", "--all").lines}
@@ -85,7 +85,7 @@ def test_a_list_shows_titles_costs_and_last_words(perdure: Callable[..., Any], t
 
 
 def test_an_owner_is_shown_to_those_who_see_several(perdure: Callable[..., Any]) -> None:
-    """`ls` says whose a session is, except to an owner, and where nobody is one. The other fields stay."""
+    """`ls` names owners, except for an owner, and if no session has one. The other fields stay."""
     perdure("send", "--new", "plain", "hi")
     assert [len(row.split("\t")) for row in perdure("ls").lines] == [11]
     perdure("send", "--new", "hers", "hi", "--owner", "ada")
@@ -100,7 +100,7 @@ def test_an_owner_is_shown_to_those_who_see_several(perdure: Callable[..., Any])
 
 
 def test_the_fields_of_a_pipe_are_those_that_are_documented() -> None:
-    """In this order, since scripts cut by number."""
+    """Their order is fixed, since scripts cut by number."""
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     told = re.search(r"in this order:\s(.*?)\swhere", page, re.DOTALL)
     assert told is not None
@@ -118,7 +118,7 @@ def refund(order: int) -> str:
 
 
 def test_a_run_that_waits_for_a_person_is_shown_as_waiting(perdure: Callable[..., Any], home: Path) -> None:
-    """Its record says that it has not ended; the session says why. After the decision it has ended."""
+    """Its record has no end, and the session says why. After the decision the run has ended."""
     (home / "tools.py").write_text(APPROVING)
     perdure("send", "--new", "s", "refund(7)", "--tools", "tools.py", code=10)
     (run,) = perdure("tree", "s", "--json").json["children"]
@@ -131,7 +131,7 @@ def test_a_run_that_waits_for_a_person_is_shown_as_waiting(perdure: Callable[...
 
 
 def test_a_list_is_narrowed_by_metadata(perdure: Callable[..., Any], home: Path) -> None:
-    """By what a program has declared; a number is not a text."""
+    """The keys are those that a program has declared; a number is not a text."""
 
     async def fill() -> None:
         async with SqliteStore(home / "filed.db") as store:
@@ -171,7 +171,7 @@ def test_a_list_is_shortened_and_says_so(perdure: Callable[..., Any], told: None
 
 
 def test_every_session_is_shown_and_drawn(perdure: Callable[..., Any], told: None) -> None:
-    """Whatever it is made of."""
+    """The store has some of everything."""
     for info in perdure("ls", "--all", "--json").json_lines:
         for options in ([], ["--json"]):
             perdure("show", info["id"], *options)
@@ -182,7 +182,7 @@ def test_every_session_is_shown_and_drawn(perdure: Callable[..., Any], told: Non
 
 
 def test_all_that_was_said(perdure: Callable[..., Any]) -> None:
-    """Trimmed messages are shown with --all, and as of an older version."""
+    """Trimmed messages are shown with --all, and with an older version."""
     perdure("send", "--new", "s", "first")
     perdure("send", "s", "second")
     perdure("trim", "s", "2")
@@ -195,7 +195,7 @@ def test_all_that_was_said(perdure: Callable[..., Any]) -> None:
 
 
 def test_a_beginning_is_enough(perdure: Callable[..., Any]) -> None:
-    """Where only one session has it; a whole id wins over longer ones; @ is the newest."""
+    """It works if only one session has it; a whole id wins over longer ones; @ is the newest."""
     for name in ("abc", "abcd-1", "abcd-2"):
         perdure("send", "--new", name, f"I am {name}")
     assert "I am abc\n" in perdure("show", "abc").out
@@ -209,7 +209,7 @@ def test_a_beginning_is_enough(perdure: Callable[..., Any]) -> None:
 
 
 def test_many_that_begin_alike(perdure: Callable[..., Any], home: Path) -> None:
-    """A few are named, and no more are looked for. Another owner's are unknown, here and in a shell's completion."""
+    """A few are named, and no more are looked for. Another owner's are unknown, also to a shell's completion."""
 
     async def fill() -> None:
         async with SqliteStore(home / "many.db") as store:
@@ -228,7 +228,7 @@ def test_many_that_begin_alike(perdure: Callable[..., Any], home: Path) -> None:
 
 
 def test_a_list_is_in_the_order_that_it_shows(perdure: Callable[..., Any]) -> None:
-    """By creation, whichever was changed last; both times are told."""
+    """The order is that of creation, whichever was changed last; both times are shown."""
     for name in ("first", "second", "third"):
         perdure("send", "--new", name, "hello")
     perdure("send", "first", "hello")
@@ -245,7 +245,7 @@ def test_the_newest_of_none(perdure: Callable[..., Any]) -> None:
 
 
 def test_a_tree(perdure: Callable[..., Any], told: None, home: Path) -> None:
-    """Branches with the one that was selected, sub-agents below their run, forks below their session."""
+    """It has branches with the selected one, sub-agents below their run, and forks below their session."""
     branches = perdure("tree", "branches").lines
     assert "2 branches" in branches[1]
     assert sum("★ selected" in line for line in branches) == 1
@@ -261,7 +261,7 @@ def test_a_tree(perdure: Callable[..., Any], told: None, home: Path) -> None:
 
 
 def test_sub_agents_are_not_counted_twice(perdure: Callable[..., Any], told: None) -> None:
-    """What they have used is part of what their callers have used; the total is that of the roots."""
+    """Their usage is part of their callers'; the total is that of the roots."""
     found = perdure("stats", "--json").json
     roots = [info["id"] for info in perdure("ls", "--all", "--json").json_lines if not info["spawned_by"]]
     used = sum(perdure("tree", each, "--json").json["usage"]["input_tokens"] for each in roots)
@@ -281,7 +281,7 @@ def test_sums(perdure: Callable[..., Any]) -> None:
 
 
 def test_events(perdure: Callable[..., Any]) -> None:
-    """One a line; as JSON with a cursor that --after takes."""
+    """Each has a line; as JSON with a cursor that --after accepts."""
     perdure("send", "--new", "s", "hello")
     shown = perdure("events", "s").lines
     assert "agent_start" in shown[0]
@@ -294,7 +294,7 @@ def test_events(perdure: Callable[..., Any]) -> None:
 
 
 def test_events_as_they_come(perdure: Callable[..., Any]) -> None:
-    """From another process, until Ctrl-C."""
+    """They come from another process, until Ctrl-C."""
     perdure("send", "--new", "s", "hello")
     following = subprocess.Popen(
         [*COMMAND, "events", "s", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
@@ -339,7 +339,7 @@ def test_a_search(perdure: Callable[..., Any]) -> None:
 
 
 def test_damage_does_not_stop_a_list(perdure: Callable[..., Any], home: Path) -> None:
-    """It is told beside the rest, and `fsck` says what to do."""
+    """It is reported beside the rest, and `fsck` says what to do."""
     for name in ("good", "bad"):
         perdure("--store", "file://kept", "send", "--new", name, "hello")
     (home / "kept" / "bad.json").write_text("{")
@@ -353,7 +353,7 @@ def test_damage_does_not_stop_a_list(perdure: Callable[..., Any], home: Path) ->
 
 
 def test_a_thousand_and_more(perdure: Callable[..., Any], home: Path) -> None:
-    """A list goes over pages."""
+    """A list continues over pages."""
 
     async def fill() -> None:
         async with SqliteStore(home / "many.db") as store:
@@ -367,7 +367,7 @@ def test_a_thousand_and_more(perdure: Callable[..., Any], home: Path) -> None:
 
 
 def test_a_killed_run_is_told_of(perdure: Callable[..., Any], told: None) -> None:
-    """Whoever looks at a session learns that its last run waits, and that a change is refused until then."""
+    """Commands about the session say that its last run was killed, and that a change is refused until it is ended."""
     assert "perdure recover killed-early" in perdure("ls").err
     assert "perdure recover killed-early" in perdure("show", "killed-early").err
     refused = perdure("tag", "killed-early", "vip", code=4).err
@@ -379,7 +379,7 @@ def test_a_killed_run_is_told_of(perdure: Callable[..., Any], told: None) -> Non
 
 
 def test_an_envelope_is_found_nowhere(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of a foreign item is not shown, searched or exported for people; perdure's own export keeps it."""
+    """A foreign item's rest is not shown, searched or exported for people; perdure's own export keeps it."""
 
     async def tell() -> None:
         async with SqliteStore(home / "told.db") as store:
@@ -403,7 +403,7 @@ def test_an_envelope_is_found_nowhere(perdure: Callable[..., Any], home: Path, m
 
 
 def test_hidden_messages_are_not_counted(perdure: Callable[..., Any], home: Path) -> None:
-    """`--last` counts what is printed, and a note tells how many messages a framework keeps for itself."""
+    """`--last` counts the printed messages, and a note says how many messages a framework keeps for itself."""
 
     async def tell() -> None:
         async with SqliteStore(home / "s.db") as store:

@@ -1,4 +1,4 @@
-"""The command as such: its help, what it imports, its pipes and its terminal."""
+"""The command itself: its help, its imports, its pipes and its terminal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .conftest import COMMAND
 
 pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
 
-# Written by others beside this; their own tests drive them.
+# Other authors write these; their own tests run them.
 OWN = [name for name in COMMANDS if name not in ("chat", "tour")]
 
 
 def in_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """What the command prints into a terminal."""
+    """Return the output of the command in a terminal."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdin=follower, stdout=follower, stderr=follower, env=os.environ | (env or {})
@@ -47,7 +47,7 @@ def in_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
 
 
 def test_help_names_every_command(perdure: Callable[..., Any]) -> None:
-    """Each with a line, in sections."""
+    """Each has a line, in sections."""
     shown = perdure("--help").out
     assert all(f"\n  {name} " in shown for name in COMMANDS)
     assert "Talk:" in shown
@@ -55,14 +55,14 @@ def test_help_names_every_command(perdure: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_command_has_help(perdure: Callable[..., Any], name: str) -> None:
-    """Its usage, what it does, and its options."""
+    """It shows the usage, what the command does, and its options."""
     shown = perdure(name, "--help").out
     assert shown.startswith(f"Usage: perdure {name}")
     assert "--help" in shown
 
 
 def test_help_imports_nothing_that_it_does_not_need() -> None:
-    """So that it comes at once."""
+    """This makes it quick."""
     code = (
         "import sys\nfrom perdure.cli.main import cli\ncli(['--help'], standalone_mode=False)\n"
         "heavy = [name for name in ('rich', 'msgspec', 'apsw', 'asyncio', 'perdure.sessions', 'yaml') "
@@ -72,19 +72,19 @@ def test_help_imports_nothing_that_it_does_not_need() -> None:
 
 
 def test_the_version(perdure: Callable[..., Any]) -> None:
-    """As the package says."""
+    """It is the package's."""
     assert perdure("--version").out == f"perdure {__version__}\n"
 
 
 def test_a_mistyped_command(perdure: Callable[..., Any]) -> None:
-    """The one that was meant is named."""
+    """The error names the one that was meant."""
     assert "Did you mean 'search'?" in perdure("serch", code=2).err
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_reader_that_leaves(process: Callable[..., Any], options: list[str], unbuffered: str) -> None:
-    """`perdure … | head` ends quietly, and as one that was stopped by a broken pipe; many lines or a single one."""
+    """`perdure … | head` ends quietly, with the exit code of a broken pipe, after many lines or a single one."""
     process("send", "--new", "long", "hello")
     for _ in range(2):
         process("inject", "long", "word\n" * 20_000)
@@ -105,7 +105,7 @@ def test_a_reader_that_leaves(process: Callable[..., Any], options: list[str], u
 
 
 def test_ctrl_c_while_a_shell_completes(home: Path) -> None:
-    """Completing an id may wait for a store; giving it up shows no traceback in the middle of the line."""
+    """Completing an id may wait for a store; Ctrl-C then shows no traceback in the middle of the line."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/db"
         words = {
@@ -122,7 +122,7 @@ def test_ctrl_c_while_a_shell_completes(home: Path) -> None:
 
 
 def test_a_pipe_that_knows_few_characters(perdure: Callable[..., Any], process: Callable[..., Any]) -> None:
-    """What cannot be shown is written out, and JSON stays JSON."""
+    """Other characters are written as escapes, and JSON stays JSON."""
     env = {"PYTHONIOENCODING": "iso8859-2", "PYTHONUTF8": "0"}
     perdure("send", "--new", "s", "big 🎈")
     assert "big \\U0001f388" in process("show", "s", env=env).out
@@ -142,7 +142,7 @@ def evil(perdure: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("command", ["show s", "show s --all", "ls", "tree s", "events s", "search owned", "diff s s"])
 @pytest.mark.parametrize("json", ["", " --json"])
 def test_no_escape_sequence_reaches_a_pipe(perdure: Callable[..., Any], evil: None, command: str, json: str) -> None:
-    """Neither from messages nor from names, tags and titles, as text or as JSON."""
+    """None comes from messages, names, tags or titles, as text or as JSON."""
     shown = perdure(*(command + ("" if "--all" in command else json)).split()).out
     assert shown
     assert not any(character in shown for character in "\x1b\x07\x9b\u202e")
@@ -150,14 +150,14 @@ def test_no_escape_sequence_reaches_a_pipe(perdure: Callable[..., Any], evil: No
 
 @pytest.mark.parametrize("command", ["show s", "ls", "tree s"])
 def test_no_escape_sequence_reaches_a_terminal(evil: None, command: str) -> None:
-    """What styles there are come from perdure itself."""
+    """The only styles are perdure's own."""
     shown = in_a_terminal(*command.split(), env={"TERM": "xterm"})
     assert "owned" in shown or command == "ls"
     assert not any(sequence in shown for sequence in ("\x1b]0", "\x07", "\x1b[2J", "\x9b", "\u202e"))
 
 
 def test_no_colour_where_none_is_wanted(evil: None) -> None:
-    """NO_COLOR is heard."""
+    """NO_COLOR is respected."""
     assert "\x1b[3" in in_a_terminal("tree", "s", env={"TERM": "xterm-256color"})
     assert "\x1b[3" not in in_a_terminal("tree", "s", env={"TERM": "xterm-256color", "NO_COLOR": "1"})
 
@@ -183,7 +183,7 @@ def test_the_package_runs_as_a_module(home: Path) -> None:
 
 @pytest.mark.parametrize("columns", ["40", "80"])
 def test_ids_are_not_cut_in_a_narrow_terminal(process: Callable[..., Any], columns: str) -> None:
-    """What does not fit is left out, and no line is longer than the terminal is wide."""
+    """Columns that do not fit are left out, and no line is longer than the terminal is wide."""
     session = process("send", "--new", "hello").err.split()[-1]
     process("rename", session, "a name that is longer than any terminal is wide " * 3)
     shown = in_a_terminal("ls", env={"COLUMNS": columns, "NO_COLOR": "1", "TERM": "dumb"}).splitlines()

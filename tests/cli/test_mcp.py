@@ -36,20 +36,20 @@ def test_the_tools_of_servers_are_called(perdure: Callable[..., Any]) -> None:
 def test_a_server_that_cannot_be_started_is_told(
     perdure: Callable[..., Any], server: str, code: int, said: str
 ) -> None:
-    """Nothing is said in the session."""
+    """No message is sent in the session."""
     perdure("send", "--new", "s", "hello")
     assert said in perdure("send", "s", "hello", "--mcp", server, code=code).err
     assert len(perdure("show", "s", "--json").json["messages"]) == 2
 
 
 def test_a_config_file_cannot_name_servers(perdure: Callable[..., Any], home: Path) -> None:
-    """A file that happens to lie in a directory starts nothing."""
+    """A file that happens to be in a directory starts nothing."""
     (home / "perdure.toml").write_text('mcp = "rm -rf ."')
     assert "--mcp" in perdure("ls", code=9).err
 
 
 def test_hints_repeat_the_servers() -> None:
-    """A hint works as it stands; a password or key in an address is left out of it."""
+    """A hint works as it is; a password or key in an address is left out of it."""
     settings = Settings()
     settings.mcp = ("uvx some-server --x", "https://ada:pw@example.com/mcp?key=abc")
     with click.Context(click.Command("perdure"), obj=settings):

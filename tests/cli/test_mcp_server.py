@@ -39,7 +39,7 @@ async def stored(path: Path) -> str:
 
 
 async def test_an_assistant_reads_its_past(tmp_path: Path) -> None:
-    """It finds what is no longer shown, and reads around it; of its owner's sessions only."""
+    """It finds messages that are not shown any more, and reads around them, in its owner's sessions only."""
     hers = await stored(tmp_path)
     async with assisting(tmp_path, "--owner", "ada") as client:
         assert client.server_info.version == perdure.__version__
@@ -59,7 +59,7 @@ async def test_an_assistant_reads_its_past(tmp_path: Path) -> None:
 
 
 async def test_sending_has_to_be_allowed(tmp_path: Path) -> None:
-    """Then a message is answered once, in a session that is there or in a new one."""
+    """With permission, a message is answered once, in an existing session or in a new one."""
     await stored(tmp_path)
     async with assisting(tmp_path, "--owner", "ada", "--allow-send") as client:
         made = await asked(client, "send", text="hello", key="k")

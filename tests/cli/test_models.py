@@ -1,4 +1,4 @@
-"""Which model a command asks: the session's own. Asserted on the wire, with the real command in its own process."""
+"""A command asks the session's own model. Asserted on the wire, with the real command in its own process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def calling(name: str, arguments: str) -> Stream:
 
 @asynccontextmanager
 async def providing(monkeypatch: pytest.MonkeyPatch, *replies: Stream) -> AsyncIterator[Loopback]:
-    """A server that OpenAI's models are asked at; no model is a default."""
+    """Run a server in place of OpenAI's; no model is a default."""
     monkeypatch.delenv("PERDURE_MODEL")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-loopback-0123456789")
     async with Loopback(*replies) as server:
@@ -71,7 +71,7 @@ def asked(server: Loopback) -> list[str]:
 
 
 async def said(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """What the command prints, while the server of this process answers it."""
+    """Return the command's output, while the server of this process answers it."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *map(str, arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -98,7 +98,7 @@ async def test_a_killed_run_is_recovered_by_the_command_that_is_hinted(
 
 
 def test_a_session_keeps_what_model_names(perdure: Callable[..., Any], home: Path) -> None:
-    """Whatever a config file or the environment names for new sessions later."""
+    """It is kept whatever a config file or the environment names for new sessions later."""
     perdure("send", "--new", "s", "hello", "--model", "offline")
     (home / "perdure.toml").write_text('model = "openai:gpt-5"')
     assert perdure("show", "s", "--json").json["model"] == "offline"
@@ -107,7 +107,7 @@ def test_a_session_keeps_what_model_names(perdure: Callable[..., Any], home: Pat
 
 
 def test_naming_another_changes_it_on_record(perdure: Callable[..., Any]) -> None:
-    """The version of the change is its own; the next command need not name it."""
+    """The change has a version of its own; the next command need not name the model."""
     perdure("send", "--new", "s", "hello", "--model", "openai:none", code=9)
     assert perdure("show", "s", "--json").json["version"] == 2
     perdure("send", "s", "hello", "--model", "offline")
@@ -117,7 +117,7 @@ def test_naming_another_changes_it_on_record(perdure: Callable[..., Any]) -> Non
 
 
 def test_a_model_that_cannot_be_asked_is_not_changed_to(perdure: Callable[..., Any]) -> None:
-    """The error says what is missing, and the session stays as it was."""
+    """The error says what is missing, and the session is unchanged."""
     perdure("send", "--new", "s", "hello")
     assert "openai:none" in perdure("send", "s", "hello", "--model", "openai:none", code=9).err
     shown = perdure("show", "s", "--json").json
@@ -140,7 +140,7 @@ def refund(order: int) -> str:
 
 
 def test_a_decision_that_is_refused_does_not_change_the_model(perdure: Callable[..., Any], home: Path) -> None:
-    """The run that waits keeps the model that it was begun with."""
+    """The run that waits keeps the model that it began with."""
     (home / "refund.py").write_text(WAITING)
     (home / "plain.py").write_text("from perdure import tool\n\n@tool(" + WAITING.partition("@tool(")[2])
     perdure("send", "--new", "s", 'call refund {"order": 7}', "--tools", "plain.py", code=10)
@@ -156,7 +156,7 @@ def test_a_decision_that_is_refused_does_not_change_the_model(perdure: Callable[
 def test_without_a_model_no_session_is_begun(
     perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """What to type is said, and nothing is kept."""
+    """The error says what to type, and nothing is kept."""
     monkeypatch.delenv("PERDURE_MODEL")
     refused = perdure(*words, code=9, stdin="hello\n").err
     assert "--model openai:gpt-5" in refused
@@ -166,7 +166,7 @@ def test_without_a_model_no_session_is_begun(
 
 
 def test_for_a_model_that_there_is_not_no_session_is_begun(perdure: Callable[..., Any]) -> None:
-    """Nor is a session changed that keeps another. What is said names the option."""
+    """A session with another model is not changed either. The error names the option."""
     for words in (("send", "--new", "s", "hello"), ("chat",)):
         refused = perdure(*words, "--model", "nope:x", code=9, stdin="hello\n").err
         assert "Unknown provider: nope." in refused
@@ -179,7 +179,7 @@ def test_for_a_model_that_there_is_not_no_session_is_begun(perdure: Callable[...
 
 
 def test_a_chat_without_a_model_offers_the_built_in_one(home: Path) -> None:
-    """In words, before the session is begun; it is stored like any other."""
+    """It offers it in words before the session is begun; it is stored like any other model."""
     environment = clean_environment(home, PERDURE_MODEL="")
     with TerminalSession(command("chat"), cwd=home, env=environment) as terminal:
         terminal.expect("No model is named", "Begin a session with it?")
@@ -196,7 +196,7 @@ def test_a_chat_without_a_model_offers_the_built_in_one(home: Path) -> None:
 def test_a_missing_extra_is_told_whole(
     perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    """The command that installs it is part of the error."""
+    """The error has the command that installs it."""
 
     def missing() -> Any:
         from perdure.errors import ConfigurationError
@@ -208,7 +208,7 @@ def test_a_missing_extra_is_told_whole(
 
 
 def test_a_missing_key_is_told_without_python(perdure: Callable[..., Any]) -> None:
-    """The variable is named; what to write in Python is left out."""
+    """The error names the variable, without advice for Python."""
     refused = perdure("send", "--new", "s", "hi", "--model", "openai:gpt-5", code=9).err
     assert "OPENAI_API_KEY is not set. Set it." in refused
     assert "ModelConfig(" not in refused
@@ -251,7 +251,7 @@ def test_the_doctor_tells_of_the_model_that_would_be_asked(
     by: str | None,
     problem: str | None,
 ) -> None:
-    """Of a new session; and why it cannot be asked, if it cannot."""
+    """It names the model of a new session, and the reason if it cannot be asked."""
     monkeypatch.delenv("PERDURE_MODEL")
     (home / "bot.md").write_text("---\nname: bot\nmodel: openai:gpt-6\n---\n\nBe brief.\n")
     found = perdure("doctor", "--json", *words).json["model"]
@@ -264,7 +264,7 @@ def test_the_doctor_tells_of_the_model_that_would_be_asked(
 
 
 def test_a_summary_is_written_by_the_model_that_is_named(perdure: Callable[..., Any]) -> None:
-    """For this one time: the session keeps its own."""
+    """It is used this one time: the session keeps its own."""
     perdure("send", "--new", "s", "hello")
     perdure("compact", "s", "--keep-last", 0, "--strategy", "llm", "--model", "openai:none", code=9)
     assert perdure("show", "s", "--json").json["model"] == "offline"

@@ -22,7 +22,7 @@ from perdure.protocols import Token
 STORE = "sqlite:///s.db"
 IT = "<it>"
 BOBS_TOKEN = "b" * 12
-# Each command with a session of another owner's, or without one where it takes none.
+# Each command with another owner's session, or without a session if it takes none.
 LINES: dict[str, list[list[str]]] = {
     "chat": [["-s", IT]],
     "send": [[IT, "hi"], ["mine", "hi", "--key", "bobs-key"]],
@@ -68,7 +68,7 @@ LINES: dict[str, list[list[str]]] = {
     "gc": [[]],
     "doctor": [[]],
 }
-# These are about no one owner's sessions: a first directory, a shell, a whole store, the sessions of all.
+# These are not about one owner's sessions: a first directory, a shell, a whole store, the sessions of all.
 OTHERS = {"tour", "init", "completion", "backup", "keys", "copy", "worker", "serve", "acp", "mcp"}
 
 
@@ -83,7 +83,7 @@ async def _ann_begins() -> None:
 
 
 async def _bob_begins() -> list[str]:
-    """Give Bob some sessions, and return all by which they could be named."""
+    """Give Bob some sessions, and return all ids and names of them."""
     async with library.connect(STORE, model="offline") as app:
         bob = app.of("bob")
         await (await bob.open("order-7")).send("zanzibar", key="bobs-key")
@@ -104,7 +104,7 @@ async def _state() -> list[object]:
 
 
 def told_by(name: str, line: list[str], it: str) -> str:
-    """Return what a command says, but not numbers and new ids, which are of sizes, times and chance."""
+    """Return a command's output without numbers and new ids, which depend on sizes, times and chance."""
     arguments = [it if each == IT else each for each in line]
     options = ["--store", STORE, "--owner", "ann"]
     done = CliRunner().invoke(cli, [name, *arguments, *options], input="", prog_name="perdure")
@@ -118,7 +118,7 @@ def told_by(name: str, line: list[str], it: str) -> str:
 def test_a_command_says_what_it_says_where_the_other_owner_is_not(
     name: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two stores, and Bob has sessions in one of them: Ann, who has her own, is told the same in both."""
+    """Bob has sessions in one of two stores: Ann, who has her own, gets the same output for both."""
     heard: dict[str, list[str]] = {}
     tried: list[str] = []
     for where in ("with", "without"):
@@ -137,7 +137,7 @@ def test_a_command_says_what_it_says_where_the_other_owner_is_not(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_two_options_of_a_command_share_a_name(name: str) -> None:
-    """Or one would be given what was said of the other: `--of` what `--owner` says."""
+    """Otherwise one option would get the value of another: `--of` that of `--owner`."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     names = [param.name for param in command.params]
@@ -145,7 +145,7 @@ def test_no_two_options_of_a_command_share_a_name(name: str) -> None:
 
 
 def test_an_owner_erases_a_session_of_its_own_and_nobody_else(perdure: Callable[..., Said], home: Path) -> None:
-    """`--owner` says who asks, and `--of` whose sessions are to go."""
+    """`--owner` says who asks, and `--of` whose sessions are erased."""
     asyncio.run(_ann_begins())
     asyncio.run(_bob_begins())
     common = ("--store", STORE, "--yes", "--owner", "ann")
@@ -158,7 +158,7 @@ def test_an_owner_erases_a_session_of_its_own_and_nobody_else(perdure: Callable[
 
 
 def test_no_id_of_anothers_is_offered_to_complete(home: Path) -> None:
-    """A shell that asks what an id could begin with is told of the owner's own."""
+    """A shell that completes an id is offered only the owner's own."""
     asyncio.run(_ann_begins())
     asyncio.run(_bob_begins())
     for owner, found in (("ann", 1), ("bob", 1), ("dan", 0)):
@@ -175,7 +175,7 @@ def test_no_id_of_anothers_is_offered_to_complete(home: Path) -> None:
 @pytest.mark.parametrize("name", [*LINES, "copy"])
 @pytest.mark.parametrize("how", ["behind", "before", "variable", "file"])
 def test_an_empty_owner_is_not_everybody(name: str, how: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script whose variable is unset must not see, or erase, what everybody has: exit code 2, and nothing is done."""
+    """A script whose variable is unset must not see, or erase, everybody's sessions: exit code 2, nothing is done."""
     asyncio.run(_bob_begins())
     before = asyncio.run(_state())
     monkeypatch.setenv("PERDURE_STORE", STORE)
@@ -197,14 +197,14 @@ def test_an_empty_owner_is_not_everybody(name: str, how: str, home: Path, monkey
 def test_an_empty_variable_is_overruled_by_an_owner_that_is_typed(
     perdure: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is typed goes first, as for every setting."""
+    """A typed option comes first, as for every setting."""
     asyncio.run(_bob_begins())
     monkeypatch.setenv("PERDURE_OWNER", "")
     assert "zanzibar" in perdure("ls", "--owner", "bob", "--store", STORE).out
 
 
 def test_nothing_is_completed_for_an_empty_owner(home: Path) -> None:
-    """A shell is not told everybody's ids."""
+    """A shell does not get everybody's ids."""
     asyncio.run(_bob_begins())
     words = ["show", "x", "--store", STORE, "--owner", ""]
     with (

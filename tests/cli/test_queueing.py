@@ -1,4 +1,4 @@
-"""What is left to workers, as an operator sees it: left, listed, opened again, taken back."""
+"""Work for workers, as an operator sees it: left, listed, opened again, taken back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_store(work: Callable[[Sessions], Any]) -> Any:
 
 @pytest.fixture
 def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The command on a store with the sessions a and b."""
+    """Return the command on a store with the sessions a and b."""
     monkeypatch.setenv("PERDURE_STORE", "sqlite:///kept.db")
     for name in ("a", "b"):
         perdure("send", "--new", name, "hello")
@@ -40,8 +40,8 @@ def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 async def _parked(sessions: Sessions) -> None:
-    """Leave b as it is when it is parked."""
-    # Not with the verbs of sessions, which send from here what waits.
+    """Leave b in the state of a parked session."""
+    # Not with the verbs of sessions, which would send the waiting messages from here.
     await sessions.runtime.execute("b", TagSession("parked"))
     await sessions.runtime.execute("b", SuspendSession())
     facts = {"reason": f"its process has died {HOSTILE}", "tries": 3, "at": datetime.now(UTC).isoformat()}
@@ -86,7 +86,7 @@ def test_a_message_is_sent_at_a_time(said: Callable[..., Any]) -> None:
 
 @pytest.fixture
 def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have this machine be in Oslo."""
+    """Set this machine's time zone to Oslo."""
     monkeypatch.setenv("TZ", "Europe/Oslo")
     time.tzset()
     yield
@@ -109,7 +109,7 @@ def test_what_is_refused_begins_no_session(perdure: Callable[..., Any], words: t
 
 
 def test_a_time_without_a_zone_is_local(said: Callable[..., Any], in_oslo: None) -> None:
-    """Summer and winter. What is printed has the offset."""
+    """This holds in summer and winter. The output has the offset."""
     told = said("send", "a", "Did it?", "--later", "2120-07-31T18:00", "--key", "k")
     assert "A worker sends it at 2120-07-31T18:00:00+02:00." in told.err
     winter = said("send", "a", "Did it?", "--later", "2120-01-31T18:00", "--json").json
@@ -127,7 +127,7 @@ def test_a_time_that_has_passed_means_at_once(said: Callable[..., Any]) -> None:
 
 
 def test_what_cannot_be_left(said: Callable[..., Any]) -> None:
-    """Nothing is stored then."""
+    """The command is refused, and nothing is stored."""
     for later in ("soon", "3"):
         assert "is not a time" in said("send", "a", "x", "--later", later, code=2).err
     for later in ("9999999d", "999999999999w"):
@@ -157,7 +157,7 @@ def test_every_field_stands_in_the_page(said: Callable[..., Any]) -> None:
 
 
 def test_hostile_text_is_written_out(said: Callable[..., Any]) -> None:
-    """Whatever somebody has called a timer, said, or put on record."""
+    """It may be a timer's name, a message, or an entry on record."""
     said("send", "a", f"say {HOSTILE}", "--later", "3d", "--key", f"key {HOSTILE}")
     said("send", "a", f"now {HOSTILE}", "--no-wait")
     on_store(_parked)
@@ -171,7 +171,7 @@ def test_hostile_text_is_written_out(said: Callable[..., Any]) -> None:
 
 
 def test_what_is_dropped_is_said_and_refused(said: Callable[..., Any]) -> None:
-    """Whoever waits for the answer is told."""
+    """Waiting for the answer raises InputRefused."""
     asked = [on_store(lambda sessions, text=text: sessions.enqueue("a", text, key=text)) for text in ("one", "two")]
     assert said("queue", "drop", "a").lines == ["dropped\tone\tone", "dropped\ttwo\ttwo"]
     assert said("queue", "drop", "a").lines == ["nothing waits in a"]
@@ -187,7 +187,7 @@ def test_what_is_dropped_is_said_and_refused(said: Callable[..., Any]) -> None:
 
 
 def _of(sessions: Sessions, queued: Any) -> Any:
-    """Return what was queued, as another connection sees it."""
+    """Return the queued message, as another connection sees it."""
     queued._sessions = sessions
     return queued
 
@@ -201,7 +201,7 @@ def test_what_is_to_be_sent_later_can_be_dropped(said: Callable[..., Any]) -> No
 
 
 def test_what_is_not_to_be_sent_later_is_not_dropped(said: Callable[..., Any]) -> None:
-    """It waits already, or has its answer."""
+    """The message waits already, or has its answer."""
     said("send", "a", "Ship it.", "--no-wait", "--key", "evt-1")
     told = said("queue", "drop", "a", "evt-1", code=5).err
     assert "The message 'evt-1' waits in session 'a' already" in told
@@ -227,7 +227,7 @@ def test_nothing_is_dropped_while_the_session_is_run(said: Callable[..., Any]) -
 
 
 def test_a_parked_session_is_opened_again(said: Callable[..., Any]) -> None:
-    """What waits there is left to a worker."""
+    """Its waiting messages are left to a worker."""
     on_store(lambda sessions: sessions.enqueue("b", "one"))
     on_store(_parked)
     (parked,) = said("queue", "--json").json["parked"]
@@ -252,7 +252,7 @@ def test_an_owner_sees_nobody_elses(said: Callable[..., Any]) -> None:
 
 
 def test_a_schedule_is_kept_listed_and_ended(said: Callable[..., Any]) -> None:
-    """It is that of a session of its name, unless another is named."""
+    """It belongs to a session of its name, unless another one is given."""
     cron = ("--cron", "0 7 * * MON", "--timezone", "Europe/Oslo")
     made = said("schedule", "add", "digest", "Write it.", *cron, "--json").json
     assert (made["session"], made["name"], made["cron"]) == ("digest", "schedule:digest", "0 7 * * MON")
@@ -325,7 +325,7 @@ def test_a_pause_ends_by_itself(said: Callable[..., Any]) -> None:
 
 
 def test_in_a_terminal(said: Callable[..., Any], home: Path) -> None:
-    """A table with a head, and times as a person says them."""
+    """The table has a head, and times as a person says them."""
     said("send", "a", "Ship it.", "--no-wait")
     said("send", "b", "Did it?", "--later", "3d", "--key", "k")
     env = clean_environment(home, PERDURE_STORE="sqlite:///kept.db")

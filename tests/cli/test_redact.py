@@ -1,4 +1,4 @@
-"""`--redact`, `--redactor` and PERDURE_REDACT: secrets that are typed are not stored."""
+"""`--redact`, `--redactor` and PERDURE_REDACT: typed secrets are not stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANARY = "sk-canary0123456789abcdefXYZ"
 
 
 def test_secrets_are_replaced(perdure: Callable[..., Any], home: Path) -> None:
-    """`--redact` uses the default set, `--redactor` adds one to it; what was replaced is counted."""
+    """`--redact` uses the default set, `--redactor` adds one to it; replacements are counted."""
     perdure("send", "--new", "s", f"use {CANARY}, mail a@b.co", "--redact")
     said = perdure("show", "s").out
     assert "use [redacted:api-key], mail a@b.co" in said
@@ -46,7 +46,7 @@ def test_the_environment_and_a_file_name_redactors(
 def test_an_option_takes_no_redactor_away(
     option: tuple[str, ...], perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the environment names is replaced whichever option is added."""
+    """The environment's redactors work whichever option is added."""
     monkeypatch.setenv("PERDURE_REDACT", "email")
     perdure("send", "--new", "s", f"mail a@b.co from {CANARY} at +44 20 7946 0958", *option)
     said = perdure("show", "s").out
@@ -59,7 +59,7 @@ def test_an_option_takes_no_redactor_away(
 def test_an_empty_list_of_redactors_is_refused(
     empty: str, perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would quietly store every secret. An option that is typed goes first."""
+    """It would quietly store every secret. A typed option comes first."""
     monkeypatch.setenv("PERDURE_REDACT", empty)
     refused = perdure("send", "--new", "s", CANARY, code=2)
     assert "PERDURE_REDACT is empty" in refused.err
@@ -80,5 +80,5 @@ def test_a_worker_passes_it_on() -> None:
 
 
 def test_an_unknown_redactor_is_refused(perdure: Callable[..., Any]) -> None:
-    """The error names those that there are."""
+    """The error names the known ones."""
     assert "There are: default, private-key" in perdure("send", "--new", "s", "x", "--redactor", "nothing", code=9).err

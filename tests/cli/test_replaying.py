@@ -38,7 +38,7 @@ async def add(a: int, b: int) -> int:
 
 @pytest.fixture
 def stored(perdure: Callable[..., Any], home: Path) -> Callable[..., Any]:
-    """The command, in a directory with two sessions of the offline model and a file of tools."""
+    """Return the command, in a directory with two sessions of the offline model and a file of tools."""
     (home / "tools.py").write_text(TOOLS)
     (home / "wrong.py").write_text(WRONG)
     perdure("send", "--new", "sum", "add(a=19, b=21)", "--tools", "tools.py")
@@ -60,7 +60,7 @@ def test_the_same_session_is_the_same(stored: Callable[..., Any]) -> None:
 
 
 def test_what_is_different_is_shown_and_told_by_the_exit_code(stored: Callable[..., Any]) -> None:
-    """The answers on record with other tools: the result that has changed is named, and the code is 1."""
+    """With other tools and the recorded answers, the output names the changed result, and the code is 1."""
     said = stored("replay", "sum", "--model", "recorded", "--tools", "live", "--tools", "wrong.py", code=1)
     assert "~ step 0: changed" in said.lines
     assert "        result: 40 → 41" in said.lines
@@ -71,7 +71,7 @@ def test_what_is_different_is_shown_and_told_by_the_exit_code(stored: Callable[.
 
 
 def test_many_sessions_make_a_table(stored: Callable[..., Any]) -> None:
-    """One line each, in a pipe with tabs; --tag and others choose them."""
+    """Each has a line, in a pipe with tabs; --tag and others choose them."""
     rows = [line.split("\t") for line in stored("replay", "--all", "--jobs", "2").lines]
     assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
         ("talk", "1", "1", "same"),
@@ -82,7 +82,7 @@ def test_many_sessions_make_a_table(stored: Callable[..., Any]) -> None:
 
 
 def test_files_need_no_store(stored: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions that were exported live in a repository and are replayed from there."""
+    """Exported sessions are kept in a repository and replayed from there."""
     stored("export", "-o", "all.jsonl")
     monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{home}/nowhere.db")
     rows = stored("replay", "all.jsonl").lines
@@ -121,7 +121,7 @@ def test_damage_is_an_error_of_that_session_alone(stored: Callable[..., Any], ho
 
 
 def test_json_is_one_document_for_each_session(stored: Callable[..., Any]) -> None:
-    """With every step of both sides in it, and the rules that are broken."""
+    """It has every step of both sides, and the broken rules."""
     one, two = stored(
         "replay", "--all", "--system-prompt", "Be kind.", "--fail-on", "tokens=0.1", "--json", code=1
     ).json_lines
@@ -131,7 +131,7 @@ def test_json_is_one_document_for_each_session(stored: Callable[..., Any]) -> No
 
 
 def test_an_agent_and_a_prompt_are_tried(stored: Callable[..., Any], home: Path) -> None:
-    """--agent gives the session another definition; its tools are those it names."""
+    """--agent gives the session another definition, with that definition's tools."""
     (home / "poet.md").write_text("---\nname: poet\nmodel: offline\ntools: []\n---\nRhyme.\n")
     said = stored("replay", "sum", "--agent", "poet.md", "--tools", "tools.py", code=1)
     assert any(line.startswith("~ step 0: changed") for line in said.lines)
@@ -139,7 +139,7 @@ def test_an_agent_and_a_prompt_are_tried(stored: Callable[..., Any], home: Path)
 
 
 def test_what_is_kept_has_a_tag(stored: Callable[..., Any]) -> None:
-    """--keep writes what was replayed into the store; without it nothing is written."""
+    """--keep writes the replayed session into the store; without it nothing is written."""
     stored("replay", "sum", "--keep")
     kept = stored("ls", "--tag", "replay", "--json").json_lines
     assert len(kept) == 2
@@ -163,28 +163,28 @@ def test_wrong_options_are_usage_errors(stored: Callable[..., Any], arguments: l
 
 
 def test_tools_that_are_not_here_are_named(stored: Callable[..., Any]) -> None:
-    """Without their file the model is shown their names only, which may be why it answers otherwise."""
+    """Without their file the model sees their names only, which may be why it answers differently."""
     assert stored("replay", "sum").lines[1] == (
         "  note: Only the names of these tools are known here, so that the model was shown no more: add."
     )
 
 
 def test_live_tools_that_are_not_here_are_named(stored: Callable[..., Any]) -> None:
-    """What is different then comes from the command, not from the model or the tools."""
+    """The difference then comes from the command, not from the model or the tools."""
     assert "  note: These tools are not known here, so their calls were not made: add." in (
         stored("replay", "sum", "--tools", "live", code=1).lines
     )
 
 
 def test_a_budget_ends_a_replay(stored: Callable[..., Any]) -> None:
-    """Turns that are not begun are told as left out."""
+    """Turns that are not begun are reported as left out."""
     said = stored("replay", "sum", "--max-time", "0s", code=2)
     assert "left out" in said.out
     assert "the budget of the replay was used up before" in said.out
 
 
 def test_terminals_are_not_steered(stored: Callable[..., Any]) -> None:
-    """What was said is shown in writing where it could steer a terminal."""
+    """Text that could steer a terminal is shown in writing."""
     stored("send", "--new", "evil", "\x1b[2Jred")
     said = stored("replay", "evil")
     assert "\x1b" not in said.out
@@ -192,7 +192,7 @@ def test_terminals_are_not_steered(stored: Callable[..., Any]) -> None:
 
 
 def test_ctrl_c_ends_it(stored: Callable[..., Any], home: Path) -> None:
-    """The command ends with 130 while a tool works; the store is as it was."""
+    """The command ends with 130 while a tool works; the store is unchanged."""
     (home / "hanging.py").write_text(HANGING)
     before = stored("show", "sum", "--json").out
     options = ["--model", "recorded", "--tools", "live", "--tools", "hanging.py"]

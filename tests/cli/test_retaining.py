@@ -1,4 +1,4 @@
-"""`perdure purge` by rules, and what commands say of sessions under hold."""
+"""`perdure purge` by rules, and the commands' output about sessions under hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORE = "sqlite:///sessions.db"
 
 @pytest.fixture
 def old(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five sessions that nobody has touched for a hundred days, one of them under hold; and a young one."""
+    """Make five sessions that nobody has touched for a hundred days, one of them under hold, and a young one."""
     monkeypatch.setenv("PERDURE_STORE", STORE)
     with (
         use(clock=FrozenClock(now() - timedelta(days=100), tick=0.001)),
@@ -34,7 +34,7 @@ def old(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_tells_what_the_real_one_erases(perdure: Callable[..., Any], old: None) -> None:
-    """In words and as JSON, with the bytes and what stays; only the real one erases."""
+    """Both print it in words and as JSON, with the bytes and what stays; only the real one erases."""
     told = perdure("purge", "--idle", "90d", "--dry-run", "--json").json
     assert (told["dry_run"], told["sessions"], told["versions"], told["messages"]) == (True, 4, 12, 16)
     assert told["left"] == [{"session": "s3", "why": "hold", "detail": "hold:case-7 on s3"}]
@@ -50,7 +50,7 @@ def test_a_dry_run_tells_what_the_real_one_erases(perdure: Callable[..., Any], o
 
 
 def test_a_policy_file(perdure: Callable[..., Any], old: None, home: Path) -> None:
-    """Its rules are applied; what is wrong with it is told with the field, and nothing is erased."""
+    """Its rules are applied; an error names the wrong field, and nothing is erased."""
     file = home / "retention.toml"
     file.write_text('idle = "90d"\n[tags.audit]\nage = "7y"\nversions = 1\n')
     assert perdure("purge", "--policy", file, "--yes", "--json").json["erased"] == ["s0", "s1", "s2"]
@@ -74,13 +74,13 @@ def test_a_policy_file(perdure: Callable[..., Any], old: None, home: Path) -> No
 def test_what_does_not_go_together_is_refused(
     perdure: Callable[..., Any], old: None, words: list[str], told: str
 ) -> None:
-    """A wrong rule, or rules beside something else, erase nothing."""
+    """A wrong rule, or rules beside other options, erase nothing."""
     assert told in " ".join(perdure("purge", *words, code=2).err.split())
     assert len(perdure("ls", "--json").json_lines) == 6
 
 
 def test_what_is_under_hold_stays_and_is_told_of(perdure: Callable[..., Any], old: None) -> None:
-    """Direct commands say how to lift it, as a command that can be typed; bulk ones name it."""
+    """Direct commands print the command that lifts it; bulk ones name it."""
     for command in (["erase", "s3", "--yes"], ["purge", "s3", "--yes"], ["forget", "s3", "--before", "2", "--yes"]):
         assert "perdure tag s3 --remove hold:case-7" in perdure(*command, code=5).err
     purged = perdure("purge", "--older-than", "90d", "--yes")
@@ -92,7 +92,7 @@ def test_what_is_under_hold_stays_and_is_told_of(perdure: Callable[..., Any], ol
 
 
 def test_an_owner_under_hold_is_not_erased_whole(perdure: Callable[..., Any], home: Path) -> None:
-    """The session that stays is named, and the rest goes."""
+    """The session that stays is named, and the others are erased."""
     with connect_blocking(STORE, model="offline") as app:
         ada = app.of("ada")
         held = ada.open("a").id
@@ -114,7 +114,7 @@ def test_none_of_several_sessions_is_erased_if_one_is_under_hold(perdure: Callab
 
 
 async def test_an_error_says_how_many_of_several_sessions_were_erased_before(process: Callable[..., Any]) -> None:
-    """Each session is one commit. A run that is under way keeps its own session, and no other."""
+    """Each session is one commit. A run under way keeps its own session, and no other."""
     for name in ("a", "b"):
         process("send", "--new", name, "hello", "--model", "offline", "--store", STORE)
     async with SqliteStore("sessions.db") as store:

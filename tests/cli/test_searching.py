@@ -1,4 +1,4 @@
-"""The index behind `perdure search`: brought up to date with a bar, and made anew when somebody asks for it."""
+"""The index behind `perdure search`: brought up to date with a bar, and rebuilt on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.testing.samples import new_session
 
 from .terminal_session import TerminalSession, clean_environment
 
-# As the installed command, but for a bar that does not wait for a second to pass.
+# The same as the installed command, except that a bar does not wait for a second to pass.
 HURRIED = "from perdure.cli import terminal; terminal.PATIENCE = 0.0; from perdure.cli.main import main; main()"
 
 
@@ -26,7 +26,7 @@ async def fill(path: Path, messages: int) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--reindex"]], ids=["lagging", "anew"])
 def test_a_person_sees_how_far_the_index_is(home: Path, options: list[str]) -> None:
-    """In a real terminal: a bar with the count of messages, and then what was found."""
+    """A real terminal shows a bar with the count of messages, and then the hits."""
     asyncio.run(fill(home / "sessions.db", 5_000))
     arguments = [sys.executable, "-c", HURRIED, "--store", "sessions.db", "search", "word4999", *options]
     with TerminalSession(arguments, cwd=home, env=clean_environment(home)) as terminal:
@@ -35,7 +35,7 @@ def test_a_person_sees_how_far_the_index_is(home: Path, options: list[str]) -> N
 
 
 def test_the_index_is_made_anew_on_request(perdure: Callable[..., Any], home: Path) -> None:
-    """Alone or before a search. No bar comes into a pipe, and hits alone go to stdout."""
+    """It may be done alone or before a search. A pipe gets no bar, and only hits go to stdout."""
     asyncio.run(fill(home / "sessions.db", 30))
     store = ("--store", "sessions.db")
     assert "messages indexed: 30" in perdure(*store, "search", "--reindex").err
@@ -46,7 +46,7 @@ def test_the_index_is_made_anew_on_request(perdure: Callable[..., Any], home: Pa
 
 
 def test_a_fork_in_which_nothing_is_found(perdure: Callable[..., Any], home: Path) -> None:
-    """What was said before it parted belongs to its parent: so there one may look."""
+    """Messages from before the fork belong to its parent, so the note says to search there."""
     asyncio.run(fill(home / "sessions.db", 3))
     store = ("--store", "sessions.db")
     perdure(*store, "fork", "s", "f")
@@ -56,7 +56,7 @@ def test_a_fork_in_which_nothing_is_found(perdure: Callable[..., Any], home: Pat
 
 
 def test_what_cannot_be_indexed_or_sought_is_refused(perdure: Callable[..., Any], home: Path) -> None:
-    """Before anything is done."""
+    """It is refused before an index is made."""
     asyncio.run(fill(home / "sessions.db", 3))
     store = ("--store", "sessions.db")
     assert "Missing argument 'TEXT'" in perdure(*store, "search", code=2).err

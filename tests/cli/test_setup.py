@@ -1,4 +1,4 @@
-"""Where sessions are kept, who answers, and with which tools: options, environment, config files, in this order."""
+"""The store, the model and the tools: from options, environment and config files, in this order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_default_is_a_file_in_the_data_directory(perdure: Callable[..., Any]
 def test_who_names_the_store(
     perdure: Callable[..., Any], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's config, then the project's, then the environment, then the option: each outdoes those before."""
+    """The user's config, the project's, the environment and the option: each one overrides those before it."""
     for name in ("user", "project", "variable", "option"):
         perdure("--store", home / f"{name}.db", "send", "--new", name, "hello")
     config = tmp_path / "config" / "perdure"
@@ -58,7 +58,7 @@ def test_a_directory_serves_as_well(perdure: Callable[..., Any], home: Path) -> 
 
 @pytest.mark.parametrize("content", ["store = 3", 'colour = "red"', "store = ", 'tools = "evil.py"'])
 def test_a_config_that_is_not_understood(perdure: Callable[..., Any], home: Path, content: str) -> None:
-    """Is said to be so. One that names tools is refused: code runs when somebody asks for it, not by lying about."""
+    """The error says so. A config that names tools is refused: code runs on request, not because a file is there."""
     (home / "evil.py").write_text('open("ran", "w")')
     (home / "perdure.toml").write_text(content)
     assert "perdure.toml" in perdure("ls", code=9).err
@@ -66,7 +66,7 @@ def test_a_config_that_is_not_understood(perdure: Callable[..., Any], home: Path
 
 
 def test_an_agent_and_its_tools(perdure: Callable[..., Any], home: Path) -> None:
-    """From the files that `init` writes."""
+    """They come from the files that `init` writes."""
     perdure("init")
     shown = perdure("send", "--new", "s", "What is 2 + 3?", "--agent", "assistant.md", "--tools", "tools.py", "--json")
     assert "5" in shown.json["text"]
@@ -101,14 +101,14 @@ def test_public_functions_are_tools_where_none_is_marked(perdure: Callable[..., 
     [("x = 1\nboom\n", "(line 2): NameError"), ("def (", "SyntaxError"), ("x = 1", "has no tools")],
 )
 def test_a_tools_file_that_fails(perdure: Callable[..., Any], home: Path, content: str, said: str) -> None:
-    """Its own error is told, with its line."""
+    """Its own error is shown, with its line."""
     (home / "bad.py").write_text(content)
     assert said in perdure("send", "--new", "s", "hello", "--tools", "bad.py", code=9).err
     assert perdure("ls").out == ""
 
 
 def test_a_model_is_changed_by_naming_it(perdure: Callable[..., Any], home: Path) -> None:
-    """Also where the session's agent names another."""
+    """This holds even if the session's agent names another."""
     (home / "bot.md").write_text("---\nmodel: openai:none\n---\n\nBe brief.\n")
     perdure("send", "--new", "s", "hello", "--agent", "bot.md", code=9)
     perdure("send", "s", "hello", "--model", "offline")
@@ -139,7 +139,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
 
 
 def test_an_option_of_a_url_is_no_part_of_its_path(perdure: Callable[..., Any], home: Path) -> None:
-    """One that the store does not have is refused."""
+    """An option that the store does not have is refused."""
     perdure("--store", "sqlite:///s.db?commit_in_loop=off", "send", "--new", "s", "hello")
     assert perdure("--store", "s.db", "show", "s", "--json").json["id"] == "s"
     assert "has an option" in perdure("--store", "sqlite:///s.db?cache=1", "ls", code=9).err

@@ -28,7 +28,7 @@ from perdure.testing.samples import fork, new_session
 from .terminal_session import TerminalSession, clean_environment, command
 
 FIRST = "0192f000-0000-7000-8000-00000000{end}"
-"""Made up at about the same time, as most ids in a store."""
+"""Ids made at about the same time, as most ids in a store are."""
 
 
 def uuid_with(end: str) -> str:
@@ -37,12 +37,12 @@ def uuid_with(end: str) -> str:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids are shown as in a terminal, whatever else is not."""
+    """Show ids as in a terminal, and nothing else."""
     monkeypatch.setattr(short_ids, "is_terminal", lambda: True)
 
 
 def stored(home: Path, *ids: str, **attributes: Any) -> None:
-    """Sessions in a file that the command finds by itself, the first one first."""
+    """Store sessions in a file that the command finds by itself, the first one first."""
 
     async def fill() -> None:
         async with P.SqliteStore(home / "s.db") as store:
@@ -54,7 +54,7 @@ def stored(home: Path, *ids: str, **attributes: Any) -> None:
 
 
 def test_a_list_shows_ends_that_no_other_session_has(perdure: Callable[..., Any], home: Path, terminal: None) -> None:
-    """Four characters or more, as many as it takes; each is accepted. Ids that people chose are shown whole."""
+    """An end has four characters or more, as needed; each is accepted. Ids that people chose are shown whole."""
     stored(home, uuid_with("4af2"), uuid_with("4bf2"), uuid_with("1bf2"), "order-7")
     rows = [line.split("\t")[0] for line in perdure("ls").lines]
     assert rows == ["order-7", "1bf2", "4bf2", "4af2"]
@@ -70,7 +70,7 @@ def test_a_list_shows_ends_that_no_other_session_has(perdure: Callable[..., Any]
 def test_a_long_id_is_shown_by_a_beginning_that_no_other_has(
     perdure: Callable[..., Any], home: Path, terminal: None
 ) -> None:
-    """Twenty characters or more, or all but the hash; each is accepted. Of an owner's, it is the end."""
+    """It has twenty characters or more, or all but the hash; each is accepted. An owner's id is shown by its end."""
     app = [SessionId.of("assistant", "ada", f"{number}c9e4f1a-session") for number in (1, 2)]
     odd, marked = SessionId.of("order 7"), SessionId.under("ada", SessionId.of("assistant", "ada", "3"))
     nested = "assistant-of-the-whole-company-and-more"
@@ -89,7 +89,7 @@ def test_a_long_id_is_shown_by_a_beginning_that_no_other_has(
 def test_the_state_of_apps_is_left_out_of_a_persons_list(
     perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An adapter keeps it in sessions of its own, which pipes, JSON and --all have."""
+    """An adapter keeps it in sessions of its own, which pipes, JSON and --all show."""
     states = [
         SessionId.of("google-adk", "state", "app", "weather"),
         mark_of("ada") + "google-adk-state-user-x.h" + "a" * 26,
@@ -112,7 +112,7 @@ def test_the_state_of_apps_is_left_out_of_a_persons_list(
 
 
 def test_pipes_and_json_have_whole_ids(perdure: Callable[..., Any], home: Path) -> None:
-    """A script reads what it can keep: an end may be another session's tomorrow."""
+    """A script reads what it can keep: tomorrow another session may have the same end."""
     stored(home, uuid_with("4af2"))
     whole = uuid_with("4af2")
     assert [line.split("\t")[0] for line in perdure("ls").lines] == [whole]
@@ -146,14 +146,14 @@ def test_an_end_that_several_have_is_ambiguous(perdure: Callable[..., Any], home
 
 
 def test_an_end_of_three_characters_names_nothing(perdure: Callable[..., Any], home: Path) -> None:
-    """Too many have it; a beginning may be as short as it likes."""
+    """Too many ids have it; a beginning may be as short as a person likes."""
     stored(home, "x-4af2")
     perdure("show", "af2", code=3)
     assert perdure("show", "x", "--json").json["id"] == "x-4af2"
 
 
 def test_a_deleted_session_is_found_by_its_end(perdure: Callable[..., Any], home: Path, terminal: None) -> None:
-    """Unless one that is not deleted has it as well: that one is meant then, and the other is shown longer."""
+    """If another session has the same end, that one is meant, and the deleted one is shown longer."""
     stored(home, uuid_with("4af2"), uuid_with("4af2").replace("00004af2", "00014af2"))
     perdure("delete", uuid_with("4af2"))
     assert perdure("ls", "--json").json["id"].endswith("14af2")
@@ -164,7 +164,7 @@ def test_a_deleted_session_is_found_by_its_end(perdure: Callable[..., Any], home
 
 
 def test_an_owner_sees_and_types_names_without_a_mark(perdure: Callable[..., Any], home: Path, terminal: None) -> None:
-    """Beginnings and ends too. What others have changes nothing, not even how long an end is shown."""
+    """This holds for beginnings and ends too. Others' ids change nothing, not even the length of a shown end."""
     ada, ben = mark_of("ada"), mark_of("ben")
     stored(home, f"{ada}{uuid_with('4af2')}", f"{ada}order-7", owner="ada")
     stored(home, f"{ben}{uuid_with('4af2')}", f"{ben}4af2", f"{ben}order-8", owner="ben")
@@ -175,7 +175,7 @@ def test_an_owner_sees_and_types_names_without_a_mark(perdure: Callable[..., Any
     for typed in ("order-8", "er-8", ben, ben + "order-8"):
         assert "No session" in perdure("--owner", "ada", "show", typed, code=3).err
     rows = [line.split("\t")[0] for line in perdure("--owner", "ben", "ls").lines]
-    assert rows == ["order-8", "4af2", "04af2"]  # whose own 4af2 is another session
+    assert rows == ["order-8", "4af2", "04af2"]  # its own 4af2 is another session
     with click.Context(cli) as ctx:
         settings_of(ctx).store, settings_of(ctx).owner = "s.db", "ada"
         assert ids_beginning_with(ctx, "ord") == ["order-7"]
@@ -185,7 +185,7 @@ def test_an_owner_sees_and_types_names_without_a_mark(perdure: Callable[..., Any
 
 
 def test_the_last_used_session_is_named_by_a_sign(perdure: Callable[..., Any]) -> None:
-    """Wherever a session is: the last that was changed, not the last that was created, and of the owner only."""
+    """It works for every command: the session that was changed last, not created last, and of the owner only."""
     for name in ("first", "second"):
         perdure("send", "--new", name, f"I am {name}")
     perdure("--owner", "ada", "send", "--new", "hers", "I am hers")
@@ -202,7 +202,7 @@ def test_the_last_used_session_is_named_by_a_sign(perdure: Callable[..., Any]) -
 
 
 def test_nobody_has_used_anything_yet(perdure: Callable[..., Any]) -> None:
-    """Says whose sessions were looked for, and how to begin one."""
+    """The error says whose sessions were searched, and how to begin one."""
     for options in (["show", "@"], ["chat", "-s", "@"], ["chat", "-c"], ["send", "@", "hello"]):
         assert "No session exists yet. Begin one: perdure chat" in perdure(*options, code=3).err
     perdure("send", "--new", "his", "hello")
@@ -217,7 +217,7 @@ def test_a_sub_agent_is_not_what_was_used_last(perdure: Callable[..., Any], home
 
 
 def test_hints_name_a_session_as_lists_do(perdure: Callable[..., Any], home: Path, terminal: None) -> None:
-    """What they say can be typed as it stands."""
+    """A hint can be typed as it is."""
     stored(home, uuid_with("4af2"))
     perdure("suspend", "4af2")
     hint = perdure("send", "4af2", "hello", code=5).err.strip().splitlines()[-1].partition("Type: ")[2]
@@ -227,7 +227,7 @@ def test_hints_name_a_session_as_lists_do(perdure: Callable[..., Any], home: Pat
 
 
 def test_a_real_terminal_shows_what_it_takes(home: Path, tmp_path: Path) -> None:
-    """A list, a tree and what was found, in a terminal of its own."""
+    """A list, a tree and hits are shown in a terminal of its own."""
     stored(home, uuid_with("4af2"), "order-7")
 
     async def branch() -> None:
@@ -266,7 +266,7 @@ owners = st.sampled_from([None, "ada", "ben"])
 async def test_what_is_shown_names_its_session_and_no_other(
     several: list[tuple[str, str | None, bool]],
 ) -> None:
-    """Whoever looks, and whatever else there is: hidden sessions, others' sessions, ids that begin with that end."""
+    """This holds beside hidden sessions, other owners' sessions, and ids that begin with that end."""
     async with MemoryStore() as store:
         for name, owner, is_deleted in several:
             session_id = name if owner is None else SessionId.under(owner, name)

@@ -35,7 +35,7 @@ def tools(home: Path) -> str:
 
 
 def test_a_message_and_its_answer(perdure: Callable[..., Any]) -> None:
-    """The answer stands on stdout, the new session's id on stderr."""
+    """The answer goes to stdout, the new session's id to stderr."""
     shown = perdure("send", "--new", "what is 19 * 21?")
     assert "399" in shown.out
     session = shown.err.split()[-1]
@@ -57,7 +57,7 @@ def test_a_reply_as_json(perdure: Callable[..., Any]) -> None:
 
 
 def test_an_image_goes_with_a_message(perdure: Callable[..., Any], home: Path) -> None:
-    """Any number of files, each by its path; what was sent is shown by its name and size."""
+    """It may be any number of files, each by its path; the output shows each by its name and size."""
     (home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9_992))
     (home / "b.txt").write_text("hello")
     perdure("send", "--new", "s", "what is this?", "-a", "a.png", "--attach", home / "b.txt")
@@ -79,7 +79,7 @@ def test_an_image_goes_with_a_message(perdure: Callable[..., Any], home: Path) -
     ],
 )
 def test_a_file_that_cannot_be_sent(perdure: Callable[..., Any], home: Path, name: str, said: str) -> None:
-    """Nothing is begun, and the command says what is wrong."""
+    """Nothing is begun, and the error says what is wrong."""
     (home / "empty.png").touch()
     (home / "what").write_bytes(b"\0\xff")
     told = " ".join(perdure("send", "--new", "hi", "-a", name, code=2).err.split())
@@ -101,7 +101,7 @@ def test_a_key_sends_once(perdure: Callable[..., Any]) -> None:
 
 
 def test_approval(perdure: Callable[..., Any], tools: str, home: Path) -> None:
-    """A run that waits says how to go on, and has an exit code of its own."""
+    """A run that waits prints how to continue, and has an exit code of its own."""
     shown = perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
     assert "perdure approve s" in shown.err
     assert not (home / "ledger").exists()
@@ -113,7 +113,7 @@ def test_approval(perdure: Callable[..., Any], tools: str, home: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["approve", "deny"])
 def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str, home: Path, verb: str) -> None:
-    """Nothing is run and no tools are needed. Until a worker comes, every command tells that it is decided."""
+    """Nothing is run and no tools are needed. Until a worker comes, every command says that it is decided."""
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
     told = perdure(verb, "s", "--no-wait").err
     assert "Decided. A worker continues the run" in told
@@ -134,7 +134,7 @@ def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str,
 
 
 def test_an_approval_prints_what_it_approves(perdure: Callable[..., Any], tools: str, home: Path) -> None:
-    """By its digest as well; one that was shown with something else is refused, and nothing is made."""
+    """A digest is accepted as well; a call that was shown differently is refused, and nothing is made."""
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
     (call,) = perdure("show", "s", "--json").json["pending_calls"]
     told = perdure("approve", "s", "--call", "0" * 64, "--tools", tools, code=2).err
@@ -154,7 +154,7 @@ def test_denial(perdure: Callable[..., Any], tools: str, home: Path) -> None:
 
 
 def test_a_denial_has_one_reason(perdure: Callable[..., Any], tools: str) -> None:
-    """It stands behind the session or with --reason, as one thinks of it."""
+    """It is given after the session or with --reason."""
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
     assert "once" in perdure("deny", "s", "no", "--reason", "never", "--tools", tools, code=2).err
     perdure("deny", "s", "--reason", "not today", "--tools", tools)
@@ -162,14 +162,14 @@ def test_a_denial_has_one_reason(perdure: Callable[..., Any], tools: str) -> Non
 
 
 def test_nothing_to_decide(perdure: Callable[..., Any]) -> None:
-    """It is said without a name that only Python knows."""
+    """The error has no name that only Python knows."""
     perdure("send", "--new", "s", "hello")
     for verb in ("approve", "deny"):
         assert perdure(verb, "s", code=5).err == "perdure: No tool call of session 's' waits for a decision.\n"
 
 
 def test_an_approval_without_the_tool(perdure: Callable[..., Any], tools: str, home: Path) -> None:
-    """Nothing is changed, and it is said where to name the tool."""
+    """Nothing is changed, and the error says where to name the tool."""
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
     told = perdure("approve", "s", code=9).err
     assert told.splitlines()[-1] == "Name the Python file that has it: --tools FILE.py"
@@ -178,7 +178,7 @@ def test_an_approval_without_the_tool(perdure: Callable[..., Any], tools: str, h
 
 
 def test_a_killed_run_is_recovered(perdure: Callable[..., Any], home: Path) -> None:
-    """By whoever types `recover`, with the same tools."""
+    """Anybody can type `recover`, with the same tools."""
     (home / "slow.py").write_text(SLOW)
     arguments = ["send", "--new", "s", "what is 2 + 3?", "--tools", "slow.py"]
     running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -210,7 +210,7 @@ def test_a_run_that_reaches_its_budget_says_so(home: Path, verb: str) -> None:
 
 
 def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Path) -> None:
-    """It ends by itself, and what was said is kept."""
+    """It ends by itself, and the text so far is kept."""
     (home / "slow.py").write_text(SLOW)
     arguments = ["send", "--new", "s", "what is 2 + 3?", "--tools", "slow.py"]
     running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -227,7 +227,7 @@ def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Pa
 
 @pytest.mark.parametrize("when_busy", ["queue", "steer"])
 def test_a_message_is_left_with_a_run(perdure: Callable[..., Any], home: Path, when_busy: str) -> None:
-    """Which is said, with how to see the answer; what the session said before is not taken for one."""
+    """The output says so, and how to see the answer; an earlier answer of the session is not taken for one."""
     (home / "slow.py").write_text(SLOW.replace("    if not", "    while not").replace("sleep(60)", "sleep(0.05)"))
     perdure("send", "--new", "s", "hello")
     arguments = ["send", "s", "what is 2 + 3?", "--tools", "slow.py"]
@@ -250,7 +250,7 @@ def test_a_message_is_left_with_a_run(perdure: Callable[..., Any], home: Path, w
 
 
 def test_a_message_to_a_session_at_rest_is_answered(perdure: Callable[..., Any]) -> None:
-    """Whatever would have become of it otherwise; and a repeated one is answered as before."""
+    """This holds with `queue` and with `steer`; a repeated message is answered as before."""
     perdure("send", "--new", "s", "hello")
     for _ in range(2):
         shown = perdure("send", "s", "what is 19 * 21?", "--when-busy", "queue", "--key", "k", "--json").json
@@ -292,13 +292,13 @@ weather = perdure.external_tool("weather", "Look outside.", {"type": "object"})
 
 @pytest.fixture
 def outside(home: Path) -> str:
-    """A file with a tool that is called outside."""
+    """Return a file with a tool that is called outside."""
     (home / "outside.py").write_text(OUTSIDE)
     return "outside.py"
 
 
 def test_an_answer_from_outside(perdure: Callable[..., Any], outside: str) -> None:
-    """What waits says how to hand it in; what is wrong changes nothing."""
+    """The output says how to hand it in; a wrong answer changes nothing."""
     waits = perdure("send", "--new", "s", 'weather(city="Oslo")', "--tools", outside, code=10)
     (call,) = perdure("show", "s", "--json").json["pending_calls"]
     assert "answers from outside" in waits.err

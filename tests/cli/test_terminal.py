@@ -1,4 +1,4 @@
-"""What is made safe for a terminal."""
+"""Texts and tables that are made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.cli.terminal import _fitting, counted, line, print_json, safe
 
 @given(st.text())
 def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
-    """No control character but newline and tab, and nothing that turns the direction of text."""
+    """No control character except newline and tab is left, and none that changes the direction of text."""
     for character in safe(text):
         assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
         assert unicodedata.bidirectional(character) not in (
@@ -45,14 +45,14 @@ def test_what_is_unsafe_stands_there_in_writing(text: str, shown: str) -> None:
 
 @given(st.text(), st.integers(1, 20))
 def test_a_line_is_one_line(text: str, width: int) -> None:
-    """However long it was."""
+    """This holds for any length."""
     assert len(line(text, width)) <= width
     assert "\n" not in line(text)
     assert "\t" not in line(text)
 
 
 def test_json_survives_what_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """What could steer a terminal is escaped as JSON allows, so that a reader gets it back."""
+    """Characters that could steer a terminal are escaped as JSON allows, so that a reader gets them back."""
     for text in ("\x1b[2J", "\x7f", "\x9b", "\u202e", "ü🎈", "\u2028"):
         print_json({"text": text})
         shown = capsys.readouterr().out
@@ -74,12 +74,12 @@ COLUMNS = {"ID": ["0" * 36], "STATUS": ["active"], "AGE": ["2 min ago"], "NAME":
     ],
 )
 def test_a_table_has_the_columns_that_there_is_room_for(room: int, shown: dict[str, int | None]) -> None:
-    """The first is always whole; free text is shortened before anything is left out; an empty column is no column."""
+    """The first is always whole; free text is shortened before a column is left out; an empty one is left out."""
     assert _fitting(COLUMNS, room, ("STATUS", "NAME", "AGE"), ("NAME", "TAGS")) == shown
 
 
 def test_short_free_text_is_left_out_in_its_turn() -> None:
-    """What is too short to be shortened stays until the columns before it are left out."""
+    """Text too short to be shortened stays until the columns before it are left out."""
     columns = {"ID": ["0" * 36], "STATUS": ["active"], "NAME": ["short"]}
     assert _fitting(columns, 46, ("STATUS", "NAME"), ("NAME",)) == {"ID": None, "NAME": 5}
 

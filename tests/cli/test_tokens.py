@@ -1,4 +1,4 @@
-"""Access tokens from the command line: made, listed, revoked."""
+"""Access tokens on the command line: made, listed, revoked."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HOSTILE = "\x1b[31mred\u202e"
 
 @pytest.fixture
 def said(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The command on a store that is not there yet."""
+    """Return the command on a store that does not exist yet."""
     monkeypatch.setenv("PERDURE_STORE", "sqlite:///kept.db")
     return perdure
 
 
 def holder(secret: str) -> Token | None:
-    """Return whom a service takes a client for."""
+    """Return the holder that a service takes a client for."""
 
     async def asked() -> Token | None:
         async with connect("sqlite:///kept.db", model="offline") as sessions:
@@ -44,7 +44,7 @@ def holder(secret: str) -> Token | None:
 
 
 def test_a_token_is_made_for_an_owner(said: Callable[..., Any]) -> None:
-    """Only the secret is on stdout. It opens the owner's sessions until it is revoked."""
+    """Only the secret goes to stdout. It opens the owner's sessions until it is revoked."""
     made = said("token", "new", "ada")
     (secret,) = made.lines
     assert SECRET.fullmatch(secret)
@@ -74,7 +74,7 @@ def test_a_token_says_what_it_may_do(said: Callable[..., Any]) -> None:
 
 
 def test_tokens_are_listed(said: Callable[..., Any]) -> None:
-    """The oldest first, one a line. Without a verb they are listed too."""
+    """The oldest comes first, one a line. Without a verb they are listed too."""
     made = [
         said("token", "new", "ada", "--expires", "2126-01-31", "--json").json,
         said("token", "new", "bob", "--read-only", "--name", f"a {HOSTILE}", "--json").json,
@@ -131,7 +131,7 @@ def test_an_owner_lists_makes_and_revokes_its_own_tokens_only(said: Callable[...
     ids=str,
 )
 def test_what_is_typed_wrong_changes_nothing(said: Callable[..., Any], words: list[str], code: int, told: str) -> None:
-    """And is answered in a line or two."""
+    """The error has a line or two."""
     said("token", "new", "ada")
     before = said("token", "ls", "--json").out
     wrong = said("token", *words, code=code)
@@ -143,7 +143,7 @@ def test_what_is_typed_wrong_changes_nothing(said: Callable[..., Any], words: li
 
 
 def test_a_store_that_is_not_there_has_no_tokens(perdure: Callable[..., Any], home: Path) -> None:
-    """`new` begins one; a mistyped name is refused by the other verbs, and by what is typed wrong."""
+    """`new` begins one; other verbs refuse a mistyped name, and so does a wrong command line."""
     for words in (["ls"], ["revoke", "x"]):
         assert "No store is at" in perdure("token", *words, "--store", "sqlite:///new.db", code=9).err
     perdure("token", "new", "ada", "--expires", "2020-01-31", "--store", "sqlite:///new.db", code=2)
@@ -166,7 +166,7 @@ def test_a_damaged_token_is_named_and_can_be_revoked(said: Callable[..., Any], h
 
 
 def test_tokens_in_processes_of_their_own(process: Callable[..., Any], home: Path) -> None:
-    """A directory of files this time, which others cannot read."""
+    """The store is a directory of files this time, which others cannot read."""
     common = ("--store", "file://kept")
     secret = process("token", "new", "ada", *common).out.strip()
     assert SECRET.fullmatch(secret)
@@ -180,7 +180,7 @@ def test_tokens_in_processes_of_their_own(process: Callable[..., Any], home: Pat
 
 
 def test_a_person_sees_a_table(said: Callable[..., Any], home: Path) -> None:
-    """With a head, how soon a token expires, and which have expired."""
+    """It has a head, and says how soon a token expires, and which have expired."""
     said("token", "new", "ada", "--expires", "30d")
     with ids.use(clock=FrozenClock(datetime(2025, 1, 1, tzinfo=UTC))):
         said("token", "new", "bob", "--expires", "1d")

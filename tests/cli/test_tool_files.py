@@ -1,4 +1,4 @@
-"""What a file of --tools may have besides tools."""
+"""Names in a file of --tools besides tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ subagents = [perdure.AgentDefinition("clerk", description="Gives money back.", m
 
 
 def test_sub_agents_are_named_by_a_list(perdure: Callable[..., Any], home: Path) -> None:
-    """A run that a program has begun with them can be decided on with the same file."""
+    """With the same file, a person can decide on a run that a program has begun with them."""
     (home / "desk.py").write_text(CLERK)
     ask = 'call clerk {"prompt": "call refund {\\"amount\\": 4}"}'
     perdure("send", "--new", "s", ask, "--tools", "desk.py", "--model", "offline", code=10)

@@ -10,7 +10,7 @@ import pytest
 
 
 def test_a_run_is_traced_to_stderr(perdure: Callable[..., Any]) -> None:
-    """Spans and metrics go to stderr, and have nothing of what was said; the answer stands on stdout alone."""
+    """Spans and metrics go to stderr, and contain no messages; only the answer goes to stdout."""
     shown = perdure("send", "--new", "s", "what is 19 * 21?", "--telemetry", "console")
     assert "399" in shown.out
     assert '"name": "invoke_agent assistant"' in shown.err
@@ -21,20 +21,20 @@ def test_a_run_is_traced_to_stderr(perdure: Callable[..., Any]) -> None:
 
 
 def test_content_is_traced_if_it_is_asked_for(perdure: Callable[..., Any]) -> None:
-    """What was said is in the spans with --telemetry-content, which needs --telemetry."""
+    """Spans contain messages with --telemetry-content, which needs --telemetry."""
     traced = perdure("send", "--new", "s", "what is 19 * 21?", "--telemetry", "console", "--telemetry-content")
     assert "19 * 21" in traced.err
     assert "--telemetry" in perdure("send", "s", "more", "--telemetry-content", code=2).err
 
 
 def test_providers_of_the_process_are_used(perdure: Callable[..., Any]) -> None:
-    """With `global` nothing is set up: what `opentelemetry-instrument` has set up is used, if it has."""
+    """With `global` nothing is set up: the providers of `opentelemetry-instrument` are used, if there are any."""
     assert "399" in perdure("send", "--new", "s", "what is 19 * 21?", "--telemetry", "global").out
 
 
 @pytest.mark.skipif(find_spec("opentelemetry.exporter") is not None, reason="the exporter is installed")
 def test_a_missing_exporter_says_what_to_install(perdure: Callable[..., Any]) -> None:
-    """Without the exporter to a collector, its package is named, and nothing is sent."""
+    """Without the exporter to a collector, the error names its package, and nothing is sent."""
     shown = perdure("send", "--new", "s", "hello", "--telemetry", "otlp", code=9)
     assert "opentelemetry-exporter-otlp-proto-http" in shown.err
     assert perdure("ls").lines == []

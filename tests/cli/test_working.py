@@ -1,4 +1,4 @@
-"""Workers as real processes: they answer what was left, take over, hand over, and survive runs that kill them."""
+"""Workers as real processes: they answer messages, take over, hand over, and survive runs that kill them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def add(a: int, b: int) -> int:
 
 
 async def until(is_so: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait until something is so, and return it. It may be looked up by awaiting."""
+    """Wait until a function returns something true, and return that. The function may be async."""
     async with asyncio.timeout(seconds):
         while True:
             found = is_so()
@@ -103,7 +103,7 @@ class Working:
         return self.process.poll() is None
 
     async def end(self, *signals: int) -> int:
-        """Send signals, one after the other is heard. Return the exit code."""
+        """Send signals, each once the one before is heard. Return the exit code."""
         for number in signals or [signal.SIGTERM]:
             before = len(self.said)
             self.process.send_signal(number)
@@ -120,7 +120,7 @@ def tools(home: Path) -> Path:
 
 @asynccontextmanager
 async def working(home: Path, *arguments: object, count: int = 1, **environment: str) -> AsyncIterator[list[Working]]:
-    """Workers that run. Those that are still there in the end are killed."""
+    """Run workers. Kill those that are still there in the end."""
     made: list[Working] = []
     try:
         made += [Working(home, *arguments, **environment) for _ in range(count)]
@@ -155,7 +155,7 @@ def calls(home: Path, number: int) -> list[str]:
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"] if os.environ.get("PERDURE_TORTURE") else ["postgres"])
 async def test_a_run_that_kills_its_worker_takes_nobody_along(tools: Path, engine: str) -> None:
-    """It is parked within seconds, takes down the worker that met it first, and its neighbours are answered."""
+    """It is parked within seconds and takes down only the worker that met it first; its neighbours are answered."""
     store = store_in(tools, engine)
     async with connect(store, model="offline") as sessions:
         asked = await left(sessions, {f"n{number}": f"what is {number} + 1?" for number in range(1, 7)})
@@ -177,13 +177,13 @@ async def test_a_run_that_kills_its_worker_takes_nobody_along(tools: Path, engin
 
 
 async def begun(home: Path, number: int, times: int = 1) -> int:
-    """Wait until the tool was called with a number so many times. Return the process in which it was last."""
+    """Wait until the tool was called with a number `times` times. Return the process of the last call."""
     await until(lambda: len(calls(home, number)) >= times)
     return int(calls(home, number)[-1])
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there, and not only waits for its parent to look."""
+    """Return True if a process is there, and does not only wait for its parent to look."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -210,12 +210,12 @@ async def test_what_was_left_is_answered_until_the_worker_is_told_to_stop(tools:
             assert await worker.end() == 0
     first, second, third = worker.said.splitlines()
     assert first == f"started ({worker.process.pid}): {store}, at most 3 sessions at once"
-    assert second.startswith("stopping")  # it may still be looking whether more has come
+    assert second.startswith("stopping")  # it may still be looking for more messages
     assert third == "stopped; nothing was left to hand over"
 
 
 async def test_runs_have_time_to_end(tools: Path) -> None:
-    """Nothing new is begun meanwhile."""
+    """No new run is begun meanwhile."""
     store = store_in(tools, "sqlite")
     (tools / "hold-2").touch()
     async with connect(store, model="offline") as sessions:
@@ -235,7 +235,7 @@ async def test_runs_have_time_to_end(tools: Path) -> None:
 
 @pytest.mark.parametrize(("engine", "way"), [("sqlite", "drain"), ("sqlite", "ctrl-c"), ("postgres", "twice")])
 async def test_what_is_left_is_handed_over(tools: Path, engine: str, way: str) -> None:
-    """After the drain, or at a second signal. It has not died, and another worker continues it at once."""
+    """It is handed over after the drain, or at a second signal. Another worker continues the run at once."""
     store = store_in(tools, engine)
     (tools / "hold-2").touch()
     signals = {"drain": [signal.SIGTERM], "twice": [signal.SIGTERM] * 2, "ctrl-c": [signal.SIGINT] * 2}[way]
@@ -264,7 +264,7 @@ async def killed_while_it_runs(tools: Path, store: str) -> None:
 
 
 async def test_a_process_apart_hands_over_with_its_worker(tools: Path) -> None:
-    """Once the drain is over. Its command line has no address of a store."""
+    """It does so after the drain. Its command line has no address of a store."""
     store = store_in(tools, "sqlite")
     (tools / "hold-2").touch()
     async with connect(store, model="offline") as sessions:
@@ -296,7 +296,7 @@ async def test_a_process_apart_hands_over_with_its_worker(tools: Path) -> None:
 async def test_a_tool_in_a_thread_does_not_keep_the_process(
     tools: Path, said: str, signals: list[int], answers: str
 ) -> None:
-    """It ends with what it runs once it has handed over. The tool is repeated only if it may be."""
+    """It ends with its runs once it has handed over. The tool is repeated only if it may be."""
     store = store_in(tools, "sqlite")
     (tools / "hold-2").touch()
     async with connect(store, model="offline") as sessions:
@@ -319,7 +319,7 @@ async def test_a_tool_in_a_thread_does_not_keep_the_process(
 
 
 async def test_a_process_apart_ends_with_a_tool_in_a_thread(tools: Path) -> None:
-    """Ctrl-C reaches the worker alone, which tells it. It is not waited for until it is killed."""
+    """Ctrl-C reaches the worker alone, which tells the process. Nobody waits for it until it is killed."""
     store = store_in(tools, "sqlite")
     (tools / "hold-2").touch()
     async with connect(store, model="offline") as sessions:
@@ -353,7 +353,7 @@ async def test_a_process_apart_does_not_outlive_its_worker(tools: Path) -> None:
 
 
 async def test_one_session_only(tools: Path, process: Callable[..., Any]) -> None:
-    """The exit code says what has come of it; others are left alone."""
+    """The exit code says how the session ended; others are left alone."""
     store = store_in(tools, "sqlite")
     options = ("--store", store, "--tools", "tools.py")
     async with connect(store, model="offline") as sessions:
@@ -400,7 +400,7 @@ async def test_a_worker_for_what_is_urgent(tools: Path, engine: str) -> None:
 
 
 def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
-    """An owner, a store that is not there, and what is not a number."""
+    """These are an owner, a missing store, and a text that is not a number."""
     assert "Leave --owner" in perdure("worker", "--owner", "ann", code=2).err
     assert "--owner" not in perdure("worker", "--help").out
     told = perdure("worker", "--store", "none.db", code=9).err
@@ -417,7 +417,7 @@ def test_what_a_worker_refuses(perdure: Callable[..., Any]) -> None:
 
 
 async def test_workers_keep_to_one_rate(tools: Path) -> None:
-    """Together they ask the model no more often than `--rate` says; one that is no rate is refused."""
+    """Together they ask the model no more often than `--rate` says; a malformed rate is refused."""
     store = store_in(tools, "sqlite")
     async with connect(store, model="offline") as sessions:
         asked = await left(sessions, {f"n{number}": "Hello." for number in range(7)})

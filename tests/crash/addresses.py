@@ -1,4 +1,4 @@
-"""The stores that the crash tests run on, by an address that can be told to another process."""
+"""The stores of the crash tests, by an address that can be passed to another process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import perdure
 
 KINDS = ("sqlite", "postgres")
 NAMES = {"sqlite": "SQLite", "files": "files", "file": "files", "postgres": "PostgreSQL"}
-"""What the table of outcomes calls the stores."""
+"""The stores' names in the table of outcomes."""
 _FILES = "file:"
 
 
 def address_of(kind: str, where: Path, dsn: str | None = None) -> str:
-    """Where a test keeps its sessions, in a store of that kind; on a server of its own, if it names one."""
+    """Return the address of a test's sessions in a store of that kind, on a server of its own if it names one."""
     if kind == "sqlite":
         return str(where / "sessions.db")
     if kind == "files":
@@ -26,7 +26,7 @@ def address_of(kind: str, where: Path, dsn: str | None = None) -> str:
 
 
 def store_at(address: str) -> Any:
-    """The store with that address, not yet opened."""
+    """Return the store with that address, not yet opened."""
     schema, at, dsn = address.partition("@")
     if at and "://" in dsn:
         return perdure.PostgresStore(dsn, schema=schema)
@@ -36,7 +36,7 @@ def store_at(address: str) -> Any:
 
 
 def wait_for_server(address: str, application: str) -> None:
-    """Wait until a server has dealt with all that a killed process had sent: its last statement may come to its end."""
+    """Wait until a server has handled all that a killed process had sent: its last statement may still end."""
     dsn = address.partition("@")[2]
     if "://" not in dsn:
         return

@@ -36,7 +36,7 @@ def write_ledger(path: str, line: str) -> None:
 
 
 def tools(ledger: str) -> list[object]:
-    """Two tools that leave a mark when they begin: one that may be repeated, one that may not."""
+    """Return two tools that leave a mark when they begin: one that may be repeated, one that may not."""
 
     @tool(idempotent=True)
     async def note(text: str) -> str:
@@ -56,7 +56,7 @@ def tools(ledger: str) -> list[object]:
 
 
 def script() -> list[object]:
-    """Five steps: single calls, parallel calls, and an answer. Ids are fixed so that a ledger line names its call."""
+    """Return five steps: single calls, parallel calls, an answer. Fixed ids let a ledger line name its call."""
     return [
         ToolCall("note", {"text": "one"}, id="c1"),
         ToolCall("charge", {"amount": 2}, id="c2"),
@@ -67,7 +67,7 @@ def script() -> list[object]:
 
 
 def branch_reply(request: ModelRequest) -> object:
-    """What the two branches of a parallel evaluation do: each makes a charge of its own, then answers."""
+    """Reply in a branch of a parallel evaluation: each branch makes a charge of its own, then answers."""
     name, amount = request.model.name, {"a": 10, "b": 20}[request.model.name]
     replies: list[object] = [
         ToolCall("note", {"text": name}, id=f"{name}1"),

@@ -21,12 +21,12 @@ KEPT = 3
 
 
 def say(*words: object) -> None:
-    """Write a line at once: one that a kill has cut in two would be taken for another."""
+    """Write a line at once: a kill could cut it in two, and half of it would be taken for another line."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def closed(kind: str, where: Path) -> Any:
-    """Return a store that is not open. PostgreSQL's schema is named in a file."""
+    """Return a store that is not open. A file names PostgreSQL's schema."""
     if kind == "sqlite":
         return SqliteStore(where / "sessions.db")
     if kind == "postgres":

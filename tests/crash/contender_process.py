@@ -1,7 +1,7 @@
 """One of many processes that want the same session at once, or that is stopped while it writes.
 
 Run as `python contender_process.py ADDRESS NAME LEDGER`; each line it reads is a verb and a session, each line it
-prints is JSON. `do_without NAME` takes something away that protects the store: see `store_breaks`.
+prints is JSON. `do_without NAME` removes something that protects the store: see `store_breaks`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY = "the same request"
 
 
 class Contender:
-    """Does one thing at a time, and says what came of it."""
+    """A process that does one thing at a time, and prints the outcome."""
 
     def __init__(self, store: Any, name: str, ledger: str) -> None:
         self._store, self._name, self._ledger = store, name, ledger
@@ -35,7 +35,7 @@ class Contender:
         return (await self._store.save(say(session, self._name))).version
 
     async def claim(self, session_id: str) -> Any:
-        """Claim it, write something down, and give it back."""
+        """Claim it, write something down, and release it."""
         session = await self._store.load(session_id)
         claim, _ = await self._store.claim(session_id, version=session.version, owner=self._name)
         await self._store.append(claim, entries=[Entry("by", {"name": self._name, "epoch": claim.epoch})])

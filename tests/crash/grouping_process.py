@@ -1,4 +1,4 @@
-"""A process that saves three sessions together, again and again, and says how often it has.
+"""A process that saves three sessions together, again and again, and counts the commits.
 
 Run as `python grouping_process.py URL`; each line it prints is the number of commits that were acknowledged.
 """

@@ -1,4 +1,4 @@
-"""A service with a worker in it, to be killed. It says where it is reached, and with what token."""
+"""A service with a worker in it, to be killed. It prints its address and its token."""
 
 from __future__ import annotations
 

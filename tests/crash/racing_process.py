@@ -1,4 +1,4 @@
-"""A process that tries to run a session whenever it is told to, and one that holds a claim and is stopped meanwhile.
+"""A process that tries to run a session on request, and one that holds a claim and is stopped meanwhile.
 
 Run as `python racing_process.py ADDRESS race|hold`; each line it reads names a session, each line it prints is JSON.
 """
@@ -38,7 +38,7 @@ class Slow(ScriptedDriver):
 
 
 async def race(store: Any, session_id: str) -> dict[str, Any]:
-    """Run the session: what came of it, and how often the model was called."""
+    """Run the session. Return the outcome, and how often the model was called."""
     driver = Slow(["Hello."])
     try:
         await SessionRuntime(store).execute(session_id, SendMessage("Hi", loops_of(driver)))
@@ -48,7 +48,7 @@ async def race(store: Any, session_id: str) -> dict[str, Any]:
 
 
 class Holder:
-    """Claims a session when it first hears of it; the next time, tries to write under that claim."""
+    """A holder that claims a session at its first request, and tries to write under that claim at the next."""
 
     def __init__(self) -> None:
         self._held: tuple[AgentSession, Claim] | None = None

@@ -1,4 +1,4 @@
-"""Applies retention in small commits, and says so after each: `python -m tests.crash.retaining_process ADDRESS`."""
+"""Apply retention in small commits, and say so after each: `python -m tests.crash.retaining_process ADDRESS`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Processes of the soak: workers, and one who leaves messages, waits for the answers and reads what was said.
+"""Processes of the soak: workers, and one that leaves messages, waits for the answers and reads what was said.
 
-Run as `python soak_process.py ROLE TASK`, where the task is JSON. Each line that is printed is JSON: `Measured`.
+Run as `python soak_process.py ROLE TASK`, where the task is JSON. Each printed line is JSON: `Measured`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AGENT = AgentDefinition("clerk", tools=("look_up",))
 TURNS = 10
 """Turns of a session."""
 AT_ONCE = 24
-"""Sessions that are talked to at the same time."""
+"""The sessions that are talked to at the same time."""
 PATIENCE = 120.0
 
 
@@ -37,15 +37,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     turns: int = 0
     hour: int = 1
-    """How many turns an hour has."""
+    """The number of turns in an hour."""
     keep: float = 60.0
-    """Seconds after which a session that nobody talks to is erased. A busy disk holds everybody up for some."""
+    """Seconds after which a session is erased that nobody talks to. A busy disk delays everybody for some."""
     leaks: bool = False
-    """Whether workers keep whatever they have asked the model."""
+    """True if workers keep every request to the model."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process holds, at the end of an hour."""
+    """The resources of a process at the end of an hour."""
 
     turns: int = 0
     memory: int = 0
@@ -66,14 +66,14 @@ def tell(measured: Measured) -> None:
     os.write(1, msgspec.json.encode(measured) + b"\n")
 
 
-@tool(idempotent=True)  # else a call that dies with its worker is answered with an error, and not made again
+@tool(idempotent=True)  # otherwise a call that dies with its worker is answered with an error, and not made again
 def look_up(order: str) -> str:
     """Look an order up."""
     return f"{order} was sent"
 
 
 def reply(request: ModelRequest) -> Any:
-    """Call the tool for what was asked last, then answer."""
+    """Call the tool for the last question, then answer."""
     asked = next(message.text for message in reversed(request.messages) if message.role == "user")
     return ToolCall("look_up", {"order": asked}, id=f"call {asked}") if request.step == 0 else f"re {asked}"
 
@@ -85,7 +85,7 @@ def expected(name: str, turns: int = TURNS) -> list[str]:
 
 
 class Forgetful(ScriptedDriver):
-    """A model that keeps nothing of what it was asked, as those of a provider keep nothing here."""
+    """A model that keeps none of its requests, as a provider's model keeps nothing here."""
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         answer = await super().respond(request, on_delta)
@@ -105,7 +105,7 @@ def sessions_of(task: Task) -> Any:
 
 
 async def work(task: Task) -> None:
-    """Work until SIGTERM, erase what is old, and tell now and then what is held."""
+    """Work until SIGTERM, erase old sessions, and now and then print the resources in use."""
     async with sessions_of(task) as sessions, Worker(sessions, lease=5, concurrency=8) as worker:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
         beside = [asyncio.ensure_future(_erase_old(sessions, task)), asyncio.ensure_future(_measure())]
@@ -130,7 +130,7 @@ async def _measure() -> None:
 
 
 async def talk(task: Task) -> None:
-    """Leave messages with one session after another, many at a time, and check what came of each."""
+    """Leave messages with one session after another, many at a time, and check the outcome of each."""
     names, done = iter(range(task.turns // TURNS)), 0
     tell(Measured.now())
 
@@ -149,11 +149,11 @@ async def talk(task: Task) -> None:
 
 
 async def _converse(sessions: Any, name: str) -> str:
-    """Hold a conversation; return what is wrong with it, or nothing."""
+    """Hold a conversation. Return what is wrong with it, or nothing."""
     chat = await sessions.open(name, AGENT)
     for number in range(TURNS):
         queued = await sessions.enqueue(name, f"{name} {number}", key=str(number))
-        await sessions.enqueue(name, f"{name} {number}", key=str(number))  # a request that came twice
+        await sessions.enqueue(name, f"{name} {number}", key=str(number))  # a request that was sent twice
         answer = await queued.reply(timeout=PATIENCE)
         if answer is None or answer.text != f"re {name} {number}":
             return f"{name} {number} was answered with {answer and answer.text!r}"
@@ -165,7 +165,7 @@ async def _converse(sessions: Any, name: str) -> str:
 
 
 async def _cover(chat: Any) -> None:
-    """Compact, as an application does beside its workers; one that is running is left as it is."""
+    """Compact, as an application does beside its workers; a running session is left as it is."""
     try:
         await chat.compact(compact_strategy="truncate", keep_last=4)
     except PerdureError as error:

@@ -1,4 +1,4 @@
-"""Processes of which one runs agents that answer slowly, to be killed at any instant, and one follows them all.
+"""Two processes: one runs agents that answer slowly, to be killed at any instant, and the other follows them all.
 
 Run as `python stream_process.py ADDRESS run` or `… follow`. Each line of its input names sessions. The first starts a
 run in each of them, and prints a line once all have begun. The other follows them to their end, coming back again and
@@ -24,7 +24,7 @@ WORDS = 30
 
 
 def slow_answer(request: ModelRequest) -> Chunks:
-    """Say something that no other process says, and no other session: what is mixed up can be seen."""
+    """Say something that no other process and no other session says, so that a mix-up can be seen."""
     asked = request.messages[-1].text
     words = [f"{asked}-{os.getpid()}-{number} " for number in range(WORDS)]
     return Chunks([each for word in words for each in (Delay(random.uniform(0.002, 0.03), word),)])

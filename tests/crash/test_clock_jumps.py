@@ -1,4 +1,4 @@
-"""Two machines whose clocks jump by hours and disagree: one runs a session, and nothing is lost by that."""
+"""Two machines whose clocks jump by hours and disagree: one runs a session, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machine:
 
 
 class Round:
-    """What two machines do to one session, and what has to be so."""
+    """The actions of two machines on one session, and the checks of their outcome."""
 
     def __init__(self, machines: list[Machine], name: str, chance: random.Random) -> None:
         self._machines, self._name, self._chance = machines, name, chance
@@ -68,7 +68,7 @@ class Round:
         return self.wrong
 
     async def _take(self, machine: Machine, step: int) -> None:
-        """Claim the session, or take it over from one whose lease seems to be over."""
+        """Claim the session, or take it over from a machine whose lease seems to be over."""
         before = None if self._newest is None else self._newest.claim
         try:
             claim, _ = await machine.store.claim(
@@ -98,7 +98,7 @@ class Round:
                 self.wrong.append("one that was taken over could write")
 
     async def _save(self, machine: Machine, step: int) -> None:
-        """End the run with a save, as who holds the claim may."""
+        """End the run with a save, as the holder of the claim may."""
         if machine.claim is None or self._chance.random() < 0.5:
             return
         session = await machine.store.load(self._name)
@@ -133,7 +133,7 @@ class Round:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
 async def test_clocks_that_jump(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever claimed last can write, nobody else can, a timer rings once, and ids are not given out twice."""
+    """Only the last machine that claimed can write, a timer rings once, and ids are not given out twice."""
     address, ids = address_of(kind, tmp_path), list[str]()
     async with store_at(address) as one, store_at(address) as two:
         machines = [Machine("one", one), Machine("two", two)]
@@ -157,7 +157,7 @@ async def test_clocks_that_jump(tmp_path: Path, kind: str, monkeypatch: pytest.M
 
 
 async def played(machines: list[Machine], number: int, ids: list[str]) -> list[str]:
-    """Play one round. Return what went wrong, and add the ids that were given out."""
+    """Play one round. Return what went wrong, and add the new ids to `ids`."""
     for machine in machines:
         with use(clock=machine.now):
             ids += [SessionId.generate() for _ in range(10)]

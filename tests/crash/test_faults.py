@@ -48,7 +48,7 @@ MOST_CALLS = 200
 
 
 class Ledger(list[str]):
-    """What the tools of `agent_process` have done, kept in memory."""
+    """The effects of the tools of `agent_process`, kept in memory."""
 
     def loops(self, script: Any = None) -> LoopFactory:
         @tool(idempotent=True)
@@ -94,7 +94,7 @@ async def opened(kind: str, path: Path) -> AsyncIterator[Any]:
 async def execute_and_crash(
     store: Any, session_id: str, action: Action, call: int, *, after: bool
 ) -> tuple[bool, Sequence[str]]:
-    """Execute over a store that dies at a call: whether it came to that, and the tool calls with a result on record."""
+    """Execute over a store that dies at a call. Return whether it died, and the tool calls with a result on record."""
     failing = FailingStore(store)
     failing.crash(call=call, after=after)
     try:
@@ -162,7 +162,7 @@ def _action(how: str, ledger: Ledger) -> Action:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_crash_during_the_recovery_is_recovered(after: bool) -> None:
-    """A recovery that dies in turn, at any call, is no worse than the run that it was to go on with."""
+    """A recovery that dies at any call leaves a run that the next recovery ends."""
     for call in range(1, MOST_CALLS):
         store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
         with use(clock=clock):
@@ -183,7 +183,7 @@ async def test_a_crash_during_the_recovery_is_recovered(after: bool) -> None:
 
 
 async def test_messages_that_waited_for_a_killed_run_are_sent_once_it_is_recovered() -> None:
-    """What was queued behind a run that died is sent behind its recovery."""
+    """A message that was queued behind a dead run is sent after its recovery."""
     store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
     with use(clock=clock):
         runtime = SessionRuntime(store)
@@ -202,7 +202,7 @@ def _last(request: Any) -> str:
 
 
 async def test_a_repeated_key_after_a_recovery_is_answered_with_what_was_recovered() -> None:
-    """A request whose run was killed and recovered, sent again with its key, is not run again."""
+    """A request whose run was killed and recovered is not run again when it is sent again with its key."""
     store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
     with use(clock=clock):
         runtime = SessionRuntime(store)
@@ -215,7 +215,7 @@ async def test_a_repeated_key_after_a_recovery_is_answered_with_what_was_recover
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_an_approved_call_is_made_once_whatever_call_the_crash_strikes(after: bool) -> None:
-    """The decision is on record before the run goes on: nobody is asked twice, and nothing is made twice."""
+    """The decision is on record before the run continues: nobody is asked twice, and nothing is made twice."""
     for call in range(1, MOST_CALLS):
         store, clock, done = MemoryStore(), FrozenClock(tick=0.0001), list[str]()
         with use(clock=clock):
@@ -243,7 +243,7 @@ async def test_an_approved_call_is_made_once_whatever_call_the_crash_strikes(aft
 
 
 def shop(done: list[str]) -> LoopFactory:
-    """An agent with a tool that a person has to agree to."""
+    """Return an agent with a tool that a person has to approve."""
 
     @tool(needs_approval=True)
     def buy(what: str) -> str:
@@ -254,7 +254,7 @@ def shop(done: list[str]) -> LoopFactory:
 
 
 async def test_a_parent_that_is_recovered_alone_resumes_its_child() -> None:
-    """What the child had done is not done again, though only the parent was named."""
+    """The child's completed call is not made again, though only the parent was named."""
     store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
     failing = FailingStore(store)
 
@@ -285,7 +285,7 @@ async def test_a_parent_that_is_recovered_alone_resumes_its_child() -> None:
 async def test_a_decision_about_a_sub_agent_takes_effect_once_whatever_call_the_crash_strikes(
     decision: str, after: bool
 ) -> None:
-    """It asks for the same payment twice: one decision lets one be made at most, and the other waits for its own."""
+    """The sub-agent wants the same payment twice: a decision allows one at most, and the other waits for its own."""
     for call in range(1, MOST_CALLS):
         store, clock, done = MemoryStore(), FrozenClock(tick=0.0001), list[str]()
         with use(clock=clock):
@@ -312,7 +312,7 @@ async def test_a_decision_about_a_sub_agent_takes_effect_once_whatever_call_the_
 
 
 def shop_of_a_sub_agent(done: list[str]) -> LoopFactory:
-    """An agent whose sub-agent wants to buy the same thing twice, and has to ask each time."""
+    """Return an agent whose sub-agent wants to buy the same thing twice, and has to ask each time."""
 
     @tool(needs_approval=True)
     def buy(what: str) -> str:

@@ -1,4 +1,4 @@
-"""A process with many runs is killed; another recovers them, and those who follow from a third miss nothing."""
+"""A process with many runs is killed; another recovers them, and followers in a third miss nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
 
 
 def text_of(chunks: list[Any]) -> str:
-    """Return what is left of chunks once restarts have voided some: each follows what was shown before it."""
+    """Return the text of chunks after restarts have voided some: each chunk continues the text before it."""
     shown = ""
     for text, offset, restarts, _ in chunks:
         assert offset <= len(shown) if restarts else offset == len(shown), chunks
@@ -65,7 +65,7 @@ def text_of(chunks: list[Any]) -> str:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_followers_of_killed_runs_see_each_answer_once(tmp_path: Path, kind: str) -> None:
-    """No piece of an attempt is shown twice or left out, restarts are told, and the whole answer comes once."""
+    """No piece of an attempt is shown twice or left out, restarts are announced, and the whole answer comes once."""
     address, chance, cut_off = address_of(kind, tmp_path), random.Random(7), 0
     async with stream_process.connection(address) as app:
         with process(address, "follow") as follower:
@@ -94,7 +94,7 @@ def kill_in_the_middle(address: str, follower: subprocess.Popen[str], ids: list[
 
 
 async def check(app: Any, session_id: str, chunks: list[Any]) -> int:
-    """Hold what a follower has seen against what was kept. Return how many answers a crash has cut off."""
+    """Compare a follower's text with the stored one. Return how many answers a crash has cut off."""
     session = await app.session(session_id)
     answer = session.state.final_response
     assert [chunk[3] for chunk in chunks if chunk[3] is not None] == [answer.text]

@@ -1,4 +1,4 @@
-"""A session whose run was killed: no change drops the run. It is recovered, or ended where it stands."""
+"""A session whose run was killed: no change drops the run. It is recovered, or ended in its present state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def loops(*, tools: Any = (charge,)) -> LoopFactory:
 
 
 async def killed(store: Any, action: Any, call: int) -> str:
-    """A session in whose run the process died at a store call, and whose claim has lapsed."""
+    """Leave a session whose process died at a store call during a run, and whose claim has lapsed."""
     session = await SessionRuntime(store).create(AGENT)
     failing = FailingStore(store)
     failing.crash(call=call, after=True)
@@ -71,7 +71,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 async def in_the_middle(store: Any, clock: FrozenClock) -> str:
-    """A session whose run was killed behind its tool's result."""
+    """Leave a session whose run was killed after its tool's result."""
     session_id = await killed(store, SendMessage("Charge Ada", loops()), call=4)
     clock.advance(60)
     assert charged == ["Ada"]
@@ -96,7 +96,7 @@ async def test_no_change_drops_it(kind: Any, tmp_path: Path) -> None:
 
 
 async def test_a_message_is_sent_when_it_has_been_recovered(kind: Any, tmp_path: Path) -> None:
-    """Whoever talks to a session need not know that a process died."""
+    """The sender of a message need not know that a process died."""
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with connect(kind(tmp_path), tools=[charge], driver=ScriptedDriver(["Hi.", "Done."])) as sessions:
             session_id = await in_the_middle(sessions.store, clock)
@@ -108,7 +108,7 @@ async def test_a_message_is_sent_when_it_has_been_recovered(kind: Any, tmp_path:
 
 
 async def test_it_can_be_ended_where_it_stands(kind: Any, tmp_path: Path) -> None:
-    """What was said until then is kept, and the session goes on."""
+    """Its messages so far are kept, and the session continues."""
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with connect(kind(tmp_path), driver=ScriptedDriver(["Fine."])) as sessions:
             session_id = await in_the_middle(sessions.store, clock)
@@ -122,7 +122,7 @@ async def test_it_can_be_ended_where_it_stands(kind: Any, tmp_path: Path) -> Non
 
 
 async def test_a_run_that_was_approved_and_killed_goes_on(kind: Any, tmp_path: Path) -> None:
-    """Its version still waits for the approval; whoever sends is not asked for it again."""
+    """Its version still waits for the approval, but a message needs no second approval."""
 
     @tool(needs_approval=True, name="charge")
     def ask_first(name: str) -> str:
@@ -170,7 +170,7 @@ async def test_a_group_can_be_given_up(kind: Any, tmp_path: Path) -> None:
 
 
 async def test_a_call_that_was_begun_is_not_recovered_without_its_tool(kind: Any, tmp_path: Path) -> None:
-    """Nobody can tell what became of it, so it waits for one who can."""
+    """Nobody knows the call's outcome, so it waits for a process that has the tool."""
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with kind(tmp_path) as store:
             session_id = await killed(store, SendMessage("Charge Ada", loops()), call=3)

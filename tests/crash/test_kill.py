@@ -1,4 +1,4 @@
-"""Real processes killed with SIGKILL in the middle of a run, and another that goes on from the record."""
+"""Real processes killed with SIGKILL in the middle of a run, and another that continues from the record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_and_kill(
     how: str = "send",
     program: str = agent_process.__file__,
 ) -> bool:
-    """Start the agent in a process of its own and kill it after a while; True if it had finished."""
+    """Start the agent in a process of its own and kill it after a while. Return True if it had finished."""
     command = [sys.executable, program, database, str(ledger), session_id, how]
     name = f"killed {session_id}"
     where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PGAPPNAME": name}
@@ -50,14 +50,14 @@ def run_and_kill(
 
 
 def results_of(session: AgentSession) -> dict[str, bool]:
-    """The tool results in a transcript: call id → whether it is an error."""
+    """Return the tool results in a transcript: call id → whether it is an error."""
     found = [result for message in session.state.messages for result in message.tool_results]
     assert len({result.call_id for result in found}) == len(found), "a call has two results"
     return {result.call_id: result.is_error for result in found}
 
 
 def check(session: AgentSession, ledger: Path) -> None:
-    """Every promise that a recovered run makes."""
+    """Check every promise about a recovered run."""
     assert session.state.status is ExecutionStatus.COMPLETED
     assert session.state.final_response is not None
     assert session.state.final_response.text == "done"
@@ -104,7 +104,7 @@ async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, kind: str, seed
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS // 2)), ("postgres", 0)])
 async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, kind: str, seed: int) -> None:
-    """Branches that had ended stand, the others go on, one is selected, and no branch repeats a charge."""
+    """Completed branches stay, the others continue, one is selected, and no branch repeats a charge."""
     chance = random.Random(seed)
     database = address_of(kind, tmp_path)
     async with store_at(database) as store:

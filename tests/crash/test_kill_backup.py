@@ -40,7 +40,7 @@ class Children:
         self.took = 0.5
 
     async def run(self, *job: str, kill_after: float | None = None) -> list[str]:
-        """Do a job in a child, which is killed after a while; return what it said."""
+        """Do a job in a child, which is killed after a while. Return its output."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         child = int((await self._line()).removeprefix("child "))
@@ -83,7 +83,7 @@ async def children() -> AsyncIterator[Children]:
 
 
 def prepared(kind: str, where: Path) -> Path:
-    """Make a directory for a store, in which it is said which schema of PostgreSQL it is in."""
+    """Make a directory for a store, with a file that names its schema of PostgreSQL."""
     where.mkdir(parents=True, exist_ok=True)
     if kind == "postgres":
         (where / "postgres").write_text(f"{postgres_server.dsn()}\n{postgres_server.schema_of(where)}\n")
@@ -137,7 +137,7 @@ async def test_a_killed_backup_leaves_the_others_whole(kind: str, tmp_path: Path
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ROUNDS)
 async def test_a_killed_restore_never_looks_whole(kind: str, tmp_path: Path) -> None:
-    """It has not begun, or opening it raises RestoreUnfinished, or it is all there; repeated, it succeeds."""
+    """It has not begun, or opening it raises RestoreUnfinished, or it is complete; repeated, it succeeds."""
     where, target = tmp_path / "a", tmp_path / "backups"
     await filled(kind, where)
     async with closed(kind, where) as store:
@@ -181,7 +181,7 @@ DAMAGES = (
 
 
 async def test_a_killed_repair_can_be_repeated(tmp_path: Path) -> None:
-    """What it has repaired stays, nothing else is wrong, and the next one finishes it."""
+    """Its repairs stay, nothing else is wrong, and the next repair finishes the rest."""
     rounds = 200 if TORTURE else 3
     await filled("sqlite", tmp_path / "original")
     damaged = apsw.Connection(str(tmp_path / "original" / "sessions.db"))

@@ -1,4 +1,4 @@
-"""Processes killed with SIGKILL while a tool of an MCP server is called, and another that goes on from the record."""
+"""Processes killed with SIGKILL while a tool of an MCP server is called, and another that continues from the record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def killed(database: str, ledger: Path, session_id: str, delay: float, how
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_killed_run_repeats_no_completed_call(tmp_path: Path, seed: int) -> None:
-    """Wherever SIGKILL strikes, no completed call is made again, and an unknown one only if the server says it may."""
+    """Wherever SIGKILL strikes, no completed call is made again, and an unknown one only if the server allows it."""
     chance = random.Random(seed)
     database = address_of("sqlite", tmp_path)
     async with store_at(database) as store:
@@ -76,11 +76,11 @@ async def test_a_run_waits_until_its_server_can_be_reached(tmp_path: Path) -> No
         finally:
             await asking.aclose()
         assert lines_of(ledger).count("slow begun") == 2
-        assert results_of(after) == {"c1": True}  # it takes longer than its time
+        assert results_of(after) == {"c1": True}  # it takes longer than its time-out
 
 
 async def test_an_unknown_call_is_told_to_the_model(tmp_path: Path) -> None:
-    """Unless the server says that it may be repeated, it is not."""
+    """It is not repeated unless the server says that it may be."""
     database, ledger = address_of("sqlite", tmp_path), tmp_path / "ledger"
     async with store_at(database) as store:
         runtime = SessionRuntime(store)

@@ -44,7 +44,7 @@ async def _serving(store: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def _followed(client: openai.AsyncOpenAI, response: str, seen: list[Any], most: int | None) -> None:
-    """Hear what comes behind what was seen: all of it, or at most so many events."""
+    """Read the events that follow those seen: all of them, or until `most` are seen."""
     after = seen[-1].sequence_number if seen else -1
     async with await client.responses.retrieve(response, stream=True, starting_after=after) as stream:
         async for event in stream:
@@ -55,7 +55,7 @@ async def _followed(client: openai.AsyncOpenAI, response: str, seen: list[Any], 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 async def test_a_killed_service_is_taken_over(seed: int, tmp_path: Path) -> None:
-    """Nothing is told twice, and what is told adds up to the answer that is kept."""
+    """No event comes twice, and the events add up to the stored answer."""
     store, seen = f"sqlite:///{tmp_path / 's.db'}", list[Any]()
     async with _serving(store) as client:
         made = await client.responses.create(model="clerk", input="slow", background=True)

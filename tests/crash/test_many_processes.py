@@ -36,7 +36,7 @@ WITHOUT = {
     "versions": "versions are not compared",
     "epochs": "epochs of claims are not compared",
 }
-"""Protections that `store_breaks` takes away, in words."""
+"""Protections that `store_breaks` removes, in words."""
 REFUSALS = {"SessionConflict", "ClaimConflict", "SessionBusy", "RunInterrupted"}
 
 
@@ -83,7 +83,7 @@ async def contenders(address: str, where: Path, count: int) -> AsyncIterator[lis
 
 
 async def raced(store: Any, many: Sequence[Contender], where: Path, rounds: Iterable[int]) -> list[str]:
-    """Have all of them do the same thing to one session, again and again. Return what went wrong."""
+    """Let all of them do the same thing to one session, again and again. Return what went wrong."""
     wrong: list[str] = []
     for number in rounds:
         verb = ("save", "claim", "fork", "send")[number % 4]
@@ -105,7 +105,7 @@ async def raced(store: Any, many: Sequence[Contender], where: Path, rounds: Iter
 
 
 async def do_without(protection: str, many: Sequence[Contender]) -> None:
-    """Take something away from processes that protects the store: see `store_breaks`."""
+    """Remove something from processes that protects the store: see `store_breaks`."""
     assert [await each.tell("do_without", protection) for each in many] == [{"did": None}] * len(many)
 
 
@@ -169,8 +169,8 @@ async def stopped(
 ) -> tuple[list[str], bool]:
     """Stop a process that writes until its lease is over, take its session over, and wake it.
 
-    Return what went wrong, and whether it was stopped with a lock in its hands. One that writes on is given so many
-    seconds; then the session is given back, under which no claim is left to write under.
+    Return what went wrong, and whether it was stopped while it held a lock. One that writes on gets `patience` seconds;
+    then the session is released, so that no claim is left to write under.
     """
     await store.create(new_session("Hello.", id=name))
     assert "epoch" in await holder.tell("hold", name)
@@ -209,7 +209,7 @@ async def stopped(
 async def stopped_in_turns(
     store: Any, many: Sequence[Contender], numbers: Sequence[int], *, at_once: bool, **more: float
 ) -> list[tuple[list[str], bool]]:
-    """Stop one process after the other. All of them at once only where no lock is everybody's, or they are held up."""
+    """Stop one process after the other, or all at once if no lock is shared by all of them."""
     results = []
     for first in range(0, len(numbers), len(many)):
         plays = [
@@ -221,7 +221,7 @@ async def stopped_in_turns(
 
 
 async def _taken_over(store: Any, name: str, holder: Contender) -> Any:
-    """Take a session over, and let the one that is stopped go on for a moment where it has a lock again."""
+    """Take a session over. If the stopped process has a lock again, let it run for a moment."""
     while True:
         try:
             if not await store.is_claimed(name):
@@ -237,7 +237,7 @@ async def _taken_over(store: Any, name: str, holder: Contender) -> Any:
 
 
 def patient_for(address: str, seconds: float) -> Any:
-    """Return a store that waits less long for a lock."""
+    """Return a store that waits for a lock for a shorter time."""
     store = store_at(address)
     if hasattr(store._engine, "_timeout"):
         store._engine._timeout = seconds

@@ -1,6 +1,6 @@
 """A fault at every call of the store in turn, while a message is left, a timer rings, and a worker looks at a session.
 
-The call fails before it is carried out, or its answer is lost. The process dies of it, or goes on with what comes next.
+The call fails before it is carried out, or its answer is lost. The process dies, or continues with what comes next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Faulty(FailingStore):
-    """A store that is open, and whose n-th call fails: once, or with all that follow."""
+    """An open store whose n-th call fails: once, or with all that follow."""
 
     is_open = True
 
@@ -57,7 +57,7 @@ class Faulty(FailingStore):
 
 
 class Scene:
-    """A session on a store that works, and another way to the same store that does not."""
+    """A session on a store that works, and another connection to the same store that fails."""
 
     def __init__(self, store: Any, clock: FrozenClock, ledger: Ledger, call: int, *, after: bool, dies: bool) -> None:
         self.id = ""
@@ -74,7 +74,7 @@ class Scene:
         return sessions
 
     async def work(self) -> None:
-        """Have sound workers look at the session until nothing is left to do."""
+        """Let sound workers look at the session until nothing is left to do."""
         for _ in range(6):
             if await advance(self.sound, self.id) is Outcome.DONE:
                 break
@@ -83,7 +83,7 @@ class Scene:
             raise AssertionError("it is never done")
 
     async def check(self, times: int = 1) -> None:
-        """The message was sent once, its tools were not repeated, and nothing is left behind."""
+        """Assert that the message was sent once, its tools were not repeated, and nothing is left behind."""
         session = await self.sound.session(self.id)
         assert [m.text for m in session.state.messages if m.role == "user"] == ["Do it."] * times
         if times == 1:
@@ -110,7 +110,7 @@ async def scene(store: Any, call: int, **how: bool) -> AsyncIterator[Scene]:
 
 
 async def everywhere(kind: str, path: Path, play: Any, *, least: int, **how: bool) -> None:
-    """Play a scene with the fault at the first call, the second, and so on until there is none left to fail."""
+    """Play a scene with the fault at the first call, the second, and so on until no call is left to fail."""
     async with opened(kind, path) as store:
         for call in range(1, MOST_CALLS, 3 if kind == "postgres" else 1):
             async with scene(store, call, **how) as it:
@@ -124,7 +124,7 @@ async def everywhere(kind: str, path: Path, play: Any, *, least: int, **how: boo
 
 @pytest.mark.sample(3)
 async def test_leaving_a_message(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
-    """Whoever was told of an error leaves it again under the same key, and it is answered once."""
+    """After an error, the sender leaves it again under the same key, and it is answered once."""
 
     async def play(it: Scene) -> None:
         with suppress(StoreError):
@@ -141,7 +141,7 @@ async def test_leaving_a_message(kind: str, after: bool, dies: bool, tmp_path: P
 
 @pytest.mark.sample(3)
 async def test_leaving_a_message_for_later(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
-    """The same: a timer is there once."""
+    """Left again after an error, its timer is there once."""
 
     async def play(it: Scene) -> None:
         at = it.clock() + timedelta(seconds=5)
@@ -158,7 +158,7 @@ async def test_leaving_a_message_for_later(kind: str, after: bool, dies: bool, t
 
 @pytest.mark.sample(3)
 async def test_ringing(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
-    """A message for later and one of a schedule are put in once each, by whoever rings next."""
+    """A message for later and one of a schedule are put in once each, at this ring or the next."""
 
     async def play(it: Scene) -> None:
         await it.sound.enqueue(it.id, "Do it.", at=it.clock() + timedelta(seconds=5))
@@ -179,7 +179,7 @@ async def test_ringing(kind: str, after: bool, dies: bool, tmp_path: Path) -> No
 
 @pytest.mark.sample(3)
 async def test_a_worker_looks_at_a_session(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
-    """A killed worker's run is continued by the next; one that goes on looks again. Nothing is done twice."""
+    """The next worker continues a killed worker's run; a worker that lives looks again. Nothing is done twice."""
 
     async def play(it: Scene) -> None:
         await it.sound.enqueue(it.id, "Do it.")
@@ -195,7 +195,7 @@ async def test_a_worker_looks_at_a_session(kind: str, after: bool, dies: bool, t
 
 @pytest.mark.sample(3)
 async def test_a_pause_ends(kind: str, after: bool, dies: bool, tmp_path: Path) -> None:
-    """A session that was suspended until a time is opened at that time, by whoever rings next."""
+    """A session that was suspended until a time is opened then, at this ring or the next."""
 
     async def play(it: Scene) -> None:
         await it.sound.suspend(it.id, until=it.clock() + timedelta(seconds=5))

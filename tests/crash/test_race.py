@@ -25,7 +25,7 @@ AGENT = AgentDefinition("agent")
 
 
 class Racer:
-    """A process of `racing_process`, which does what it is told."""
+    """A process of `racing_process` that follows the test's orders."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -66,7 +66,7 @@ async def _start(database: str, how: str) -> asyncio.subprocess.Process:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_of_two_processes_one_runs_a_session(tmp_path: Path, kind: str) -> None:
-    """The other is told so, before it has called its model."""
+    """The other gets an error before it has called its model."""
     database = address_of(kind, tmp_path)
     refusals: set[str] = set()
     async with store_at(database) as store, racers(database, "race", 2) as pair:
@@ -94,7 +94,7 @@ async def has_lapsed(store: Any, session_id: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path: Path, kind: str) -> None:
-    """Woken again, it cannot append, keep its claim alive, or save; nothing of what it tried is there."""
+    """Woken again, it cannot append, keep its claim alive, or save; nothing of its attempts is there."""
     database = address_of(kind, tmp_path)
     async with store_at(database) as store, racers(database, "hold", 1) as (holder,):
         runtime = SessionRuntime(store)
@@ -118,7 +118,7 @@ async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stopped_process_cannot_write_while_another_runs(tmp_path: Path, kind: str) -> None:
-    """The claim of the one who took over stands; the late one is refused in the middle of its run."""
+    """The new claim stays; the old holder is refused in the middle of its run."""
     database = address_of(kind, tmp_path)
     async with store_at(database) as store, racers(database, "hold", 1) as (holder,):
         session = await SessionRuntime(store).create(AGENT)

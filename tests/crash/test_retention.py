@@ -1,4 +1,4 @@
-"""A process that is killed in a round of retention leaves a store that is whole, and the next round finishes."""
+"""A process that is killed in a round of retention leaves a whole store, and the next round finishes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNT = 12
 @pytest.mark.parametrize("seed", range(7 if IS_TORTURE else 1))
 @pytest.mark.parametrize("kind", ["sqlite", "files", "postgres"])
 async def test_a_round_that_is_killed(kind: str, seed: int, tmp_path: Path) -> None:
-    """Each session is there whole, or gone whole. What is held, young or a fork's is there; the rest goes next."""
+    """Each session is whole, or gone whole. Held and young sessions, and a fork's, stay; the rest goes next."""
     for number in range(ROUNDS):
         where = tmp_path / str(number)
         where.mkdir()
@@ -54,7 +54,7 @@ async def test_a_round_that_is_killed(kind: str, seed: int, tmp_path: Path) -> N
 
 
 async def _filled(app: Sessions) -> dict[str, list[str]]:
-    """Make sessions, most of them old. Return what those show that are to stay."""
+    """Make sessions, most of them old. Return the views of those that have to stay."""
     with use(clock=FrozenClock(now() - timedelta(days=9), tick=0.001)):
         for number in range(COUNT):
             await (await app.open(f"old{number:02}")).send("hello")
@@ -72,7 +72,7 @@ async def _shown(app: Sessions, names: Any) -> dict[str, list[str]]:
 
 
 def _kill(address: str, dice: random.Random) -> None:
-    """Start a round elsewhere, and kill it after some commits, at any moment."""
+    """Start a round in another process, and kill it after some commits, at any moment."""
     command = [sys.executable, "-m", "tests.crash.retaining_process", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PGAPPNAME": "retaining"}) as process:
         assert process.stdout is not None

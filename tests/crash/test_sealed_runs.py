@@ -1,4 +1,4 @@
-"""Runs in a store with keys that are killed, and go on: in another process, by a worker, over HTTP."""
+"""Runs in a store with keys that are killed and continued: in another process, by a worker, over HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kill_a_run(where: Path) -> None:
 
 
 async def test_a_killed_run_is_recovered_with_the_keys_and_not_without(tmp_path: Path) -> None:
-    """Without them nothing is done to it: it waits for somebody who has them. The word is nowhere meanwhile."""
+    """Without the keys the run is left, and waits for a process that has them. The word is nowhere meanwhile."""
     ring = FileKeyRing(tmp_path / "keys.json", master=MASTER, create=True)
     kill_a_run(tmp_path)
     assert WORD.encode() not in b"".join(bytes_in(tmp_path).values())
@@ -76,7 +76,7 @@ async def answered(chat: Chat) -> bool:
 
 
 async def test_a_worker_answers_what_was_queued(tmp_path: Path) -> None:
-    """Its inbox, its record and its answer are sealed. A key that was forgotten keeps no other owner waiting."""
+    """Its inbox, its record and its answer are sealed. A forgotten key keeps no other owner waiting."""
     ring = FileKeyRing(tmp_path / "keys.json", master=MASTER, create=True)
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     async with connect(url, driver=ScriptedDriver([f"a {WORD}"]), keys=ring) as sessions:
@@ -95,7 +95,7 @@ async def test_a_worker_answers_what_was_queued(tmp_path: Path) -> None:
 
 
 def test_a_service_with_workers_serves_a_sealed_store(tmp_path: Path) -> None:
-    """Its key ring is named by an option, and its master key is in the environment. Nothing it writes can be read."""
+    """An option names its key ring, and its master key is in the environment. Nothing it writes can be read."""
     from tests.server.serve_process import Serving
 
     master = urlsafe_b64encode(MASTER).decode()

@@ -70,7 +70,7 @@ class Shop:
         return await runtime.execute(session.id, SendMessage("Buy it.", self.loops(), model_options=OPTIONS))
 
     def check(self, kept: AgentSession, where: str) -> None:
-        """Require that all was settled, as it was decided, or nothing was."""
+        """Require that everything was settled as it was decided, or nothing was."""
         assert len(self.done) <= 1, f"{where}: an approved call was made twice"
         if kept.version == 2:
             assert (self.done, kept.status) == ([], SessionStatus.SUSPENDED), where
@@ -112,7 +112,7 @@ async def test_a_settlement_takes_effect_once_whatever_call_the_crash_strikes(
 @pytest.mark.parametrize("wait", [True, False], ids=["here", "left"])
 @pytest.mark.parametrize("verb", ["claim", "save", "load", "append", "find_key", "runs", "read"])
 async def test_a_call_of_the_store_that_fails_once_loses_no_settlement(verb: str, wait: bool) -> None:
-    """The one who decided is told, or it is on record; the same decision again settles it."""
+    """The decision raises an error, or is on record; the same decision again settles it."""
     store, clock, shop = MemoryStore(), FrozenClock(tick=0.0001), Shop()
     failing = FailingStore(store)
     with use(clock=clock):
@@ -131,7 +131,7 @@ async def test_a_call_of_the_store_that_fails_once_loses_no_settlement(verb: str
 @pytest.mark.parametrize("wait", [True, False], ids=["here", "left"])
 @pytest.mark.parametrize("stage", list(SessionStage))
 async def test_a_hook_that_raises_beside_a_settlement(stage: SessionStage, wait: bool) -> None:
-    """Whatever stage it strikes, what was decided happens once, here or when the run is recovered."""
+    """At any stage, the decision takes effect once, here or when the run is recovered."""
     store, clock, shop = MemoryStore(), FrozenClock(tick=0.0001), Shop()
     strikes = [stage]
 
@@ -165,7 +165,7 @@ class _Hook:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_run_with_options_is_recovered_with_them(after: bool) -> None:
-    """A crash at every call of the store, beside a key: the same request is answered once, and asked as it was."""
+    """A crash at every call of the store, with a key: the request is answered once, and asked with the same options."""
     for call in range(1, MOST_CALLS):
         store, clock, asked = MemoryStore(), FrozenClock(tick=0.0001), list[float | None]()
 

@@ -1,8 +1,8 @@
-"""A day of work in minutes: what processes and files hold stays flat, and every conversation is right.
+"""A day of work in minutes: the resources of processes and files stay flat, and every conversation is right.
 
 24 hours are simulated by 100,000 turns in torture (`PERDURE_SOAK_TURNS` names another number). Every half hour a
-worker is killed and replaced, every hour the one who talks closes its store and opens it again, and workers erase what
-nobody has talked to for an hour.
+worker is killed and replaced, every hour the process that talks closes its store and opens it again, and workers erase
+sessions that nobody has talked to for an hour.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from perdure.testing.outcomes import Outcome, note
 HOURS = 24
 TURNS = int(os.environ.get("PERDURE_SOAK_TURNS", 100_000 if os.environ.get("PERDURE_TORTURE") else 120))
 ENOUGH = 20_000
-"""Turns after which a leak can be told from a process that warms up."""
+"""Turns after which a leak can be distinguished from a process that warms up."""
 IS_LONG = TURNS >= ENOUGH
 ATTACK = "24 simulated hours, workers killed" if IS_LONG else "a short soak, workers killed"
 CONTROL = "workers keep what they read, nothing is erased" if IS_LONG else ""
 
 
 class Process:
-    """A process of the soak, and what it has told."""
+    """A process of the soak, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class Process:
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What the store's files take at the end of an hour, in bytes."""
+    """The sizes of the store's files at the end of an hour, in bytes."""
 
     store: int
     log: int
@@ -87,7 +87,7 @@ class Sizes(msgspec.Struct, frozen=True):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_day_of_work_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
-    """Memory, handles, threads and files are as in earlier hours, and every conversation is right."""
+    """Memory, handles, threads and files stay as in earlier hours, and every conversation is right."""
     began = time.monotonic()
     task = Task(address=address_of(kind, tmp_path), turns=TURNS, hour=TURNS // HOURS)
     async with store_at(task.address):
@@ -122,7 +122,7 @@ async def test_what_is_left_behind_is_found(tmp_path: Path, kind: str) -> None:
 
 
 async def _day(task: Task, directory: Path) -> tuple[Process, Process, int, list[Sizes]]:
-    """Play the day; return the worker that was never harmed, the one who talked, the kills, and the files' sizes."""
+    """Play the day. Return the worker that was never harmed, the process that talked, the kills, and files' sizes."""
     lasting, mortal = await asyncio.gather(*(Process.start("work", task) for _ in range(2)))
     talking = await Process.start("talk", task)
     chance, kills, sizes, between = random.Random(7), 0, list[Sizes](), 0.5 if IS_LONG else 8

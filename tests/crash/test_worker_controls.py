@@ -1,6 +1,6 @@
-"""Each thing that protects the work of workers, taken away: the verdict of `worker_chaos` has to find out.
+"""Each protection of workers' work is removed: the verdict of `worker_chaos` has to notice it.
 
-Without it every scene ends well, so it is the one thing that makes the difference.
+With the protection every scene ends well, so it alone makes the difference.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.sample(3)  # make torture runs all
 
 LEASE = 1.0
 IN_TIME = 60.0
-"""Seconds in which all has to be done; far more than it takes, on a busy machine too."""
+"""Seconds within which everything has to be done; far more than it takes, on a busy machine too."""
 TOO_LONG = LEASE + 2.5
-"""Seconds after which what is broken has not been done."""
+"""Seconds after which broken work has not been done."""
 
 
 def task_of(kind: str, where: Path, **more: Any) -> Task:
@@ -40,18 +40,18 @@ def task_of(kind: str, where: Path, **more: Any) -> Task:
 
 
 async def noted(on: Stage, what: str, times: int = 1) -> None:
-    """Wait until something stands in the ledger."""
+    """Wait until the ledger has an entry."""
     async with asyncio.timeout(30):
         await until(lambda: sum(line.what == what for line in ledger_of(on.task)) >= times)
 
 
 async def ended_well(on: Stage, patience: float) -> list[str]:
-    """Return what is wrong once nothing is left to do, or time is over."""
+    """Return what is wrong once nothing is left to do, or the time is over."""
     await all_done(on.task, patience)
     return await verdict(on.task)
 
 
-# The chaos plays it whole; here that is left to torture.
+# The chaos plays it whole; here it is left to torture.
 WHOLE = () if IS_TORTURE else pytest.mark.skip("make torture plays it")
 
 
@@ -66,7 +66,7 @@ def patience(breaks: list[str]) -> float:
 
 @breaking("without_sweep")
 async def test_the_sweep_finds_runs_of_web_processes_that_have_died(tmp_path: Path, breaks: list[str]) -> None:
-    """Nothing waits in an inbox there, and nobody has a job."""
+    """No inbox has a message there, and nobody has a job."""
     async with stage(task_of("sqlite", tmp_path)) as on:
         web = await on.start("send", thinks=30.0)
         await noted(on, "start")
@@ -94,11 +94,11 @@ async def test_the_sweep_gives_back_the_jobs_of_workers_that_have_died(tmp_path:
 async def test_the_last_look_waits_for_a_post_that_is_under_way(
     tmp_path: Path, is_locked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever posts may find that somebody is looking at the session, and wake nobody."""
+    """A post may find that a worker is looking at the session, and wake nobody."""
     task = task_of("postgres", tmp_path)
     if not is_locked:
         monkeypatch.setattr(waiting, "_LAST_LOOK", waiting._LAST_LOOK.replace("FOR SHARE", ""))
-    for method in ("_post_counted", "post"):  # what follows is taken back
+    for method in ("_post_counted", "post"):  # the change below is undone after the test
         monkeypatch.setattr(inbox.Inbox, method, getattr(inbox.Inbox, method))
     slow_posts(1.0)
     async with sessions_of(task, Ledger(task.ledger, "here")) as sessions:
@@ -106,7 +106,7 @@ async def test_the_last_look_waits_for_a_post_that_is_under_way(
         posting = asyncio.create_task(sessions.enqueue("s0", "s0 0"))
         async with await psycopg.AsyncConnection.connect(task.address.partition("@")[2], autocommit=True) as watching:
             await until(lambda: _is_sleeping(watching, task.address.partition("@")[0]))
-        assert await advance(sessions, "s0") is Outcome.DONE  # who posts takes that for an answer to come
+        assert await advance(sessions, "s0") is Outcome.DONE  # to the sender, an answer is still to come
         await posting
     wrong = await verdict(task)
     assert wrong == [] if is_locked else "something waits in s0" in wrong
@@ -122,7 +122,7 @@ async def _is_sleeping(connection: psycopg.AsyncConnection[Any], schema: str) ->
 
 @breaking("without_epochs")
 async def test_the_epoch_keeps_out_one_that_was_stopped_and_woken(tmp_path: Path, breaks: list[str]) -> None:
-    """While another continues its run, it writes what became of its call."""
+    """While another worker continues its run, it writes the outcome of its call."""
     async with stage(task_of("sqlite", tmp_path, works=0.5)) as on:
         stopped = await on.start("work", breaks=breaks)
         await on.start("post")
@@ -144,7 +144,7 @@ WITHOUT_TRIGGER = "DROP TRIGGER perdure_wakes ON waiting"
 
 
 async def in_database(task: Task, statement: str) -> None:
-    """Change what stands in the schema of a task."""
+    """Change rows in the schema of a task."""
     schema, _, dsn = task.address.partition("@")
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute(f"SET search_path = {schema}".encode())
@@ -171,7 +171,7 @@ async def test_a_job_s_lock_and_the_claim(tmp_path: Path, has_lock: bool, has_cl
             await sessions.open("s0", AGENT)
             await sessions.enqueue("s0", "s0 0")
             await noted(on, "begin")
-            await sessions.enqueue("s0", "s0 1", priority=5)  # which makes another job while the first is done
+            await sessions.enqueue("s0", "s0 1", priority=5)  # it makes another job while the first is done
         is_safe = has_lock or has_claims
         wrong = await ended_well(on, IN_TIME if is_safe else TOO_LONG + 5.0)
     assert (most_looks(on) == 1) is has_lock
@@ -179,7 +179,7 @@ async def test_a_job_s_lock_and_the_claim(tmp_path: Path, has_lock: bool, has_cl
 
 
 def most_looks(on: Stage) -> int:
-    """Return how many workers have looked at one session at once."""
+    """Return the largest number of workers that have looked at one session at once."""
     now, most = Counter[str](), 0
     for line in ledger_of(on.task):
         if line.what in ("look", "looked"):
@@ -205,7 +205,7 @@ async def test_a_message_and_its_job_come_in_one_commit(tmp_path: Path, is_one_c
 
 
 async def test_the_verdict_finds_what_was_lost_or_came_twice(tmp_path: Path) -> None:
-    """A message that is not there, one that was sent twice, calls that were made twice, and those of no result."""
+    """It finds a missing message, one that was sent twice, calls that were made twice, and calls without a result."""
     task = task_of("sqlite", tmp_path, messages=2)
     ledger = Ledger(task.ledger, "here")
     async with sessions_of(task, ledger) as sessions:
@@ -219,7 +219,7 @@ async def test_the_verdict_finds_what_was_lost_or_came_twice(tmp_path: Path) -> 
 
 
 async def test_the_verdict_finds_a_wrong_order_and_further_versions(tmp_path: Path) -> None:
-    """Of messages that are all there, once each."""
+    """All messages are there, once each, but in another order."""
     task = task_of("sqlite", tmp_path, messages=2)
     async with sessions_of(task, Ledger(task.ledger, "here")) as sessions:
         chat = await sessions.open("s0", AGENT)

@@ -1,4 +1,4 @@
-"""Processes that die at one known moment: what becomes of a message, a model call, a tool call, and a run let go of."""
+"""Processes that die at one known moment: the outcome of a message, a model call, a tool call, a run handed over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def calls_of(on: Stage, what: str) -> list[str]:
 
 
 async def test_one_who_is_killed_before_the_commit_leaves_nothing(tmp_path: Path) -> None:
-    """Neither the message nor its job is there; who sends it again leaves it once."""
+    """Neither the message nor its job is there; sent again, the message is left once."""
     async with stage(task_of("postgres", tmp_path, dispatcher="procrastinate")) as on:
         await on.start("work")
         poster = await on.start("post", breaks=["stays_before_a_commit"])
@@ -42,7 +42,7 @@ async def test_one_who_is_killed_before_the_commit_leaves_nothing(tmp_path: Path
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_who_is_killed_after_the_commit_has_left_a_message(tmp_path: Path, kind: str) -> None:
-    """It is answered. Who does not know that and sends it again, under the same key, changes nothing."""
+    """It is answered. Sending it again under the same key changes nothing."""
     async with stage(task_of(kind, tmp_path)) as on:
         poster = await on.start("post", breaks=["dies_after_a_post"])
         assert await poster.end() == -signal.SIGKILL
@@ -54,7 +54,7 @@ async def test_one_who_is_killed_after_the_commit_has_left_a_message(tmp_path: P
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_that_is_killed_in_a_model_call(tmp_path: Path, kind: str) -> None:
-    """The model is asked again by another worker; the calls that were completed are not made again."""
+    """Another worker asks the model again; completed calls are not made again."""
     async with stage(task_of(kind, tmp_path)) as on:
         mortal = await on.start("work", slow_step=1)
         await on.start("post")
@@ -68,7 +68,7 @@ async def test_one_that_is_killed_in_a_model_call(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
 async def test_one_that_is_killed_in_a_tool(tmp_path: Path, is_idempotent: bool) -> None:
-    """Nobody knows what became of the call: it is made again only if its tool says that this does no harm."""
+    """Nobody knows the call's outcome: it is made again only if its tool says that this does no harm."""
     async with stage(task_of("sqlite", tmp_path, works=30.0, idempotent=is_idempotent)) as on:
         mortal = await on.start("work")
         await on.start("post")
@@ -86,7 +86,7 @@ async def test_one_that_is_killed_in_a_tool(tmp_path: Path, is_idempotent: bool)
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_that_is_asked_to_end_hands_over(tmp_path: Path, kind: str) -> None:
-    """Nothing is ended, it is on record that nobody died, and another continues at once after the last step."""
+    """No run is ended, the record says that nobody died, and another continues at once after the last step."""
     async with stage(task_of(kind, tmp_path, options={"lease": 30.0, "drain": 0.2})) as on:
         leaving = await on.start("work", slow_step=1)
         await on.start("post")

@@ -24,11 +24,11 @@ LONGER = 2.0
 """Seconds beyond its lease until a run is taken over at the latest, on a quiet machine."""
 IS_TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 SIZE = {"sessions": 500, "messages": 4, "workers": 8} if IS_TORTURE else {"sessions": 40, "messages": 3, "workers": 4}
-"""How much is done while workers are killed; the other attacks are played in full by torture alone."""
+"""The amount of work while workers are killed; only torture plays the other attacks in full."""
 SMALL = SIZE if IS_TORTURE else {"sessions": 12, "messages": 2, "workers": 3, "lease": 2.0}
 EVERY = (1.0, 2.0) if IS_TORTURE else (0.9, 1.1)
 TIMES = 1_000_000 if IS_TORTURE else 4
-"""How often workers are attacked at most: torture does not end before all is done."""
+"""The most attacks on workers: torture does not end before all is done."""
 PATIENCE = 600.0 if IS_TORTURE else 60.0
 needs_torture = pytest.mark.skipif(not IS_TORTURE, reason="make torture plays it")
 
@@ -62,7 +62,8 @@ async def attacked(
         found = take_overs(on)
         print(f"{len(on.harms)} attacks, {told(found)}; slowness {on.slowness:.1f}")
         assert wrong == []
-        # One that is stopped may hold the lock of a file, which nobody else can write until it is woken. So a run that
+        # A stopped worker may hold the lock of a file, which nobody else can write until it is woken. So a run that
+        # another has lost waits for that, too; most do not.
         # another has lost waits for that, too; most do not.
         stopped = lease + BEYOND if attack is ATTACKS["stop"] and "://" not in address else 0.0
         soon = lease + LONGER * on.slowness
@@ -71,7 +72,7 @@ async def attacked(
 
 
 def places(*quick: str) -> Any:
-    """Stores with a dispatcher: those of `quick` are always played, the others by torture."""
+    """Return stores with a dispatcher: those of `quick` are always played, the others by torture."""
     every = ("sqlite-inbox", "postgres-procrastinate", "postgres-inbox", "files-inbox")
     return pytest.mark.parametrize("place", [pytest.param(e, marks=() if e in quick else needs_torture) for e in every])
 
@@ -98,14 +99,14 @@ async def test_workers_on_other_machines_that_are_killed(tmp_path: Path, place: 
 
 @places("postgres-procrastinate")
 async def test_workers_that_are_stopped_beyond_their_lease(tmp_path: Path, place: str) -> None:
-    """What they were doing is done by others. They write nothing more of it when they are woken."""
+    """Others do their work. The stopped workers write nothing more when they are woken."""
     on = await attacked(ATTACKS["stop"], **at(place, tmp_path), **SMALL, every=(0.5, 1.5))
     assert take_overs(on)
 
 
 @places("sqlite-inbox")
 async def test_workers_that_are_asked_to_end(tmp_path: Path, place: str) -> None:
-    """What they cannot end in time is continued by others."""
+    """Others continue the runs that they cannot end in time."""
     on = await attacked(ATTACKS["term"], **at(place, tmp_path), **SMALL)
     assert on.harms
 
@@ -123,7 +124,7 @@ def own_server() -> Iterator[Any]:
 @needs_torture
 @pytest.mark.parametrize("dispatcher", ["inbox", "procrastinate"])
 async def test_a_database_that_is_restarted(tmp_path: Path, own_server: Any, dispatcher: str) -> None:
-    """Workers wait for it."""
+    """Workers wait until the database is back."""
 
     async def restarts(on: Stage, _: Victim) -> None:
         if len(on.harms) < 3:

@@ -1,4 +1,4 @@
-"""What tests break in worker processes on purpose: each function breaks one thing in the process that calls it."""
+"""Faults that tests put into workers on purpose: each function breaks one thing in the process that calls it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perdure.workers import Worker
 
 
 def elsewhere() -> None:
-    """Stand on another machine, as far as anybody can see."""
+    """Make this process look like one on another machine."""
     machine = str(uuid.uuid4())
     claims.boot_id = lambda: machine
 
 
 def without_sweep() -> None:
-    """Never look for runs that have died, nor for jobs that were lost."""
+    """Never look for runs that have died, nor for lost jobs."""
     from perdure.workers.procrastinate.sweep import Sweep
 
     async def nothing(self: Any) -> None: ...
@@ -32,7 +32,7 @@ def without_sweep() -> None:
 
 
 def without_claims() -> None:
-    """Take a session from whoever holds it. PostgreSQL only."""
+    """Take a session from its holder. PostgreSQL only."""
     from perdure import PostgresStore
 
     claim = PostgresStore.claim
@@ -45,7 +45,7 @@ def without_claims() -> None:
 
 
 def dies_after_a_post() -> None:
-    """Be killed as soon as a message is in the store."""
+    """Get killed as soon as a message is in the store."""
     post = Inbox.post
 
     async def posted(self: Inbox, *args: Any, **more: Any) -> NoReturn:
@@ -57,7 +57,7 @@ def dies_after_a_post() -> None:
 
 
 def stays_before_a_commit() -> None:
-    """Write all of a message, say so, and never come to the commit. PostgreSQL only."""
+    """Write all of a message, say so, and never commit. PostgreSQL only."""
 
     def stays() -> NoReturn:
         print("written", flush=True)
@@ -68,7 +68,7 @@ def stays_before_a_commit() -> None:
 
 
 def slow_posts(seconds: float) -> None:
-    """Have messages committed that late. PostgreSQL only."""
+    """Delay the commit of messages. PostgreSQL only."""
 
     def sleeps() -> Iterator[Any]:
         yield "SELECT pg_sleep(%s)", (seconds,)
@@ -77,7 +77,7 @@ def slow_posts(seconds: float) -> None:
 
 
 def _after_a_post(queries: Callable[[], Iterator[Any]]) -> None:
-    """Have further statements carried out in the transaction of a post, behind all others."""
+    """Carry out further statements in the transaction of a post, after all others."""
     from perdure.stores.postgres import inbox
 
     original, post = inbox.Inbox._post_counted, inbox.Inbox.post

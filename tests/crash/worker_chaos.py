@@ -1,7 +1,7 @@
 """Attacks on worker processes, and the verdict on what they have left behind.
 
 A `Stage` starts processes of `worker_process` and harms them. `verdict` reads the store and the ledger afterwards, and
-lists everything that is wrong. So a control, in which something is broken on purpose, can ask for what is found.
+lists everything that is wrong. So a control, in which something is broken on purpose, can compare the list.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Victim:
         self.is_stopped = False
         self.is_to_end = False
         self.listening = asyncio.Event()
-        """Set once it works. Before that, SIGTERM ends it as any other process."""
+        """Set once it works. Before that, SIGTERM ends it like any other process."""
 
     def signal(self, number: int) -> None:
         # Not `send_signal`: it may reap a process that has just ended, and asyncio then reports 255 for it.
@@ -73,14 +73,14 @@ class Victim:
 
 
 class Harm(msgspec.Struct, frozen=True):
-    """What was done to a process, and when."""
+    """A harm to a process, and its time."""
 
     name: str
     at: float
 
 
 class Stage:
-    """Worker processes of which each is replaced once it has ended, one who leaves messages, and what harmed them."""
+    """Worker processes, each replaced once it has ended, a process that leaves messages, and the harms done to them."""
 
     def __init__(self, task: Task, *, seed: int = 0, remote: bool = False) -> None:
         self.task = task
@@ -115,7 +115,7 @@ class Stage:
 
     @property
     def slowness(self) -> float:
-        """How many times slower than a quiet one the machine is: there a process is ready within 1.5 seconds."""
+        """Return how many times slower the machine is than a quiet one, where a process is ready within 1.5 seconds."""
         return max(1.0, sorted(self._took)[len(self._took) // 2] / 1.5)
 
     async def start_workers(self, count: int, **changes: Any) -> None:
@@ -123,7 +123,7 @@ class Stage:
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     async def worker_in_a_run(self) -> Victim:
-        """Wait for a worker in the middle of a run, while more than half of them are at work, and return it."""
+        """Wait for a worker in the middle of a run, while more than half of them work, and return it."""
         while True:
             at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
             if len(at_work) > self._wanted // 2:
@@ -138,7 +138,7 @@ class Stage:
         self.harms.append(Harm(name, time.time()))
 
     def harm(self, victim: Victim, number: int) -> None:
-        """Send a signal, and note when."""
+        """Send a signal, and note the time."""
         self.note(victim.name)
         victim.signal(number)
 
@@ -183,7 +183,7 @@ async def stops(on: Stage, victim: Victim) -> None:
     finally:
         victim.signal(signal.SIGCONT)
         victim.is_stopped = False
-    await asyncio.sleep(1.0)  # in which it tries to write
+    await asyncio.sleep(1.0)  # time for it to try to write
 
 
 async def terminates(on: Stage, victim: Victim) -> None:
@@ -213,7 +213,7 @@ async def attacking(on: Stage, attack: Attack, every: tuple[float, float], times
 
 
 async def leave_messages(on: Stage, patience: float, *, killed_after: float | None = None) -> None:
-    """Have messages left by a process; if it is killed on its way, by another that begins again."""
+    """Let a process leave messages; if it is killed on its way, start another that begins again."""
     poster = await on.start("post")
     if killed_after is not None:
         await asyncio.sleep(killed_after)
@@ -224,14 +224,14 @@ async def leave_messages(on: Stage, patience: float, *, killed_after: float | No
 
 
 async def is_done(store: Any, task: Task) -> bool:
-    """Tell whether every message was answered and nothing is under way."""
+    """Return True if every message was answered and nothing is under way."""
     if await store.waiting(1, idle_only=False) or await store.running():
         return False
     return all([await store.exists(name) for name in task.sessions])
 
 
 async def all_done(task: Task, patience: float) -> bool:
-    """Wait until nothing is left to do, as a process that is not attacked sees it."""
+    """Wait until nothing is left to do, as seen by a process that is not attacked."""
     deadline = time.monotonic() + patience
     async with store_at(task.address) as store:
         while not await is_done(store, task):
@@ -244,7 +244,7 @@ async def all_done(task: Task, patience: float) -> bool:
 async def chaos(
     on: Stage, attack: Attack, *, workers: int, every: tuple[float, float], times: int, patience: float
 ) -> list[str]:
-    """Have all messages answered while workers are attacked. Return what is wrong."""
+    """Attack workers until all messages are answered. Return what is wrong."""
     await on.start_workers(workers)
     attacks = asyncio.ensure_future(attacking(on, attack, every, times))
     try:
@@ -312,14 +312,14 @@ def _compared(name: str, what: str, found: list[str], wanted: list[str]) -> list
 
 
 async def _wrong_versions(store: Any, name: str, messages: int) -> list[str]:
-    """Each message makes one version, and the opening made the first."""
+    """Check that each message makes one version after the first, which the opening made."""
     found = [head.info.version for head in await store.versions(name, limit=messages * 4 + 10)]
     wanted = list(range(messages + 1, 0, -1))
     return [] if found == wanted else [f"{name}: its versions are {found}, not {wanted}"]
 
 
 async def _wrong_record(store: Any, name: str, messages: int) -> list[str]:
-    """Each message has one run on record, which has ended, and whose events come one after the other."""
+    """Check that each message has one run on record, which has ended, and that runs' events do not mix."""
     loops = (await SessionRuntime(store).record(name)).loops
     wrong = [f"{name}: run {loop.loop_id} is {loop.status}" for loop in loops if loop.status != LoopStatus.COMPLETED]
     wrong += [] if len(loops) == messages else [f"{name}: {len(loops)} runs for {messages} messages"]
@@ -331,7 +331,7 @@ async def _wrong_record(store: Any, name: str, messages: int) -> list[str]:
 
 
 def _wrong_calls(session: Any, name: str, messages: int, ledger: Sequence[Line]) -> list[str]:
-    """Each call was made at most once, exactly once if it has come to a result, and in order."""
+    """Check that each call was made at most once, exactly once if it has a result, and in order."""
     wanted = [f"{name}/{number}/{step}" for number in range(messages) for step in range(CHARGES)]
     calls = [call for message in session.state.messages for call in message.tool_calls]
     by_id = {result.call_id: result for message in session.state.messages for result in message.tool_results}
@@ -345,14 +345,14 @@ def _wrong_calls(session: Any, name: str, messages: int, ledger: Sequence[Line])
         for each in wanted
         if each in results and not results[each].is_error and (begun.count(each), ended.count(each)) != (1, 1)
     ]
-    # One that was stopped on its way to a call may make it late: by then its outcome was told to be unknown.
+    # A worker stopped before a call may make it late: by then its outcome was reported as unknown.
     sure = [each for each in begun if each in results and not results[each].is_error]
     in_order = [each for each in wanted if each in sure]
     return wrong if wrong or sure == in_order else [f"{name}: calls were made out of order: {begun}"]
 
 
 def take_overs(on: Stage) -> list[float]:
-    """Return for each run that was under way in a process when it was harmed how long it took until it was continued.
+    """Return the time until each run was continued that was under way in a process when it was harmed.
 
     That is when a run begins in that session next, in another process. A run that its own process ends, woken again,
     has waited for as long as that took. If one that has just taken it over is harmed too, time counts from then on.
@@ -378,13 +378,13 @@ def _waited(harm: Harm, lines: Sequence[Line], harms: Sequence[Harm]) -> list[fl
 
 
 def _is_looking(harm: Harm, looks: Sequence[Line]) -> bool:
-    """Tell whether a process was looking at a session when it was harmed."""
+    """Return True if a process was looking at a session when it was harmed."""
     found = next((line.what for line in reversed(looks) if line.by == harm.name and line.at <= harm.at), None)
     return found == "look"
 
 
 def told(found: Sequence[float]) -> str:
-    """Return how long take-overs took, for people."""
+    """Return the durations of take-overs, for people."""
     if not found:
         return "no take-over"
     median, late = found[len(found) // 2], found[min(len(found) - 1, int(len(found) * 0.95))]

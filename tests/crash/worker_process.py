@@ -1,4 +1,4 @@
-"""Processes that the tests of workers attack: workers, and one who leaves messages with sessions.
+"""Processes that the tests of workers attack: workers, and one that leaves messages with sessions.
 
 Run as `python worker_process.py ROLE TASK`, where the task is JSON. A worker's agents call a tool with a side effect
 twice for each message. The side effect, and the start and end of each run, are kept in a ledger: a file that every
@@ -26,37 +26,37 @@ from perdure.workers import InboxDispatcher, Worker
 
 AGENT = AgentDefinition("worker", tools=("charge",))
 CHARGES = 2
-"""How often the tool is called for a message."""
+"""The number of calls of the tool for a message."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told to do."""
+    """The task of a process."""
 
     address: str
     ledger: str
     name: str = "w"
-    """How the process is called in the ledger."""
+    """The name of the process in the ledger."""
     sessions: list[str] = []
     messages: int = 0
     pause: float = 0.0
-    """Seconds between two messages that are left."""
+    """Seconds between two messages."""
     thinks: float = 0.15
     """Seconds that the model takes for a step."""
     slow_step: int | None = None
-    """The step for which it takes far longer."""
+    """The step for which the model takes far longer."""
     works: float = 0.05
     """Seconds that the tool takes."""
     idempotent: bool = False
-    """Whether the tool may be called again."""
+    """True if the tool may be called again."""
     dispatcher: str = "inbox"
     breaks: list[str] = []
-    """What is broken in this process, on purpose: functions of `worker_breaks`."""
+    """The names of functions of `worker_breaks` that break something in this process on purpose."""
     options: dict[str, Any] = {}
     """The options of the worker."""
 
 
 class Ledger:
-    """Lines of what was done, by whom and when."""
+    """Lines of actions, with their process and time."""
 
     def __init__(self, path: str, name: str) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class Ledger:
 
 
 def charging(ledger: Ledger, works: float, idempotent: bool) -> Any:
-    """A tool with a side effect."""
+    """Return a tool with a side effect."""
 
     @tool(idempotent=idempotent)
     async def charge(which: str, context: ToolContext) -> str:
@@ -83,7 +83,7 @@ def charging(ledger: Ledger, works: float, idempotent: bool) -> Any:
 
 
 def reply(request: ModelRequest, task: Task) -> Delay:
-    """Call the tool for what was asked last, as often as it is to be called, then answer."""
+    """Call the tool for the last question, as often as it has to be called, then answer."""
     asked = next(message.text for message in reversed(request.messages) if message.role == "user")
     name = asked.replace(" ", "/")
     thinks = 30.0 if request.step == task.slow_step else task.thinks
@@ -104,7 +104,7 @@ def sessions_of(task: Task, ledger: Ledger) -> Any:
 
 
 async def dispatcher_of(name: str, store: Any) -> Any:
-    """Return the dispatcher that a test has asked for, ready to be used."""
+    """Return the dispatcher that a test names, ready to be used."""
     if name == "inbox":
         return InboxDispatcher(store)
     from perdure.workers.procrastinate import ProcrastinateDispatcher
@@ -115,7 +115,7 @@ async def dispatcher_of(name: str, store: Any) -> Any:
 
 
 class Noting:
-    """A dispatcher that notes in a ledger when a session is looked at."""
+    """A dispatcher that notes in a ledger when a worker looks at a session."""
 
     def __init__(self, dispatcher: Any, ledger: Ledger) -> None:
         self._dispatcher = dispatcher
@@ -145,7 +145,7 @@ async def work(task: Task) -> None:
 
 
 async def post(task: Task) -> None:
-    """Leave messages with sessions, which are opened first, under keys: one who is killed can begin again."""
+    """Open sessions and leave messages with them, under keys: a killed process can begin again."""
     async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
         print("ready", flush=True)
         for name in task.sessions:

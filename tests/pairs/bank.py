@@ -1,4 +1,4 @@
-"""The tools of a world, and the ledger outside of it that every call of one is written into."""
+"""The tools of a world, and the ledger outside of it that records each of their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPEATABLE = ("lookup",)
 
 
 class Surroundings(Protocol):
-    """What a bank needs of its world. `look` is a store that is read behind the process's back."""
+    """The parts of a world that a bank needs. `look` is a store that is read behind the process's back."""
 
     model: Model
     look: Any
@@ -26,14 +26,14 @@ class Surroundings(Protocol):
 
 
 class Bank:
-    """The tools as one process has them."""
+    """The tools of one process."""
 
     def __init__(self, world: Surroundings, require_alive: Callable[[], None]) -> None:
         self._world = world
         self._require_alive = require_alive
 
     def tools(self, *, in_thread: bool = True) -> list[Any]:
-        """Return them. `note` is a plain function, unless no thread is to make a case play another way each time."""
+        """Return them. `note` is a plain function, unless a thread could make a case play differently each time."""
 
         def note(about: str, context: ToolContext) -> str:
             """Write something down."""
@@ -73,13 +73,13 @@ class Bank:
         return f"done: {name} {arguments['about']}"
 
     async def _is_waiting(self, context: ToolContext) -> bool:
-        """Return whether a call waits for a person, as of the version that its run set out from."""
+        """Return True if a call waits for a person in the version from which its run began."""
         session = await self._world.look.load(context.session_id)
         execution = session.state.execution if session else None
         return execution is not None and context.call_id in {call.id for call in execution.pending_calls}
 
     async def _is_recorded(self, context: ToolContext) -> bool:
-        """Return whether the result of a call is on record already."""
+        """Return True if the result of a call is on record already."""
         entries = await self._world.look.read(context.session_id, run=context.execution_id)
         ended = [entry for entry in entries if entry.kind == "tool_execution_end"]
         return any(f'"{context.call_id}"' in msgspec.json.encode(entry.body).decode() for entry in ended)

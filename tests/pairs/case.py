@@ -1,4 +1,4 @@
-"""A case: two verbs that meet, on one kind of store. One number says which, and all that chance decides."""
+"""A case: two verbs that meet, on one kind of store. One number chooses them, and everything random."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from perdure import PerdureError
 PAIRS = [(first, second) for first in VERBS for second in VERBS]
 KINDS = ("memory", "sqlite", "memory", "file", "memory", "memory", "sqlite", "memory", "postgres") * 2
 ROUND = len(PAIRS) * len(KINDS)
-"""How many numbers it takes until every ordered pair has been on every kind of store."""
+"""The number of cases until every ordered pair has been on every kind of store."""
 PATIENCE = 120.0
 CHANGING = ("RunFailed", "PendingCallsChanged")
-"""Refusals that are kept: of a run that came to nothing, and of a decision about what is no longer waited for."""
+"""Refusals that change something: a failed run, and a decision about calls that do not wait any more."""
 
 
 class Case:
-    """What the number of a case says. Numbers that follow each other are different pairs."""
+    """The choices of a case's number. Numbers that follow each other are different pairs."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -44,7 +44,7 @@ class Case:
 async def broken_by(
     case: Case, folder: Path, *, show: Callable[[World], Awaitable[None]] | None = None, **options: Any
 ) -> tuple[list[str], list[str]]:
-    """Play a case to its end; return the promises that it broke, and the story of it. `show` is given its world."""
+    """Play a case to its end. Return the promises that it broke, and its story. `show` is given its world."""
     world = World(case.seed, case.kind, folder, **options)
     stray: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(_told(context)))
@@ -61,14 +61,14 @@ async def broken_by(
 
 
 async def play(world: World, case: Case) -> None:
-    """Bring the session where the case begins, and do the pair."""
+    """Bring the session to the beginning of the case, and do the pair."""
     await _before(world, case.chance)
     await _pair(world, case)
     await world.see()
 
 
 def _told(context: dict[str, Any]) -> str:
-    """Return what an event loop has to say of an error that nobody waited for; what the dead leave is nothing."""
+    """Return the event loop's report of an error that nobody waited for; reports of the dead count as nothing."""
     error = context.get("exception")
     return "" if isinstance(error, Died) else f"{context['message']}: {type(error).__name__}: {error}"[:300]
 
@@ -84,7 +84,7 @@ async def _before(world: World, chance: Random) -> None:
 
 
 async def _followed(world: World, name: str, step: Step, at: Process) -> BaseException | None:
-    """Do a verb, and follow what the session shows by it. Beside other work, that is not known."""
+    """Do a verb, and follow what the session then shows. Beside other work, that is not known."""
     await world.follow()
     if world.is_at_work or await _is_busy(world):
         world.views.lose()
@@ -98,7 +98,7 @@ async def _followed(world: World, name: str, step: Step, at: Process) -> BaseExc
 
 
 async def _pair(world: World, case: Case) -> None:
-    """Do both verbs, at once or one after the other. A fault strikes the verb beside it, or what comes next."""
+    """Do both verbs, at once or one after the other. A fault strikes the verb beside it, or the next one."""
     at = await world.process()
     other = await world.second_process() if case.two_processes else at
     places = dict(zip((0, 1), (at, other), strict=True))
@@ -108,7 +108,7 @@ async def _pair(world: World, case: Case) -> None:
         if name in PREPARED and comes_first:
             await world.tolerate(f"before {name}", PREPARED[name](world, await _alive(world, places[place])))
     if case.chance.random() < 0.15:
-        world.limit = 9  # from here on nobody is asked; what waits for a person waits on
+        world.limit = 9  # from here on nobody is asked; calls that wait for a person still wait
     if case.at_once:
         await _at_once(world, names, places)
     else:
@@ -129,7 +129,7 @@ async def _at_once(world: World, names: list[str], places: dict[int, Process]) -
 
 
 async def _soon(world: World, name: str, at: Process) -> None:
-    """Begin a verb after a while, so that it meets the other one in its middle too."""
+    """Begin a verb after a while, so that it also meets the other one in its middle."""
     await world.wait_turns(world.chance.choice((0, 0, 0, 5, 20, 60)))
     await world.tolerate(name, VERBS[name](world, at))
 
@@ -149,7 +149,7 @@ async def _in_turn(world: World, names: list[str], places: dict[int, Process]) -
 
 
 async def _alone(world: World, name: str, at: Process) -> None:
-    """Do a verb with nothing beside it. Should it be refused, nothing has changed."""
+    """Do a verb with nothing beside it. If it is refused, nothing may have changed."""
     if name in FAULTS:
         await VERBS[name](world, at)
         await world.tolerate("go on", go_on(world, at))
@@ -163,10 +163,10 @@ async def _alone(world: World, name: str, at: Process) -> None:
 
 
 async def _is_busy(world: World) -> bool:
-    """Return whether a run is under way, or was killed, or may begin at any moment.
+    """Return True if a run is under way, or was killed, or may begin at any moment.
 
-    The inbox is looked at first: a queued message leaves it when the run that answers it claims the session. The other
-    way round, that run could begin between the looks and be seen by neither.
+    The inbox is read first: a queued message leaves it when the run that answers it claims the session. The other way
+    round, that run could begin between the two reads and be seen by neither.
     """
     if not await world.look.exists(world.main):
         return False
@@ -176,7 +176,7 @@ async def _is_busy(world: World) -> bool:
 
 
 async def _trace(world: World) -> list[object]:
-    """Return what a refusal must not change."""
+    """Return the state that a refusal must not change."""
     session = await world.shown()
     if session is None:
         return []

@@ -1,4 +1,4 @@
-"""The model of a world: it does what the first word of the last message asks for, and keeps watch over its requests."""
+"""The model of a world: it follows the first word of the last message, and checks its requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perdure.model.step import InferenceResponse
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
 
 ASKS = ("ask", "ask", "ask", "charge", "pay", "clerk", "slow")
-"""What a caller may begin a message with."""
+"""The words with which a caller's message may begin."""
 MOST_STEPS = 3
 _ASKED = re.compile(r"^(\w+) ([wt]\d+x\d+)")
 
 
 class Quirk:
-    """What is odd about the model of one case: how it names its calls, whether it fails, whether it is silent."""
+    """The oddities of one case's model: how it names its calls, whether it fails, whether it is silent."""
 
     def __init__(self, chance: Random) -> None:
         (self.ids,) = chance.choices(("new", "again", "odd"), (60, 33, 7))
@@ -30,7 +30,7 @@ class Quirk:
 
 
 class Surroundings(Protocol):
-    """What a model needs of its world."""
+    """The parts of a world that a model needs."""
 
     seed: int
     quirk: Quirk
@@ -42,7 +42,7 @@ class Surroundings(Protocol):
 
 
 class Mind:
-    """A driver. Its answers hold a word of their own and none of the caller's, so that a redaction can be told."""
+    """A driver. Its answers contain a word of their own and none of the caller's, so that a redaction can be seen."""
 
     def __init__(self, world: Surroundings, require_alive: Callable[[], None]) -> None:
         self._world = world
@@ -110,7 +110,7 @@ class Mind:
 
 
 def _asked(request: ModelRequest) -> tuple[str, str]:
-    """Return what the last user's message asks for, and its word; nothing if it was redacted or covered."""
+    """Return the request of the last user's message, and its word; nothing if it was redacted or covered."""
     said = next((message.text for message in reversed(request.messages) if message.role == "user"), "")
     found = _ASKED.match(said)
     return (found[1], found[2]) if found else ("", "")

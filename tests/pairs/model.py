@@ -1,4 +1,4 @@
-"""The small reference model: what a world was told and shown, and has done, as facts to compare promises with."""
+"""The small reference model: what a world was sent, has shown and has done, as facts to compare with promises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WORD = re.compile(r"\b[wtd]\d+x\d+\b")
-"""A word that occurs nowhere else: `w` a caller has said, `t` the model has, `d` is the reason of a denial."""
+"""A word that occurs nowhere else: `w` is a caller's, `t` is the model's, `d` is the reason of a denial."""
 
 
 def words_in(text: str) -> set[str]:
@@ -26,23 +26,23 @@ class Made(NamedTuple):
     call: str
     arguments: str
     recorded: bool
-    """Whether a result of this very call was on record when it was made."""
+    """True if a result of this very call was on record when it was made."""
     approved: bool
 
 
 class Answered(NamedTuple):
-    """What a key was answered with."""
+    """The answer to a key."""
 
     version: int
     text: str
     is_final: bool
-    """Whether its run is over and was not stopped: a later answer is the same one."""
+    """True if its run is over and was not stopped: a later answer is the same one."""
     waits: bool
-    """Whether it tells of calls that wait for a person."""
+    """True if it names calls that wait for a person."""
 
 
 TEMPERED = 0.25
-"""The temperature with which runs ask the model that have one of their own."""
+"""The temperature of runs that ask the model with options of their own."""
 
 
 class Model:
@@ -51,9 +51,9 @@ class Model:
     def __init__(self, sink: Path | None = None) -> None:
         self.said: dict[str, set[str]] = defaultdict(set)
         self.heard: dict[str, set[str]] = defaultdict(set)
-        """What was streamed to somebody, whether or not the answer came to its end."""
+        """Words that were streamed to somebody, even if the answer never ended."""
         self.noted: dict[str, set[str]] = defaultdict(set)
-        """What was put on record without a claim."""
+        """Words that were put on record without a claim."""
         self.redacted: set[str] = set()
         self.doubtful: set[str] = set()
         """Words that were to be redacted, and sessions that were to be erased: both may be gone, or not."""
@@ -63,28 +63,28 @@ class Model:
         self.approved: set[tuple[str, str, str]] = set()
         self.keys: dict[str, str] = {}
         self.tempered: set[str] = set()
-        """The words of texts whose runs ask the model in their own way."""
+        """The words of texts whose runs ask the model with options of their own."""
         self.answers: dict[str, list[Answered]] = defaultdict(list)
         self.broken: list[str] = []
-        """Promises that were seen to be broken on the way."""
+        """Promises that were broken during the case."""
         self._sink = sink
 
     def note(self, fact: str, **facts: Any) -> None:
-        """Take in a fact, on disk first."""
+        """Add a fact, on disk first."""
         if self._sink is not None:
             with self._sink.open("a") as file:
                 file.write(json.dumps({"fact": fact, **facts}) + "\n")
         getattr(self, f"_note_{fact}")(**facts)
 
     def read(self, lines: Iterable[str]) -> None:
-        """Take in the facts that another process has noted; the last line may be cut off."""
+        """Add the facts that another process has noted; the last line may be cut off."""
         for line in lines:
             if line.endswith("\n"):
                 facts: Mapping[str, Any] = json.loads(line)
                 getattr(self, f"_note_{facts['fact']}")(**{k: v for k, v in facts.items() if k != "fact"})
 
     def lasting(self, session: str) -> set[str]:
-        """The words that a session's history has to show."""
+        """Return the words that a session's history has to show."""
         is_gone = session in self.erased or session in self.doubtful
         return set() if is_gone else (self.said[session] | self.heard[session]) - self.redacted - self.doubtful
 
@@ -132,7 +132,7 @@ class Model:
 
 
 class Views:
-    """What a session has shown, one view behind the other: undo goes back along them, a step at a time."""
+    """The views that a session has shown, in order: undo goes back along them, a step at a time."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[str, ...]] | None = None
@@ -140,7 +140,7 @@ class Views:
         self.version = 0
 
     def follow(self, version: int, view: tuple[str, ...]) -> None:
-        """Take in the next version, whatever has made it, unless that was an undo."""
+        """Add the next version, made by any verb except undo."""
         if self.version == 0:
             self.stack = []
         if self.stack is not None and (not self.stack or self.stack[-1] != view):
@@ -148,7 +148,7 @@ class Views:
         self.version = version
 
     def undo(self, version: int) -> tuple[str, ...] | None:
-        """Take the last view off; return the one before it, None if there is none or it is not known."""
+        """Remove the last view. Return the one before it, or None if none is left or it is not known."""
         self.version = version
         if self.stack is None or len(self.stack) < 2:
             return None
@@ -160,5 +160,5 @@ class Views:
         return self.stack is not None and len(self.stack) > 1
 
     def lose(self) -> None:
-        """Know no longer what undo goes back to."""
+        """Forget what undo goes back to."""
         self.stack = None

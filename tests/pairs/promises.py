@@ -19,7 +19,7 @@ Promise = Callable[[World], AsyncIterator[str]]
 
 
 async def broken_in(world: World) -> list[str]:
-    """Return every promise that a world has broken, on its way or in its end."""
+    """Return every promise that a world has broken, during the case or at its end."""
     found = list(world.model.broken)
     for promise in PROMISES:
         found += [line async for line in promise(world)]
@@ -72,7 +72,7 @@ async def no_completed_tool_repeats(world: World) -> AsyncIterator[str]:
 
 
 async def _no_request_repeats(world: World) -> AsyncIterator[str]:
-    """What was charged for one message is charged again by another run only if the first has failed or was stopped."""
+    """Another run may charge for a message again only if the first one has failed or was stopped."""
     runs: dict[str, list[Made]] = defaultdict(list)
     for made in world.model.made:
         if made.tool == "charge" and made.execution not in (each.execution for each in runs[made.arguments]):
@@ -198,13 +198,13 @@ async def what_was_spent_is_counted(world: World) -> AsyncIterator[str]:
         record = await world.face.record(session.id)
         counted, spent = session.info.usage or Usage(), _saved_usage(record)
         if session.info.first_version > 1 and counted.total_tokens > spent.total_tokens:
-            continue  # runs were forgotten, and what they have used was not
+            continue  # runs were forgotten, and their usage was not
         if counted != spent:
             yield f"10: {_kind(session)} counts {counted.total_tokens} tokens, and its record {spent.total_tokens}"
 
 
 def _saved_usage(record: SessionRecord) -> Usage:
-    """Return what the loops of a record have used, without those that came to no version."""
+    """Return the usage of a record's loops, without those that made no version."""
     loops = tuple(loop for loop in record.loops if not _has_no_version(loop))
     return replace(record, loops=loops).total_usage()
 
@@ -216,7 +216,7 @@ def _has_no_version(loop: LoopRecord) -> bool:
 
 
 async def _all(world: World) -> list[AgentSession]:
-    """Return every session that there is, hidden ones too, as of its newest version."""
+    """Return the newest version of every session, hidden ones too."""
     infos = {info.id for status in SessionStatus for info in await world.look.list(status=status, limit=1000)}
     found = [await world.look.load(session_id) for session_id in sorted(infos)]
     return [session for session in found if session is not None]
@@ -234,4 +234,4 @@ PROMISES: tuple[Promise, ...] = (
     versions_load_and_nothing_is_damaged,
     what_was_spent_is_counted,
 )
-"""All but the fourth, that a request is valid: the model itself sees to that one as it is asked."""
+"""All but the fourth, that a request is valid: the model checks that one at each request."""

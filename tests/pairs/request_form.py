@@ -1,4 +1,4 @@
-"""Whether OpenAI and Anthropic would take a request: the rules of both, as their references give them."""
+"""Checks of requests by OpenAI's and Anthropic's rules, as their references give them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def problems_of(request: ModelRequest) -> list[str]:
-    """Return what a provider would refuse a request for."""
+    """Return the reasons for which a provider would refuse a request."""
     messages = tuple(request.messages)
     return [*_blocks(messages), *_calls(messages), *_turns(messages)]
 
@@ -32,7 +32,7 @@ def _blocks(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _calls(messages: Sequence[Message]) -> Iterator[str]:
-    """Every call has exactly one result, directly behind the message that makes it; no result stands elsewhere."""
+    """Check that every call has exactly one result, directly after its message, and that no result is elsewhere."""
     place = 0
     while place < len(messages):
         wanted = [call.id for call in messages[place].tool_calls]
@@ -50,7 +50,7 @@ def _calls(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[str]:
-    """Anthropic begins with a user's turn, and results are a user's; the model is not asked to go on from itself."""
+    """Check Anthropic's turns: a user begins, results are a user's, and the model does not continue its own turn."""
     turns = ["assistant" if message.role == "assistant" else "user" for message in messages if message.role != "system"]
     if not turns:
         yield "there is no message"

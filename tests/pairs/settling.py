@@ -1,4 +1,4 @@
-"""After a pair: everything that was begun is brought to its end, as people and a restarted service would do it."""
+"""After a pair: everything that was begun is ended, as people and a restarted service would do it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from perdure.workers import advance
 CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
 MOST_QUEUED = 200
-"""More than a process that is killed after a second has left in the inbox."""
+"""More items than a process that is killed after a second has left in the inbox."""
 SHORT = 60
-"""How often to look whether those who live have done their work, where the claims of the dead may stand for ever."""
+"""The number of looks whether the living have done their work, where claims of the dead may never lapse."""
 
 
 async def settle(world: World, *, has_died: bool = False) -> None:
-    """Recover what was killed, open what was closed, decide what waits, and let everything queued be sent."""
+    """Recover killed runs, open closed sessions, decide waiting calls, and let everything queued be sent."""
     await world.wait_for_background()
     has_died |= any(each.wire.is_dead for each in world.processes)
     has_lost_its_store = has_died or any(each.wire.has_failed for each in world.processes)
@@ -41,7 +41,7 @@ async def settle(world: World, *, has_died: bool = False) -> None:
 
 
 async def _end_all(world: World, at: Process) -> None:
-    """Decide what waits for a person, and have a worker send what was left behind it, until nothing of either waits."""
+    """Decide calls that wait for a person, and let a worker send the messages behind them, until none waits."""
     for _ in range(MOST_QUEUED):
         for session_id in (world.main, *world.model.forks):
             await _end(world, at, session_id)
@@ -56,7 +56,7 @@ async def _end_all(world: World, at: Process) -> None:
 
 
 async def _work(world: World, at: Process) -> None:
-    """End schedules, let the time of all that was left for later come, and look at each session as a worker does."""
+    """End schedules, let all delayed messages come due, and look at each session as a worker does."""
     for timer in await world.look.timers():
         if timer.cron is not None:
             await world.look.drop_timer(timer.session_id, timer.name)
@@ -70,10 +70,10 @@ async def _advance(at: Process, session_id: str) -> None:
 
 
 async def _require_no_claim(world: World) -> None:
-    """With nobody at work, dead or failed, no claim may stand. Queued messages may still be sent for a moment."""
+    """Require that no claim is left once nobody works. Queued messages may still be sent for a moment."""
     await world.idle()
     for process in world.processes:
-        if not process.is_gone:  # a session that waits for a person looks idle while what was queued is being noted
+        if not process.is_gone:  # a session that waits for a person looks idle while the queued message is being noted
             await process.sessions.runtime.idle()
     if await world.look.exists(world.main) and await world.look.is_claimed(world.main):
         world.model.note("broken", what="6: a claim stands though nobody works, and nothing has failed")
@@ -94,7 +94,7 @@ async def _recover(world: World, at: Process) -> None:
 
 
 async def _end(world: World, at: Process, session_id: str) -> None:
-    """Decide what waits in a session, whatever comes of it, and open it again if it was closed."""
+    """Decide the calls that wait in a session, whatever the outcome, and open it again if it was closed."""
     for _ in range(ROUNDS):
         session = await world.look.load(session_id)
         if session is None or session.status is SessionStatus.DELETED:
@@ -122,7 +122,7 @@ async def _decide(world: World, at: Process, session_id: str) -> None:
 
 
 async def _require_empty_inbox(world: World, *, is_excused: bool) -> None:
-    """Messages that were left with a run have been sent by now, unless something has failed or the session is shut."""
+    """Require that messages left with a run have been sent by now, unless a run failed or the session is shut."""
     await world.idle()
     session = await world.shown()
     if session is None or is_excused or session.status is not SessionStatus.ACTIVE:
@@ -132,7 +132,7 @@ async def _require_empty_inbox(world: World, *, is_excused: bool) -> None:
 
 
 async def _use(world: World, at: Process) -> None:
-    """An active session takes a message, whatever it has been through; what was queued is sent with it."""
+    """Send a message to an active session, whatever it has been through; queued messages are sent with it."""
     session = await world.shown()
     if session is None or session.status is not SessionStatus.ACTIVE:
         return
@@ -147,7 +147,7 @@ async def _use(world: World, at: Process) -> None:
 
 
 async def _repeat_keys(world: World, at: Process) -> None:
-    """Send under every key once more, and once again: the second answer costs nothing and is the first."""
+    """Send under every key once more, and once again: the second answer costs nothing and equals the first."""
     for name in world.model.keys:
         session = await world.shown()
         if session is None or session.status is not SessionStatus.ACTIVE:

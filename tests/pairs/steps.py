@@ -1,4 +1,4 @@
-"""The verbs of a pair. Each is done through the public face; what it was answered with is noted as a fact."""
+"""The verbs of a pair. Each is done through the public API; its result is noted as a fact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Step = Callable[[World, Process], Awaitable[None]]
 
 _SOON = timedelta(seconds=5)
 FAULTS = ("hook", "store", "dies")
-"""What is no verb of its own: it is armed, and strikes the verb beside it."""
+"""Faults that are not verbs of their own: each is armed, and strikes the verb beside it."""
 
 
 # Talking
@@ -61,7 +61,7 @@ async def send(world: World, at: Process) -> None:
 
 
 async def temper(world: World, at: Process) -> None:
-    """Send a text whose run, wherever it is continued, asks the model in its own way."""
+    """Send a text whose run, wherever it is continued, asks the model with options of its own."""
     text = world.new_text()
     world.model.note("tempered", words=sorted(words_in(text)))
     await say(world, at, text, model_options=ModelOptions(temperature=TEMPERED))
@@ -101,7 +101,7 @@ async def steer(world: World, at: Process) -> None:
 
 
 async def key(world: World, at: Process) -> None:
-    """Send under a key: under a new one, or once more what was sent under an old one."""
+    """Send under a key: under a new one, or an old request once more."""
     keys = world.model.keys
     if not keys or world.chance.random() < 0.3:
         world.model.note("key", key=f"key-{len(keys)}", text=world.new_text())
@@ -110,7 +110,7 @@ async def key(world: World, at: Process) -> None:
 
 
 async def repeat(world: World, at: Process, name: str, **options: Any) -> Reply:
-    """Send what belongs to a key under it, and note the answer."""
+    """Send the message that belongs to a key under it, and note the answer."""
     reply = await say(world, at, world.model.keys[name], key=name, **options)
     if not reply.queued:
         is_final = not reply.pending_calls and reply.stop_reason is StopReason.COMPLETED
@@ -139,7 +139,7 @@ async def enqueue(world: World, at: Process) -> None:
 
 
 async def later(world: World, at: Process) -> None:
-    """Leave a message for later. Then take it back, have its time come, or leave it at that."""
+    """Leave a message for later. Then take it back, let its time come, or do nothing."""
     text = world.new_text()
     queued = await at.sessions.enqueue(world.main, text, at=world.clock() + _SOON)
     world.model.note("said", session=world.main, words=sorted(words_in(text)))
@@ -152,7 +152,7 @@ async def later(world: World, at: Process) -> None:
 
 
 async def schedule(world: World, at: Process) -> None:
-    """Have a message sent every minute, let some minutes pass, and end that most of the time."""
+    """Schedule a message for every minute, let some minutes pass, and end that most of the time."""
     await at.sessions.schedule("news", world.new_text(), cron="* * * * *", session_id=world.main)
     for _ in range(world.chance.randint(0, 2)):
         await ring(world, at)
@@ -172,7 +172,7 @@ async def work(world: World, at: Process) -> None:
 
 
 async def ring(world: World, at: Process) -> None:
-    """Ring what is due within two minutes: the clock stays, or the claims of others would lapse."""
+    """Ring timers that are due within two minutes: the clock stays, or others' claims would lapse."""
     bell = Bell(at.wire, InboxDispatcher(at.wire), at.sessions.runtime.execute)  # type: ignore[arg-type]
     for timer in await at.wire.due((world.clock() + timedelta(minutes=2)).timestamp()):  # type: ignore[attr-defined]
         if await bell._rung(timer) and timer.entry is not None:
@@ -204,7 +204,7 @@ async def _with_something_said(world: World, at: Process) -> None:
 
 
 async def approve(world: World, at: Process, *, wait: bool = True) -> None:
-    """Approve what is seen: all of it, or one call. What is seen in a closed session can be approved by nobody."""
+    """Approve what is seen: all of it, or one call. Nobody can approve what is seen in a closed session."""
     session = await world.shown()
     calls = pending_in(session) if session else []
     if session is not None and session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED):
@@ -233,7 +233,7 @@ async def resolve(world: World, at: Process) -> None:
 
 
 async def decide(world: World, at: Process) -> None:
-    """Decide, and leave the run to whoever continues it."""
+    """Decide, and leave the run to others."""
     await (approve if world.chance.random() < 0.7 else deny)(world, at, wait=False)
 
 
@@ -248,7 +248,7 @@ async def _with_something_to_decide(world: World, at: Process) -> None:
         await _said(world, at, world.new_text(world.chance.choice(("pay", "clerk"))))
 
 
-# Changing what is shown
+# Changing the view
 
 
 async def undo(world: World, at: Process) -> None:
@@ -309,9 +309,9 @@ async def _with_a_summary(world: World, at: Process) -> None:
 
 
 async def redact(world: World, at: Process) -> None:
-    """Redact every message that has a word: what a caller said, an answer, or the reason of a denial.
+    """Redact every message that has a word: a caller's text, an answer, or the reason of a denial.
 
-    What was sent under a key is left alone: it may be sent again, and then it is said again.
+    Messages that were sent under a key are left alone: if one is sent again, its text is there again.
     """
     keyed = words_in(" ".join(world.model.keys.values()))
     history = await at.sessions.history(world.main)
@@ -327,7 +327,7 @@ async def redact(world: World, at: Process) -> None:
 
 
 async def forget(world: World, at: Process) -> None:
-    """Forget some of the older versions. What was said or noted by now may belong to none of the others."""
+    """Forget some of the older versions. Words said or noted so far may belong to none of the others."""
     session = await world.shown()
     for message in await at.sessions.history(world.main):
         for word in sorted(words_in(message.text)):
@@ -347,7 +347,7 @@ async def recover(world: World, at: Process) -> None:
 
 
 async def kill_a_run(world: World, at: Process) -> None:
-    """Have a process of its own die in the middle of a run, and its claim lapse most of the time."""
+    """Start a process that dies in the middle of a run, and let its claim lapse most of the time."""
     is_found_soon = world.chance.random() < 0.8
     if is_found_soon:
         await world.wait_for_background()
@@ -383,7 +383,7 @@ async def delete(world: World, at: Process) -> None:
 
 
 async def note(world: World, at: Process) -> None:
-    """Put entries on record as an adapter does, whoever runs the session."""
+    """Put entries on record as an adapter does, in any state of the session."""
     text, task = world.new_text(), f"task-{world.chance.randint(1, 3)}"
     await at.sessions.store.note(world.main, [Entry("acme.note", {"said": text}, task), Entry("acme.note")])
     world.model.note("noted", session=world.main, words=sorted(words_in(text)))
@@ -398,7 +398,7 @@ async def fail(world: World, at: Process) -> None:
 
 
 async def go_on(world: World, at: Process) -> None:
-    """Do what comes next in a session: open it, decide what waits, say something."""
+    """Do what comes next in a session: open it, decide the waiting calls, say something."""
     session = await world.shown()
     if session is None or session.status is SessionStatus.DELETED:
         return
@@ -422,7 +422,7 @@ async def store(world: World, at: Process) -> None:
 
 
 async def dies(world: World, at: Process) -> None:
-    """Die at one of the next calls; now and then, leave in good order in the middle of what is done."""
+    """Die at one of the next calls; now and then, leave in good order in the middle of the work."""
     if world.chance.random() < 0.75:
         at.wire.die(world.chance)
     else:
@@ -459,7 +459,7 @@ PREPARED: dict[str, Step] = {
     "recover": _with_a_killed_run,
     "work": _with_something_to_do,
 }
-"""What is done before a verb, most of the time, so that it finds something to do."""
+"""The steps before a verb, done most of the time, so that it finds something to do."""
 
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
@@ -472,4 +472,4 @@ BEFORE: dict[Step, int] = {
     complete: 1,
     fail: 1,
 }
-"""What a session may have gone through before a pair meets it, and how often."""
+"""The steps that a session may have gone through before a pair, and how often."""

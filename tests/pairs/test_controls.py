@@ -71,7 +71,7 @@ ALL: tuple[Play, ...] = (said("charge"), said("pay"), redacted, killed)
 
 
 async def test_an_honest_world_breaks_nothing(tmp_path: Path) -> None:
-    """What the controls below notice is not there without them."""
+    """Without the controls below, none of their faults is there."""
     assert await played(tmp_path, *ALL) == set()
     assert await played(tmp_path, keyed, reset) == set()
 
@@ -331,13 +331,13 @@ ASKED, CALLED, DONE = Message.user("do it"), Message.assistant(tool_calls=[CALL]
     ],
 )
 def test_requests_are_judged_as_providers_do(messages: list[Message], is_valid: bool) -> None:
-    """What OpenAI and Anthropic take, and what either refuses."""
+    """A valid request is accepted by OpenAI and Anthropic; a wrong one is refused by either."""
     assert (problems_of(ModelRequest(ModelConfig("m"), messages)) == []) is is_valid
 
 
 @pytest.mark.parametrize("begins", range(4))
 async def test_a_run_that_begins_between_two_looks_is_seen(begins: int) -> None:
-    """A queued message waits until the run that answers it has the claim: at any moment one of the two is there."""
+    """A queued message waits until the run that answers it has the claim: at any moment one of the two is seen."""
     looks = 0
 
     def has_begun() -> bool:

@@ -38,14 +38,14 @@ def play_and_kill(seed: int, kind: str, folder: Path, facts: Path, delay: float)
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 @pytest.mark.parametrize("number", SEEDS)
 async def test_the_promises_hold_for_what_a_killed_process_leaves(tmp_path: Path, kind: str, number: int) -> None:
-    """Wherever SIGKILL strikes, what was acknowledged is there, and nothing is done twice or left behind."""
+    """Wherever SIGKILL strikes, acknowledged changes are there, and nothing is done twice or left behind."""
     seed, folder, facts = int(os.environ.get("PERDURE_PAIR_SEED", number)), tmp_path / "store", tmp_path / "facts"
     folder.mkdir()
     await asyncio.to_thread(play_and_kill, seed, kind, folder, facts, Random(seed).random() * 0.3)
     model = Model()
     if facts.exists():
         model.read(facts.read_text().splitlines(keepends=True))
-    world = World(seed + ROUND, kind, folder, model=model)  # so that no word or id of the dead comes again
+    world = World(seed + ROUND, kind, folder, model=model)  # so that no word or id of the dead is used again
     world.clock.advance(86_400)  # beyond the clock of the dead
     async with opened(world, is_new=False):
         await settle(world, has_died=True)

@@ -1,7 +1,7 @@
-"""A process that plays a case and goes on with verbs by chance, to be killed at any instant.
+"""A process that plays a case and continues with random verbs, to be killed at any instant.
 
 Run as `python victim.py SEED KIND FOLDER FACTS`. It prints a line when the session is there, and writes every fact
-into a file, so that whoever has killed it knows what was acknowledged.
+into a file, so that the test that kills it knows what was acknowledged.
 """
 
 from __future__ import annotations

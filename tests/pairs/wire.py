@@ -1,4 +1,4 @@
-"""What stands between a process under test and its store: pauses, faults, and the death of the process."""
+"""A wire between a process under test and its store: pauses, faults, and the death of the process."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ FAILING = {
     "list": 1,
     **dict.fromkeys(("ring", "set_timer", "drop_timer", "due", "has_waiting", "is_interrupted"), 1),
 }
-"""Which calls fail once, and how often each of them is chosen."""
+"""The calls that fail once, and how often each of them is chosen."""
 
 Tamper = Callable[..., Awaitable[Any]]
 
 
 class Died(BaseException):
-    """The process that this belongs to is dead: nothing that it still tries has an effect."""
+    """The process of this wire is dead: nothing that it still tries has an effect."""
 
 
 class HookRaised(Exception):
-    """What a controller raises that was told to."""
+    """The error that a controller raises when it is told to."""
 
 
 class Wire:
-    """Passes every call on to a store, in its own time, until its process dies.
+    """A wire that passes every call to a store, after a pause, until its process dies.
 
     It waits a few turns of the event loop around each call, so that two verbs at once meet at any point. `tampers`
     replace calls by name; each is given the real one first.
@@ -78,7 +78,7 @@ class Wire:
         self._last = (self._calls + chance.randint(1, most), chance.random() < 0.5)
 
     def heal(self) -> None:
-        """Let nothing more go wrong."""
+        """Remove all faults that still wait to strike."""
         self._failing.heal()
         self._last = None
         self._error = self._error if self.has_failed else None

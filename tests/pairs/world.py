@@ -1,4 +1,4 @@
-"""A session under test: processes that work on it through the public face, the bank they charge, and what is known."""
+"""A session under test: processes that work on it through the public API, the bank they charge, and the known facts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAIN = "main"
 
 
 class Process:
-    """A connection to the store, as a process of its own would have it."""
+    """A connection to the store, as a separate process would have it."""
 
     def __init__(self, world: World) -> None:
         self.wire = Wire(world.new_store(), Random(world.chance.random()), world.tampers)
@@ -49,7 +49,7 @@ class Process:
         self._is_open = True
 
     async def leave(self) -> None:
-        """End in good order, whatever is still under way."""
+        """Leave in good order, whatever is still under way."""
         self.has_left = True
         await self.sessions.__aexit__(None, None, None)
 
@@ -63,7 +63,7 @@ class Process:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a fault still waits to strike here."""
+        """True if a fault still waits to strike here."""
         return not self.is_gone and (self.wire.is_armed or self.hook.is_armed)
 
     @property
@@ -71,7 +71,7 @@ class Process:
         return self.wire.has_failed or self.hook.has_raised
 
     async def close(self) -> None:
-        """Let go of the threads and handles; of a dead process too, which is known to nobody any more."""
+        """Release the threads and handles, also those of a dead process, which nobody else knows."""
         if not self._is_open or self.has_left:
             return
         if self.wire.is_dead:
@@ -90,7 +90,7 @@ def connect_hooked(store: Any, hook: Hook, **options: Any) -> Sessions:
 
 
 class World:
-    """One case's store, with all that lives on it. Everything by chance comes from its seed."""
+    """One case's store, with everything on it. All that is random comes from its seed."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class World:
         self.model = model or Model()
         self.tampers = tampers or {}
         self.limit = limit
-        """Payments over it need somebody's approval."""
+        """Payments above it need somebody's approval."""
         self.clock = FrozenClock(tick=0.0001)
         self.main = MAIN
         self.processes: list[Process] = []
         self.views = Views()
         self.story: list[str] = []
-        """What was done, for those who read a failure."""
+        """The actions so far, for readers of a failure."""
         self._words = count(1)
         self._ids = count(1)
         self._id_bits = Random(f"ids {seed}")
@@ -136,7 +136,7 @@ class World:
         return store_of(postgres_server.url_of(self.folder))
 
     async def begin(self, *, is_new: bool = True) -> None:
-        """Open the store, with the session in it."""
+        """Open the store, and create the session in it."""
         self.look = Wire(self.new_store(), tampers=self.tampers)
         self.face = perdure.connect(self.look, driver=Mind(self, lambda: None))
         await self.face.__aenter__()
@@ -145,7 +145,7 @@ class World:
             await process.sessions.open(self.main, TELLER)
 
     async def process(self) -> Process:
-        """Return a process that lives: the one there is, or a new one."""
+        """Return a living process: the present one, or a new one."""
         alive = [each for each in self.processes if not each.is_gone]
         return alive[0] if alive else await self.new_process()
 
@@ -173,7 +173,7 @@ class World:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a case plays the same each time: with no thread and no clock in it, the event loop's turns decide."""
+        """True if a case plays the same each time: without threads and clocks, only the event loop's turns decide."""
         return self.kind == "memory"
 
     async def wait_turns(self, turns: int) -> None:
@@ -182,7 +182,7 @@ class World:
             await asyncio.sleep(0)
 
     async def take_time(self) -> None:
-        """Wait for a moment, in which others get on with their work."""
+        """Wait for a moment, in which others continue their work."""
         for _ in range(10 if self.is_exact else 1):
             await asyncio.sleep(0 if self.is_exact else 0.001)
 
@@ -195,12 +195,12 @@ class World:
         return f"{asks or self.chance.choice(ASKS)} {self.new_word()}"
 
     def new_id(self) -> str:
-        """Return an id of the form of perdure's own, the same in every run of a case."""
+        """Return an id in the form of perdure's own, the same in every run of a case."""
         number, random = next(self._ids), self._id_bits.getrandbits(62)
         return str(uuid.UUID(int=(0x019000000000 + number) << 80 | 7 << 76 | 2 << 62 | random))
 
     async def shown(self) -> AgentSession | None:
-        """Return the session as anybody sees it; None if there is none any more."""
+        """Return the session as anybody sees it; None if it is gone."""
         return await self.look.load(self.main)
 
     async def family(self, session_id: str) -> list[AgentSession]:
@@ -212,7 +212,7 @@ class World:
         return [found, *[member for child in children for member in await self.family(child)]]
 
     async def approve_as_seen(self, session_id: str) -> list[ToolCall]:
-        """Note every call that a person sees waiting before approving it; return those of the session itself."""
+        """Note every call that a person sees waiting before approving it. Return those of the session itself."""
         family = await self.family(session_id)
         calls = pending_in(family[0]) if family else []
         shows_all = all(hasattr(call, "waits_for") for call in calls)
@@ -222,7 +222,7 @@ class World:
         return calls
 
     def _approve(self, session_id: str, call: ToolCall) -> None:
-        """Note a call as approved; of a sub-agent's, the calls that it is shown to wait for."""
+        """Note a call as approved; for a sub-agent's call, note the calls that it is shown to wait for."""
         below = getattr(call, "waits_for", ())
         for each in below:
             self._approve(call.session_id, each)  # type: ignore[attr-defined]
@@ -230,21 +230,21 @@ class World:
             self.model.note("approved", session=session_id, call=call.id, arguments=canonical(call.arguments))
 
     async def see(self, session_id: str | None = None) -> None:
-        """Note what stands in the history: it was shown, so it is to stay."""
+        """Note the texts of the history: they were shown, so they have to stay."""
         session_id = session_id or self.main
         if await self.look.exists(session_id):
             said = {word for message in await self.face.history(session_id) for word in words_in(message.text)}
             self.model.note("said", session=session_id, words=sorted(said - self.model.redacted))
 
     async def follow(self) -> None:
-        """Take in what the versions show that have been made since."""
+        """Add the views of the versions made since."""
         session = await self.shown()
         first = max(self.views.version + 1, session.info.first_version if session else 0)
         for version in range(first, session.version + 1 if session else 0):
             self.views.follow(version, ids_in(await self.look.load(self.main, version)))
 
     async def compare_undo(self, error: BaseException | None) -> None:
-        """Compare what an undo shows with the view before the last change; nothing is left to undo at the first."""
+        """Compare an undo's view with the one before the last change; at the first, nothing is left to undo."""
         session = await self.shown()
         if session is None or self.views.stack is None:
             return
@@ -271,7 +271,7 @@ class World:
             await asyncio.wait(self._background)
 
     async def idle(self, patience: int = 200) -> None:
-        """Wait until no run is under way and nothing waits to be sent, as long as there is something new to be seen."""
+        """Wait until no run is under way and no message waits, as long as something changes."""
         seen: tuple[int, int, list[int]] | None = None
         left = patience
         while left and (session := await self.shown()) is not None:
@@ -285,7 +285,7 @@ class World:
             await self.take_time()
 
     async def waiting_in(self, session_id: str) -> list[int]:
-        """Return the numbers of the messages that still wait to be sent. Steering may have passed those before it."""
+        """Return the numbers of the messages that still wait to be sent. A steering message may overtake others."""
         inbox = await self.look.read(session_id, inbox=True)
         return [entry.seq for entry in inbox if await self._waits(session_id, entry)]
 
@@ -295,7 +295,7 @@ class World:
         )
 
     async def tolerate(self, name: str, work: Coroutine[Any, Any, None]) -> BaseException | None:
-        """Do something that may be refused; note a broken promise if it fails in any other way."""
+        """Do something that may be refused. Note a broken promise if it fails in any other way."""
         try:
             await work
         except (PerdureError, HookRaised, Died) as error:
@@ -321,7 +321,7 @@ def pending_in(session: AgentSession) -> list[ToolCall]:
 
 
 def named(calls: Iterable[ToolCall]) -> list[Any]:
-    """Return calls as a decision names them: as they were shown, or by their ids where those are not taken."""
+    """Return calls as a decision names them: as they were shown, or by their ids if those are not accepted."""
     return [call if hasattr(call, "digest") else call.id for call in calls]
 
 
@@ -339,7 +339,7 @@ async def opened(world: World, *, is_new: bool = True) -> AsyncIterator[World]:
 
 @contextmanager
 def _looking_every(seconds: float) -> Iterator[None]:
-    """Have runs look into their inbox so often. A case lasts milliseconds, and its runs are to be steered too."""
+    """Let runs look into their inbox every `seconds`. A case lasts milliseconds, and its runs are to be steered too."""
     (module,) = [each for each in map(_module, ("running", "inbox")) if hasattr(each, "LOOK_EVERY")]
     before, module.LOOK_EVERY = module.LOOK_EVERY, seconds
     try:
@@ -349,7 +349,7 @@ def _looking_every(seconds: float) -> Iterator[None]:
 
 
 def _module(name: str) -> Any:
-    """Return a module of the actions, None if there is none of that name."""
+    """Return the module of an action, or None if no module has that name."""
     with suppress(ModuleNotFoundError):
         return import_module(f"perdure.actions.{name}")
     return None

@@ -1,4 +1,4 @@
-"""The event bus: who hears what, in which order, and what a failing subscriber does to the others."""
+"""The event bus: its subscribers, their order, and the effect of a failing one on the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_subscribers_hear_their_type_in_order() -> None:
 
 
 async def test_a_failing_subscriber_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """What one raises is logged; the others still hear the event."""
+    """Its error is logged; the others still hear the event."""
     bus, heard = EventBus(), []
 
     def fail(event: object) -> None:
@@ -40,7 +40,7 @@ async def test_a_failing_subscriber_fails_alone(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_cancelled_subscription_hears_nothing_more() -> None:
-    """Also when it is cancelled by a subscriber while an event is being delivered."""
+    """This holds even if a subscriber cancels it while an event is being delivered."""
     bus, heard = EventBus(), []
     second = None
 
@@ -57,7 +57,7 @@ async def test_a_cancelled_subscription_hears_nothing_more() -> None:
 
 
 async def test_a_session_s_subscriber_hears_that_session_alone_and_in_turn() -> None:
-    """Who subscribes to one session is called with its events only, between those who came before and after."""
+    """It is called with that session's events only, between the subscribers before and after it."""
     bus, heard = EventBus(), []
     bus.wiretap(lambda event: heard.append(("first", event.session_id)))
     bus.subscribe(SessionSaved, lambda event: heard.append(("of a", event.session_id)), session_id="a")
@@ -84,7 +84,7 @@ async def test_a_session_s_subscriber_can_be_cancelled_and_leaves_nothing() -> N
 
 
 async def test_an_event_whose_session_id_is_no_text_reaches_those_who_hear_all() -> None:
-    """Callers may emit events of their own, whatever they keep in them."""
+    """Callers may emit events of their own, with any content."""
 
     class Own:
         session_id = ["a"]

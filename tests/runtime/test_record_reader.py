@@ -1,4 +1,4 @@
-"""Reading the record back: loops by page and one by one, events from a cursor on, and as they are written."""
+"""Reading the record back: loops by page and one by one, events from a cursor on, and while they are written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ AGENT = AgentDefinition("agent", tools=("add",))
 
 
 class Home:
-    """A place where a store lives; each store opened in it is as another process would have it."""
+    """A place for a store; each store opened in it is like another process's."""
 
     def __init__(self, kind: str, path: Path) -> None:
         self._kind = kind
@@ -93,7 +93,7 @@ def add(a: int, b: int) -> int:
 
 
 def reply(request: ModelRequest) -> Any:
-    """A sum is worked out with a tool; anything else is answered at once."""
+    """Work out a sum with a tool, and answer anything else at once."""
     asked = next(message.text for message in reversed(request.messages) if message.role == "user")
     if asked == "sum" and request.step == 0:
         return ToolCall("add", {"a": 2, "b": 3})
@@ -101,7 +101,7 @@ def reply(request: ModelRequest) -> Any:
 
 
 async def told(runtime: SessionRuntime, *texts: str) -> AgentSession:
-    """A session in which these messages were sent, one after the other."""
+    """Return a session to which these messages were sent, one after the other."""
     session = await runtime.create(AGENT)
     for text in texts:
         session = await runtime.execute(session.id, SendMessage(text, loops_of(reply, add)))
@@ -113,7 +113,7 @@ async def heard(runtime: SessionRuntime, session_id: str, **how: Any) -> list[An
 
 
 async def test_a_record_has_a_header_for_each_loop(home: Home) -> None:
-    """What each was, from what, when, how it ended and what it cost; without messages, turns or events."""
+    """A header has a loop's agent, times, status, configuration and cost; no messages, turns or events."""
     async with home.runtime() as runtime:
         session = await told(runtime, "one", "sum")
         record = await runtime.record(session.id)
@@ -133,7 +133,7 @@ async def test_a_record_has_a_header_for_each_loop(home: Home) -> None:
 
 
 async def test_a_header_tells_what_a_run_that_waits_has_used(home: Home) -> None:
-    """Its steps so far, and what tools have charged, as the session's own total counts them; once it ends, no more."""
+    """It has its steps so far and the charges of tools, as the session's total counts them; at its end, no more."""
     pay = tool(name="pay", needs_approval=True)(lambda: "paid")
     dear = tool(name="dear")(lambda: Outcome("seen", usage=Usage(1, 1)))
     script = [ToolCall("dear", {}), [ToolCall("dear", {}), ToolCall("pay", {})], "done"]
@@ -166,7 +166,7 @@ async def test_loops_are_linked_to_a_tree(home: Home) -> None:
 
 
 async def test_a_record_is_read_by_page(home: Home) -> None:
-    """The newest so many loops, oldest first; the first event of the oldest is the cursor for those before."""
+    """A page has the newest loops, oldest first; the oldest one's first event is the cursor for the next page."""
     async with home.runtime() as runtime:
         session = await told(runtime, *"abcde")
         whole = [loop.loop_id for loop in (await runtime.record(session.id)).loops]
@@ -206,7 +206,7 @@ async def test_a_session_that_has_not_run_has_an_empty_record(home: Home) -> Non
 
 
 async def test_one_loop_is_read_whole(home: Home) -> None:
-    """Its messages, turns, tool executions and events; its header is that of the record."""
+    """It has its messages, turns, tool executions and events; its header is that of the record."""
     async with home.runtime() as runtime:
         session = await told(runtime, "one", "sum")
         header = (await runtime.record(session.id)).loops[1]
@@ -251,7 +251,7 @@ async def test_what_is_not_there_is_not_found(home: Home) -> None:
 
 
 async def test_a_store_without_a_journal_has_no_record() -> None:
-    """ConfigurationError says so."""
+    """A ConfigurationError says so."""
     store = MemoryStore()
     bare: Any = type("Bare", (), {name: getattr(store, name) for name in _verbs(SessionStore)})()
     runtime = SessionRuntime(bare)
@@ -267,7 +267,7 @@ def _verbs(protocol: type) -> list[str]:
 
 
 async def test_events_are_replayed_in_order(home: Home) -> None:
-    """All that is on record, each with its cursor, session, agent and loop; messages are whole."""
+    """All events on record come with cursor, session, agent and loop; messages are whole."""
     async with home.runtime() as runtime:
         session = await told(runtime, "one", "sum")
         events = await heard(runtime, session.id)
@@ -278,7 +278,7 @@ async def test_events_are_replayed_in_order(home: Home) -> None:
 
 
 async def test_events_are_replayed_from_any_cursor(home: Home) -> None:
-    """What comes after it is the same as in the whole, also from the middle of a loop."""
+    """The events after it equal those of the whole, also from the middle of a loop."""
     async with home.runtime() as runtime:
         session = await told(runtime, "one", "sum")
         events = await heard(runtime, session.id)
@@ -290,7 +290,7 @@ async def test_events_are_replayed_from_any_cursor(home: Home) -> None:
 
 
 async def test_the_events_of_branches_come_with_their_own_messages(home: Home) -> None:
-    """Interleaved as they were told, each by the loop it belongs to."""
+    """They are interleaved as they were written, each with the loop it belongs to."""
     async with home.runtime() as runtime:
         session = await told(runtime)
         action = SendParallel("sum", loops_of(reply, add), configs=["a", "bb"], strategy=LongestAnswer())
@@ -308,7 +308,7 @@ def _is_of_group(event: object) -> bool:
 
 
 async def test_a_follower_elsewhere_misses_nothing_and_hears_nothing_twice(home: Home) -> None:
-    """It replays what there is, then hears what another writes, in order, up to where it stops."""
+    """It replays what is there, then gets what another process writes, in order, until that stops."""
     async with AsyncExitStack() as stack:
         writer, reader = [await stack.enter_async_context(home.runtime()) for _ in range(2)]
         session = await told(writer, "one")
@@ -366,7 +366,7 @@ async def stopped(follower: asyncio.Task[None]) -> None:
 
 
 async def test_following_reads_each_message_once() -> None:
-    """A long run is not read anew at each of its events."""
+    """A long run is not read again at each of its events."""
     read: list[tuple[int, int]] = []
 
     class Counting(MemoryStore):
@@ -406,7 +406,7 @@ async def test_a_loop_knows_the_loops_that_go_on_from_it(home: Home) -> None:
 
 
 async def test_looking_for_children_reads_no_more_in_a_long_session() -> None:
-    """From start to start, whatever lies between: the same reads behind ten loops of ten turns and twenty of twenty."""
+    """It goes from start to start: the same reads after ten loops of ten turns and twenty of twenty."""
     reads = {}
     for turns in (10, 20):
         store = Counting()
@@ -424,7 +424,7 @@ async def test_looking_for_children_reads_no_more_in_a_long_session() -> None:
 
 
 class Counting(MemoryStore):
-    """A store that counts the entries it hands out."""
+    """A store that counts the entries that it returns."""
 
     entries_read = 0
 
@@ -435,7 +435,7 @@ class Counting(MemoryStore):
 
 
 async def test_the_end_of_a_resumed_loop_tells_all_its_messages(home: Home) -> None:
-    """Also those from before it waited for a person: listeners and readers get the same list."""
+    """It has those from before it waited for a person: listeners and readers get the same list."""
     pay = tool(name="pay", needs_approval=True)(lambda: "paid")
     script: list[Any] = [ToolCall("add", {"a": 1, "b": 2}), ToolCall("pay"), "Done."]
     bus = EventBus()
@@ -479,7 +479,7 @@ def looked(executions: Iterable[ToolExecution]) -> list[Any]:
 
 
 async def test_calls_of_several_runs_may_have_one_id(home: Home) -> None:
-    """Each run's record tells of its own call and its own result."""
+    """Each run's record has its own call and its own result."""
     loops = LoopFactory(driver=SameIds(), tools=[look])
     async with home.runtime() as runtime:
         session = await runtime.create(AgentDefinition("agent", model="m", tools=("look",)))
@@ -493,7 +493,7 @@ async def test_calls_of_several_runs_may_have_one_id(home: Home) -> None:
 
 
 async def test_calls_of_branches_may_have_one_id_whatever_the_crash() -> None:
-    """A branch that goes on after a crash has the outcomes that it had, not those of the branch beside it."""
+    """A branch that is continued after a crash keeps its own outcomes, not those of the branch beside it."""
     loops = LoopFactory(driver=SameIds(), tools=[look])
     for call in range(1, 40):
         store, clock = MemoryStore(), FrozenClock(tick=0.001)
@@ -516,7 +516,7 @@ async def test_calls_of_branches_may_have_one_id_whatever_the_crash() -> None:
 
 
 class Newer(SqliteStore):
-    """A store as a newer release writes it: among the entries of every write are some of a kind of its own."""
+    """A store of a newer release: among the entries of every write are some of an unknown kind."""
 
     BODIES = (None, [2], {"at": "2026-01-01T00:00:00Z", "seq": 99, "cents": 3}, {"at": "once", "seq": "first"})
 
@@ -530,7 +530,7 @@ class Newer(SqliteStore):
         return await super().save(session, **{**facts, "entries": self._among(facts.get("entries", ()))})
 
     def _among(self, entries: Any) -> list[Entry]:
-        """Behind every entry one of its run and one of none; and never before a run's start."""
+        """Add an entry of the run and one without a run after each entry, and never before a run's start."""
         return [
             each
             for place, entry in enumerate(entries)
@@ -539,7 +539,7 @@ class Newer(SqliteStore):
 
 
 class Noted(SqliteStore):
-    """A store in which others note things, before and behind every write of a run, under names of their own."""
+    """A store in which others note things, before and after every write of a run, under names of their own."""
 
     async def claim(self, session_id: str, **facts: Any) -> Any:
         await self._note(session_id)
@@ -568,7 +568,7 @@ class Noted(SqliteStore):
 async def test_entries_of_an_unknown_kind_hide_nothing(
     parallel: bool, newer: type[SqliteStore], tmp_path: Path
 ) -> None:
-    """Events, headers, loops, fsck, export and import pass over them; each is an UnknownEvent with kind and body."""
+    """Events, headers, loops, fsck, export and import skip them; each is an UnknownEvent with kind and body."""
     seen: list[Any] = []
     for kind in (SqliteStore, newer):
         async with kind(tmp_path / f"{kind.__name__}.db") as store:
@@ -599,7 +599,7 @@ async def test_entries_of_an_unknown_kind_hide_nothing(
 
 
 def _told_of(loop: Any) -> list[Any]:
-    """What does not differ between two runs of the same script."""
+    """Return the parts of a loop that are equal for two runs of the same script."""
     group = loop.parallel_group
     return [
         loop.status,
@@ -657,7 +657,7 @@ async def test_a_run_with_entries_of_an_unknown_kind_is_recovered(
 
 
 async def test_branches_that_have_not_begun_are_pending_in_the_record(home: Home) -> None:
-    """They are there from the announcement on; one that never begins is aborted once another is selected."""
+    """They are there from their announcement on; one that never begins is aborted once another is selected."""
     async with home.runtime() as runtime:
         session = await told(runtime, "one")
         (first,) = (await runtime.record(session.id)).loops
@@ -692,7 +692,7 @@ def _now() -> str:
 
 
 async def test_headers_have_the_compaction_block(home: Home) -> None:
-    """Of a compaction on request, and of a run that compacted on its way: the block that the whole loop has."""
+    """A compaction on request, and a run that compacted on its way, have the block that the whole loop has."""
     async with home.runtime() as runtime:
         session = await told(runtime, *"abcdef")
         await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2))
@@ -706,7 +706,7 @@ async def test_headers_have_the_compaction_block(home: Home) -> None:
 
 
 async def test_a_loop_knows_children_that_began_while_it_waited(home: Home) -> None:
-    """A compaction of a session that waits for a person continues from the run that waits, before that has ended."""
+    """A compaction of a session that waits for a person continues from the waiting run, before that has ended."""
     pay = tool(name="pay", needs_approval=True)(lambda: "paid")
     loops = LoopFactory(driver=ScriptedDriver([ToolCall("pay"), "Done."]), tools=[pay])
     async with home.runtime() as runtime:
@@ -770,7 +770,7 @@ async def test_time_that_a_run_waited_for_a_person_is_not_its_own(home: Home) ->
 
 
 async def test_a_loop_knows_its_children_behind_many_notes(home: Home) -> None:
-    """However many notes lie between two loops, and however many names they have."""
+    """It knows them however many notes lie between two loops, and however many names the notes have."""
     async with home.store() as store:
         runtime = SessionRuntime(store)
         session = await told(runtime, "one")
@@ -785,7 +785,7 @@ async def test_a_loop_knows_its_children_behind_many_notes(home: Home) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 async def test_notes_of_an_adapter_are_no_loops(before: bool, tmp_path: Path) -> None:
-    """Entries under names of its own are events, and nothing that looks for the last loops meets them."""
+    """Entries under names of their own are events, and a search for the last loops does not meet them."""
     notes = [Entry("acme.note", body, f"checkpoint-{place}") for place, body in enumerate([None, [1], {"key": 2}] * 9)]
 
     async def note(store: Any, session: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The runtime's pipelines: order of stages and events, what each failure does, who is told."""
+"""The runtime's pipelines: the order of stages and events, the effect of each failure, and the events about it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ AGENT = AgentDefinition("support", system_prompt="Be brief.", metadata={"tier": 
 
 
 class Recorder:
-    """A controller and a wiretap that write down what they meet, in one list."""
+    """A controller and a wiretap that write down their calls, in one list."""
 
     def __init__(self, fail_at: SessionStage | None = None) -> None:
         self.story: list[str] = []
@@ -80,7 +80,7 @@ async def test_create_passes_its_stages_in_order() -> None:
 
 
 async def test_a_child_is_created_by_its_parents_id() -> None:
-    """One that a call has spawned is no top-level session; one without a call counts as a fork of its parent."""
+    """A child that a call has spawned is not top-level; one without a call counts as a fork of its parent."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     parent = await runtime.create(AGENT, session_id="thread", owner="ann")
@@ -113,7 +113,7 @@ async def test_a_child_is_created_by_its_parents_id() -> None:
     ],
 )
 async def test_a_family_that_cannot_be_is_refused(family: dict[str, Any], place: str | None) -> None:
-    """Before anything is stored: a spawn without its parent, another's call, a session that is its own parent."""
+    """It is refused before anything is stored: no parent, another's call, a session that is its own parent."""
     store = MemoryStore()
     with pytest.raises(InvalidSessionId if place is None else InvalidData, match=place):
         await SessionRuntime(store).create(AGENT, session_id="me", **family)
@@ -135,7 +135,7 @@ CREATION = ["before_create", "before_save", "after_save", "after_create", "Sessi
 
 
 async def test_a_fork_passes_the_stages_of_a_creation() -> None:
-    """A session that is forked off another comes to be like any other."""
+    """A fork is created like any other session."""
     recorder = Recorder()
     runtime = runtime_with(recorder)
     session = await runtime.create(AGENT)
@@ -148,7 +148,7 @@ async def test_a_fork_passes_the_stages_of_a_creation() -> None:
 
 
 async def test_a_fork_that_a_conflict_makes_passes_the_stages_of_a_creation() -> None:
-    """What on_conflict="fork" keeps is a new session, which a controller sees as one."""
+    """The fork that on_conflict="fork" keeps is a new session, and a controller sees it as one."""
     recorder, store = Recorder(), MemoryStore()
     runtime = runtime_with(recorder, store)
     session = await runtime.create(AGENT)
@@ -177,7 +177,7 @@ async def test_only_a_new_session_can_be_branched_off() -> None:
 
 
 async def test_a_claim_does_not_outlive_an_action_that_makes_no_new_session() -> None:
-    """Whatever an action holds is given back when it is over."""
+    """Everything that an action holds is released when it is over."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     with pytest.raises(InvalidData):
@@ -213,7 +213,7 @@ async def test_execute_passes_its_stages_in_order() -> None:
 
 @pytest.mark.parametrize("stage", [SessionStage.BEFORE_CREATE, SessionStage.BEFORE_SAVE])
 async def test_a_create_that_fails_before_the_store_keeps_nothing(stage: SessionStage) -> None:
-    """A controller that refuses before the commit leaves no session, and no event tells of a save."""
+    """A controller that refuses before the commit leaves no session, and no event reports a save."""
     recorder, store = Recorder(stage), MemoryStore()
     with pytest.raises(RuntimeError, match=stage.value):
         await runtime_with(recorder, store).create(AGENT)
@@ -233,7 +233,7 @@ async def test_a_create_that_fails_after_the_store_says_that_it_persisted(stage:
 
 @pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
 async def test_an_action_that_fails_saves_nothing(stage: SessionStage) -> None:
-    """A failure between load and save leaves the version where it was, and is no failed save."""
+    """A failure between load and save leaves the version unchanged, and does not count as a failed save."""
     recorder = Recorder()
     runtime = runtime_with(recorder)
     session = await runtime.create(AGENT)
@@ -246,7 +246,7 @@ async def test_an_action_that_fails_saves_nothing(stage: SessionStage) -> None:
 
 
 async def test_an_after_save_hook_that_fails_leaves_the_new_version() -> None:
-    """The version has moved; the original error comes back, and the event says persisted."""
+    """The version has moved; the original error is raised, and the event says persisted."""
     recorder = Recorder()
     runtime = runtime_with(recorder)
     session = await runtime.create(AGENT)
@@ -309,7 +309,7 @@ async def test_controllers_change_what_is_saved() -> None:
 
 
 async def test_hooks_run_by_priority_then_by_registration() -> None:
-    """Highest first; ties in the order they were added; a stack stands inside another."""
+    """The highest is first; ties keep the order in which they were added; a stack may be inside another."""
     order: list[str] = []
 
     class Named:
@@ -341,7 +341,7 @@ async def test_a_controller_must_hand_the_session_on() -> None:
 
 
 async def test_execute_refuses_what_is_not_an_action_or_makes_another_session() -> None:
-    """ForkSession inside execute is told where it belongs; nothing is saved."""
+    """ForkSession inside execute gets an error that says where it belongs; nothing is saved."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     with pytest.raises(ConfigurationError, match=r"runtime\.branch"):
@@ -381,7 +381,7 @@ async def test_bad_arguments_change_nothing() -> None:
 
 
 async def test_a_seed_is_filled_up_from_the_definition() -> None:
-    """A seed's messages stand; what it leaves open comes from the definition."""
+    """A seed's messages stay; the definition fills in what it leaves open."""
     seed = AgentState().with_messages(Message.user("Hello")).with_metadata("own", True)
     session = await SessionRuntime(MemoryStore()).create(AGENT, seed=seed)
     assert [message.text for message in session.state.messages] == ["Hello"]
@@ -410,7 +410,7 @@ class RepeatableMeddler(Meddler):
 
 
 async def test_retry_applies_an_action_anew() -> None:
-    """on_conflict="retry" loads again and repeats an action that says it may be, so that both changes stand."""
+    """on_conflict="retry" loads again and repeats an action that allows it, so that both changes are kept."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     action = RepeatableMeddler(runtime, 2)
@@ -421,7 +421,7 @@ async def test_retry_applies_an_action_anew() -> None:
 
 
 async def test_retry_does_not_repeat_an_action_that_does_not_say_it_may() -> None:
-    """An action may have paid a model, or written elsewhere: that is not done again behind the caller's back."""
+    """An action may have paid a model, or written elsewhere: it is not repeated behind the caller's back."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
 
@@ -435,7 +435,7 @@ async def test_retry_does_not_repeat_an_action_that_does_not_say_it_may() -> Non
 
 
 class Returns:
-    """An action that returns what it is given a function for."""
+    """An action that returns the result of a function."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
@@ -445,7 +445,7 @@ class Returns:
 
 
 async def test_an_action_that_answers_saves_nothing() -> None:
-    """The caller is given the session of the Answer, and the version stays."""
+    """The caller gets the session of the Answer, and the version stays."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     other = session.with_name("other")
@@ -455,7 +455,7 @@ async def test_an_action_that_answers_saves_nothing() -> None:
 
 
 async def test_what_a_next_tells_is_told_once_it_is_saved() -> None:
-    """Next carries a session, and events that come behind SessionSaved."""
+    """Next carries a session, and events that follow SessionSaved."""
     told: list[object] = []
     bus = EventBus()
     bus.wiretap(told.append)
@@ -467,7 +467,7 @@ async def test_what_a_next_tells_is_told_once_it_is_saved() -> None:
 
 
 async def test_an_action_that_is_cancelled_can_have_something_saved_first() -> None:
-    """Interrupted carries it; the caller is cancelled all the same."""
+    """Interrupted carries it; the caller is still cancelled."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
 
@@ -481,7 +481,7 @@ async def test_an_action_that_is_cancelled_can_have_something_saved_first() -> N
 
 
 async def test_an_action_cannot_change_its_context() -> None:
-    """What happened is what an action returns; the context is read only."""
+    """An action returns its effects; the context is read only."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
 
@@ -495,7 +495,7 @@ async def test_an_action_cannot_change_its_context() -> None:
 
 
 async def test_a_conflict_can_keep_the_work_as_a_fork() -> None:
-    """on_conflict="fork" returns a new session with what the action made, and the parent as the other one left it."""
+    """on_conflict="fork" returns a new session with the action's result, and the parent as the other one left it."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     fork = await runtime.execute(session.id, Meddler(runtime, 1), on_conflict="fork")

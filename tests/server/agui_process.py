@@ -1,6 +1,6 @@
 """A service with a worker in a process of its own, to be killed: `python agui_process.py STORE PORT MARK`.
 
-It prints a token. Its tool waits the first time that it is called, and returns at once when it is called again.
+It prints a token. Its tool waits at its first call, and returns at once when it is called again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real Chromium that looks at a real server. Where there is none, its tests are skipped, and say so."""
+"""A real Chromium that opens pages of a real server. Without one, its tests are skipped and say so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARGUMENTS = (
 
 
 def chromium() -> str:
-    """Return where a Chromium is. Skip the test if there is none, or fail it where one is required."""
+    """Return the path of a Chromium. Without one, skip the test, or fail it if one is required."""
     there = found()
     if there is not None:
         return there
@@ -40,7 +40,7 @@ def chromium() -> str:
 
 @dataclass
 class Seen:
-    """What a browser was shown, and what went wrong meanwhile."""
+    """The page that a browser was shown, and the errors meanwhile."""
 
     page: Any
     base: str
@@ -59,7 +59,7 @@ class Seen:
 
 @asynccontextmanager
 async def browsing(base: str, secret: str | None, *, width: int = 1280, script: bool = True) -> AsyncIterator[Seen]:
-    """Open a browser that is signed in with a token. Nothing may go wrong in it, and no other host be asked."""
+    """Open a browser that is signed in with a token. Fail if an error occurs in it, or if it asks another host."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -116,7 +116,7 @@ class Site:
 
 
 async def site_of(sessions: perdure.Sessions, owner: str | None = None) -> Site:
-    """Return a site for sessions that are open, and a token for its visitors."""
+    """Return a site for open sessions, and a token for its visitors."""
     from perdure.server.tokens import token_book
 
     secret, _ = await new_token(token_book(sessions.store), owner)

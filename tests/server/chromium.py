@@ -1,4 +1,4 @@
-"""Where a Chromium is for the tests of the inspector. As a script it installs Debian's, where it may."""
+"""The path of a Chromium for the tests of the inspector. As a script it installs Debian's, where it may."""
 
 from __future__ import annotations
 

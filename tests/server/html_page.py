@@ -14,7 +14,7 @@ CANARY = "\"'><img src=x onerror=alert(1)><script>alert(1)</script>"
 """A text that would run as a script on a page that does not escape it."""
 _VOID = frozenset({"meta", "link", "input", "br", "path", "rect", "circle", "img"})
 _APART = frozenset({"td", "th", "dt", "dd", "li", "p", "div", "pre", "summary", "header", "title"})
-"""The elements whose words are not joined with those before them."""
+"""The elements whose words are not joined with the words before them."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Form:
 
 
 class Page(HTMLParser):
-    """A parsed page. What a browser would run fails the test."""
+    """A parsed page. The test fails if the page has something that a browser would run."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
     @classmethod
     async def once(cls, client: httpx.AsyncClient, path: str, is_so: Callable[[Page], bool]) -> Page:
-        """Return a page as it is once something holds of it."""
+        """Return a page once a condition holds for it."""
         async with asyncio.timeout(40):
             while not is_so(page := await cls.get(client, path)):  # noqa: ASYNC110  # nobody tells of it
                 await asyncio.sleep(0.05)
@@ -115,7 +115,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """All words, with single spaces between them."""
+        """Return all words, with single spaces between them."""
         return " ".join("".join(self._words).split())
 
     def has(self, *classes: str) -> int:
@@ -127,16 +127,16 @@ class Page(HTMLParser):
         return next(each for each in self.forms if each.action.endswith(f"/{verb}"))
 
     def link(self, words: str) -> str:
-        """Return where the first link with these words leads."""
+        """Return the address of the first link with these words."""
         return next(each.attributes["href"] for each in self.all("a") if words in each.text)
 
     def links(self, kind: str | None = None) -> list[str]:
-        """Return where links lead: of a class, or all, with those to style sheets and the like."""
+        """Return the addresses of links: of a class, or all, with those of style sheets and the like."""
         return [each.attributes["href"] for each in self.all(None, kind) if "href" in each.attributes]
 
 
 def require_harmless(made: Element) -> None:
-    """Fail for an element that runs something, or draws what our pages do not."""
+    """Fail for an element that runs something, or that our pages never have."""
     given = made.attributes
     assert made.tag not in ("img", "iframe", "object", "embed", "style", "base"), made.tag
     assert made.tag != "script" or given["src"].startswith("/static/")

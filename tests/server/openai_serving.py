@@ -26,7 +26,7 @@ HELPER = perdure.AgentDefinition("helper", description="Helps.", system_prompt="
 """An agent that the others call: it makes the calls that it is asked for."""
 COOK = perdure.AgentDefinition("cook", system_prompt="Cook.")
 _EXTRA = {"presence_penalty", "frequency_penalty", "store"}
-"""Fields that Open Responses requires, and OpenAI's types do not have."""
+"""Fields that Open Responses requires, and OpenAI's types lack."""
 _events: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
@@ -37,7 +37,7 @@ def stock(item: str) -> str:
 
 
 def said(request: ModelRequest) -> str:
-    """Return what the model is asked for last."""
+    """Return the last text that the model is asked about."""
     return next(message.text for message in reversed(request.messages) if message.role == "user")
 
 
@@ -79,7 +79,7 @@ class Reached:
     ada: openai.AsyncOpenAI
     bob: openai.AsyncOpenAI
     reader: openai.AsyncOpenAI
-    """Ada's, with a token that may only read."""
+    """Ada's client, with a token that may only read."""
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ over_http = with_service(reached)
 
 
 def checked(response: Response) -> Response:
-    """Return a response whose every field is one that OpenAI's types know, of the type they say."""
+    """Return a response after checking that OpenAI's types know each field, with its type."""
     plain = response.model_dump(mode="json", by_alias=True, exclude_unset=True)
     strict = Response.model_validate({name: value for name, value in plain.items() if name not in _EXTRA})
     again = strict.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -141,7 +141,7 @@ async def heard(stream: Any) -> list[Any]:
 
 
 def _require_no_extra(model: object) -> None:
-    """Fail for a field that the types do not know, however deep."""
+    """Fail for a field that the types lack, at any depth."""
     if isinstance(model, pydantic.BaseModel):
         assert not model.model_extra, f"{type(model).__name__}: {model.model_extra}"
         for name in type(model).model_fields:

@@ -51,7 +51,7 @@ class Event(NamedTuple):
 
 
 class Serving:
-    """A server in a directory, whose store and tools are there. It can be killed, and started again."""
+    """A server in a directory with its store and tools. It can be killed, and started again."""
 
     def __init__(self, where: Path) -> None:
         self.where = where
@@ -147,7 +147,7 @@ def until(is_so: Any, seconds: float = PATIENCE) -> None:
 
 @contextmanager
 def stream(client: httpx.Client, session: str, after: int = 0) -> Iterator[Iterator[Event]]:
-    """Open the stream of a session behind an event, as a browser does that comes back."""
+    """Open the stream of a session behind an event, as a browser does when it comes back."""
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
     with client.stream("GET", f"/api/sessions/{session}/events", headers=headers) as response:
         assert response.status_code == 200, response.read()

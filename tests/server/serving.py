@@ -33,7 +33,7 @@ def refund(order: int) -> str:
 
 @dataclass
 class Served:
-    """A service that runs, and clients of it."""
+    """A running service, and clients of it."""
 
     sessions: perdure.Sessions
     service: Service
@@ -41,7 +41,7 @@ class Served:
     ada: httpx.AsyncClient
     bob: httpx.AsyncClient
     reader: httpx.AsyncClient
-    """Ada's, with a token that may only read."""
+    """Ada's client, with a token that may only read."""
     operator: httpx.AsyncClient
     nobody: httpx.AsyncClient
 
@@ -60,7 +60,7 @@ async def serving(url: str, settings: Settings | None = None, **options: Any) ->
 
 @asynccontextmanager
 async def looking(url: str, **options: Any) -> AsyncIterator[Served]:
-    """Serve a store without any worker, so that what waits goes on waiting."""
+    """Serve a store without a worker, so that waiting messages stay."""
     connecting = perdure.connect(url, **{"model": "offline", **options})
     async with connecting as sessions, _asked(Service(sessions)) as served:
         yield served
@@ -80,14 +80,14 @@ async def _asked(service: Service) -> AsyncIterator[Served]:
 
 @asynccontextmanager
 async def on_a_port(service: Service, port: int = 0) -> AsyncIterator[str]:
-    """Serve on a port of the loopback as `perdure serve` does, in this event loop. Give its address."""
+    """Serve on a port of the loopback as `perdure serve` does, in this event loop. Yield its address."""
     async with answering(service, port) as (_, url):
         yield url
 
 
 @asynccontextmanager
 async def answering(service: Service, port: int = 0) -> AsyncIterator[tuple[HttpServer, str]]:
-    """Serve on a port, and give the server itself, too."""
+    """Serve on a port, and yield the server itself, too."""
     server = http_server(make_app(service), service.settings)
     with bound("127.0.0.1", port) as listener:
         serves = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -101,7 +101,7 @@ async def answering(service: Service, port: int = 0) -> AsyncIterator[tuple[Http
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(20):
         while not is_so():  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0.01)

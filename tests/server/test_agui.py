@@ -43,7 +43,7 @@ def user(text: Any, name: str = "u1") -> dict[str, Any]:
 
 
 def events_in(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a response. Each one is what the protocol says it is."""
+    """Return the events of a response, each checked against the protocol's types."""
     assert response.status_code == 200, response.text
     assert response.headers["Content-Type"].startswith("text/event-stream")
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
@@ -69,7 +69,7 @@ def text_in(events: list[dict[str, Any]]) -> str:
 
 @in_service
 async def test_a_thread_is_a_session(served: Served) -> None:
-    """It is created by its first message, and what the front end sends again is not said again."""
+    """Its first message creates it; messages that the front end sends again are not added again."""
     first = await ran(served.ada, asked(user("hello")))
     assert kinds(first)[:2] == ["RUN_STARTED", "TEXT_MESSAGE_START"]
     assert kinds(first)[-2:] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]
@@ -89,7 +89,7 @@ async def test_a_thread_is_a_session(served: Served) -> None:
 
 @in_service
 async def test_the_same_request_again_is_the_same_answer(served: Served) -> None:
-    """The thread is shown as it stands, and nothing is run."""
+    """The thread is shown as it is, and nothing is run."""
     first = await ran(served.ada, asked(user("hello")))
     again = await ran(served.ada, asked(user("hello")))
     assert kinds(again) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
@@ -101,7 +101,7 @@ async def test_the_same_request_again_is_the_same_answer(served: Served) -> None
 
 @in_service
 async def test_a_thread_can_be_looked_at(served: Served) -> None:
-    """Without messages nothing is created; a page that is loaded again shows what waits."""
+    """Without messages nothing is created; a page that is loaded again shows the calls that wait."""
     empty = await ran(served.ada, asked())
     assert kinds(empty) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
     assert (await served.ada.get("/api/sessions")).json()["sessions"] == []
@@ -152,7 +152,7 @@ async def test_a_call_is_denied(served: Served, entry: dict[str, Any], told: str
 
 @in_service
 async def test_several_calls_are_settled_at_once(served: Served) -> None:
-    """One is approved and one denied, in one commit; a call that was approved cannot be changed."""
+    """One is approved and one denied, in one commit; an approved call cannot be changed."""
     waits = await ran(served.ada, asked(user("refund(order=7) and refund(order=8)")))
     first, second = waits[-1]["outcome"]["interrupts"]
     edited = {"approved": True, "editedArgs": {"order": 9}}
@@ -171,7 +171,7 @@ async def test_several_calls_are_settled_at_once(served: Served) -> None:
 
 @in_service
 async def test_a_tool_of_the_front_end(served: Served) -> None:
-    """The run ends with its call, and the next input has the result as a message. The same again changes nothing."""
+    """The run ends with its call, and the next input brings the result as a message. The same input changes nothing."""
     first = user("call weather {}")
     waits = await ran(served.ada, asked(first, tools=[WEATHER]))
     call = waits[1]["toolCallId"]
@@ -201,7 +201,7 @@ async def test_a_tool_of_the_front_end_fails(served: Served) -> None:
 
 @in_service
 async def test_a_conversation_that_began_elsewhere(served: Served) -> None:
-    """What the front end has said before the thread was here is taken in, whole."""
+    """Earlier messages of the front end become part of the session."""
     history = [
         {"id": "s", "role": "developer", "content": "Be brief."},
         {"id": "a", "role": "assistant", "content": "How can I help?"},
@@ -235,7 +235,7 @@ async def test_what_is_no_longer_shown_is_not_said_again(served: Served, verb: s
 
 @in_service
 async def test_a_fork_is_a_thread(served: Served) -> None:
-    """The front end goes on in it with the messages that it has."""
+    """The front end continues in it with the messages that it has."""
     first = await ran(served.ada, asked(user("hello")))
     await served.ada.post("/api/sessions/t/fork", json={"id": "t2"})
     answer = {"id": first[1]["messageId"], "role": "assistant", "content": text_in(first)}
@@ -257,7 +257,7 @@ async def test_a_thread_that_is_closed_is_not_waited_for(served: Served) -> None
 
 @in_service
 async def test_a_tool_that_the_agent_has_already(served: Served) -> None:
-    """Its run cannot begin: the front end is told why, and the thread goes on."""
+    """Its run cannot begin: the front end gets the reason, and the thread continues."""
     told = await ran(served.ada, asked(user("hello"), tools=[{**WEATHER, "name": "refund"}]))
     assert told[-1]["type"] == "RUN_ERROR"
     assert "refund" in told[-1]["message"]
@@ -310,7 +310,7 @@ async def test_context_images_and_properties_reach_the_run(served: Served) -> No
 )
 @in_service
 async def test_what_cannot_be_supported_is_refused(served: Served, change: dict[str, Any], path: str | None) -> None:
-    """With its path; and there is no session because of it."""
+    """The answer names the path, and no session is created."""
     refused = await served.ada.post("/agui", json={**asked(user("hello")), **change})
     assert refused.status_code == 422, refused.text
     assert refused.headers["Content-Type"] == "application/problem+json"
@@ -321,7 +321,7 @@ async def test_what_cannot_be_supported_is_refused(served: Served, change: dict[
 
 @in_service
 async def test_owners_have_threads_of_their_own(served: Served) -> None:
-    """One who asks for another's thread by its whole id is told what is told of none."""
+    """Asking for another owner's thread by its whole id gives the same answer as for a missing one."""
     await ran(served.ada, asked(user("a secret")))
     whole = (await served.ada.get("/api/sessions/t")).json()["id"]
     theirs = await served.bob.post("/agui", json=asked(thread=whole))
@@ -338,7 +338,7 @@ async def test_an_agent_is_named_by_the_path(served: Served) -> None:
 
 
 class Firm:
-    """A service whose model says what a test has written down."""
+    """A service whose model follows a test's script."""
 
     def __init__(self, sessions: perdure.Sessions, ada: httpx.AsyncClient, service: Service) -> None:
         self.sessions = sessions
@@ -374,7 +374,7 @@ async def test_what_a_model_thinks_is_told_apart(tmp_path: Path) -> None:
 
 
 async def test_what_a_sub_agent_waits_for(tmp_path: Path) -> None:
-    """An interrupt tells what its call would do; a call that it wants to have made outside has one of its own."""
+    """An interrupt shows what the sub-agent's call would do; a call to be made outside has an interrupt of its own."""
     clerk = perdure.AgentDefinition("clerk", system_prompt="clerk")
     wanted = [perdure.ToolCall("pay", {"amount": 3}, "p"), perdure.ToolCall("weather", {}, "w")]
 
@@ -404,7 +404,7 @@ async def test_what_a_sub_agent_waits_for(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_fails(tmp_path: Path) -> None:
-    """Its error is the last event, and the same request again says so again."""
+    """Its error is the last event, and the same request again gives the same error."""
     async with firm(tmp_path, perdure.DriverError("the model is gone")) as made:
         told = await ran(made.ada, asked(user("well?")))
         assert (told[-1]["type"], told[-1]["code"]) == ("RUN_ERROR", "RunFailed")
@@ -414,14 +414,14 @@ async def test_a_run_that_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", [(), (user("count"),)])
 async def test_a_run_goes_on_without_its_client(tmp_path: Path, again: tuple[dict[str, Any], ...]) -> None:
-    """A client that comes back is shown what was said, and hears the rest, whether it repeats its request or not."""
+    """A client that comes back is shown the text so far, and gets the rest, whether it repeats its request or not."""
     async with firm(tmp_path, Chunks(["One. ", Delay(0.8, ""), "Two."])) as made:
         asking = asyncio.ensure_future(made.ada.post("/agui", json=asked(user("count"))))
         await until(lambda: _is_running(made))
         asking.cancel()
         told = await ran(made.ada, asked(*again, run="r2"))
         assert kinds(told)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
-        # On a slow machine the run may have ended before: then its answer is in the snapshot.
+        # On a slow machine the run may have ended already: then its answer is in the snapshot.
         assert [*(each["content"] for each in told[1]["messages"]), text_in(told)].count("One. Two.") == 1
         assert len((await made.ada.get("/api/sessions/t/runs")).json()["runs"]) == 1
 
@@ -441,7 +441,7 @@ async def _is_running(made: Firm) -> bool:
 
 
 async def test_a_service_that_stops_says_so(tmp_path: Path) -> None:
-    """In an event of the protocol's own; the message stays, and waits for a worker."""
+    """The event is the protocol's own; the message stays, and waits for a worker."""
     async with firm(tmp_path, "Yes.", works=False) as made:
         asking = asyncio.ensure_future(ran(made.ada, asked(user("well?"))))
         await until(lambda: made.service.open_streams == 1)
@@ -452,7 +452,7 @@ async def test_a_service_that_stops_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_waits_is_shown(tmp_path: Path) -> None:
-    """A page that is loaded while no worker is there shows it, and hears its answer when one comes."""
+    """A page that is loaded without a worker shows it, and gets its answer when a worker comes."""
     async with firm(tmp_path, "Yes.", works=False) as made:
         asking = asyncio.ensure_future(made.ada.post("/agui", json=asked(user("well?"))))
         await until(lambda: made.service.open_streams == 1)
@@ -468,7 +468,7 @@ async def test_a_message_that_waits_is_shown(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_begins_again_is_taken_back() -> None:
-    """By a snapshot that does not have it; the protocol has no other way."""
+    """A snapshot without it takes it back; the protocol has no other way."""
     teller = Teller(run="r")
     first = [*teller.hear(Piece("r", "m", 0, 0, "Once")), *teller.hear(Piece("r", "m", 0, 4, " upon"))]
     assert text_in(first) == "Once upon"
@@ -481,7 +481,7 @@ def test_an_answer_that_begins_again_is_taken_back() -> None:
 
 
 async def test_two_at_once_in_one_thread(tmp_path: Path) -> None:
-    """The second waits for its turn, and each stream tells of its own run."""
+    """The second waits for its turn, and each stream shows its own run."""
 
     def reply(request: Any) -> Any:
         return Chunks(["To ", Delay(0.2, ""), request.messages[-1].text])
@@ -494,7 +494,7 @@ async def test_two_at_once_in_one_thread(tmp_path: Path) -> None:
 
 
 async def test_a_worker_elsewhere_answers(tmp_path: Path) -> None:
-    """In another process, for all that the service knows: it reads the record."""
+    """The worker may be in another process: the service reads the record."""
     async with firm(tmp_path, "no", works=False) as made:
         asking = asyncio.ensure_future(ran(made.ada, asked(user("well?"))))
         await until(lambda: made.service.open_streams == 1)
@@ -514,7 +514,7 @@ async def test_a_thread_that_is_erased_ends_its_streams(tmp_path: Path) -> None:
 
 
 async def test_a_stream_has_to_find_room(tmp_path: Path) -> None:
-    """One that finds none leaves no message behind."""
+    """A stream without room leaves no message behind."""
     from perdure.server.settings import Limits, Settings
 
     settings = Settings(limits=Limits(streams_of_owner=0))

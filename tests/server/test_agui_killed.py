@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("agui_process.py")
 
 @asynccontextmanager
 async def process(path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.subprocess.Process]]:
-    """Give a client of a service in a process of its own, and the process."""
+    """Start a service in a process of its own. Yield a client of it, and the process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +58,7 @@ async def test_the_same_request_goes_on_where_a_killed_service_was(tmp_path: Pat
     async with process(tmp_path) as (client, _):
         told = [event async for event in events_of(client, body)]
         assert [each["type"] for each in told[:2]] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
-        # The run may have been recovered before the request came: then the answer is in the snapshot.
+        # The run may have been recovered before the request: then the answer is in the snapshot.
         shown = [each.get("content") for each in told[1]["messages"]]
         text = "".join(each["delta"] for each in told if each["type"] == "TEXT_MESSAGE_CONTENT")
         assert [*shown, text].count("nap returned rested.") == 1
@@ -71,7 +71,7 @@ async def test_the_same_request_goes_on_where_a_killed_service_was(tmp_path: Pat
 async def _seen_until_killed(
     client: httpx.AsyncClient, body: dict[str, Any], made: asyncio.subprocess.Process
 ) -> list[str]:
-    """Return the events until the tool is at work; then the process is killed, with the stream open."""
+    """Return the events until the tool runs; then kill the process, with the stream open."""
     seen: list[str] = []
     with suppress(httpx.HTTPError):
         async for event in events_of(client, body):

@@ -1,4 +1,4 @@
-"""Answers that are waited for, fetched later, or left to others: nothing hangs on the client that asked."""
+"""Answers that a client waits for, fetches later, or leaves to others: nothing depends on the client that asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASK = {"text": "refund(order=7)"}
 
 
 class Gate:
-    """A tool that waits until it is let go."""
+    """A tool that waits until the test lets it go."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -50,7 +50,7 @@ async def with_gate(tmp_path: Path) -> AsyncIterator[tuple[Served, Gate]]:
 
 
 async def pending(served: Served) -> dict[str, Any]:
-    """Have a call wait for a person, and return it."""
+    """Make a call that waits for a person, and return it."""
     await served.ada.put("/api/sessions/a", json={})
     (call,) = (await served.ada.post("/api/sessions/a/messages", json=ASK)).json()["pending_calls"]
     found: dict[str, Any] = call
@@ -64,7 +64,7 @@ async def user_messages(served: Served) -> list[str]:
 
 @in_service
 async def test_a_decision_is_accepted_without_waiting(served: Served) -> None:
-    """The answer is where `Location` says, by the run."""
+    """`Location` and the run lead to the answer."""
     call = await pending(served)
     left = await served.ada.post("/api/sessions/a/approve", json={"calls": [call["digest"]], "wait": 0})
     assert (left.status_code, set(left.json())) == (202, {"session", "run"})
@@ -77,7 +77,7 @@ async def test_a_decision_is_accepted_without_waiting(served: Served) -> None:
 
 @in_service
 async def test_a_decision_is_made_once(served: Served) -> None:
-    """Of two that decide, one is told that the other was first."""
+    """Of two decisions, one gets the error that the other was first."""
     await pending(served)
     first, second = await asyncio.gather(
         served.ada.post("/api/sessions/a/approve", json={}),
@@ -129,7 +129,7 @@ async def test_what_is_wrong_decides_nothing(served: Served) -> None:
 
 
 async def test_a_service_that_runs_nothing_leaves_decisions_to_workers(tmp_path: Path) -> None:
-    """It has neither tools nor a model, and the run is continued by a worker elsewhere."""
+    """It has neither tools nor a model, and a worker elsewhere continues the run."""
     url = f"sqlite:///{tmp_path}/served.db"
     async with perdure.connect(url, model="offline", tools=[refund]) as sessions:
         chat = (await sessions.of("ada").open("a")).id
@@ -153,7 +153,7 @@ async def test_a_service_that_runs_nothing_leaves_decisions_to_workers(tmp_path:
 
 
 async def test_a_client_that_leaves_cancels_nothing(tmp_path: Path) -> None:
-    """Neither a message that is answered, nor a decision, nor one that began a run here."""
+    """Its message is answered once, and the answer can be fetched."""
     async with with_gate(tmp_path) as (served, gate):
         for number, body in enumerate(({}, {"when_busy": "refuse"})):
             gate.begun.clear()
@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_cancels_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when_busy", ["queue", "refuse", "steer"])
 async def test_waiting_ends_after_a_while(tmp_path: Path, when_busy: str) -> None:
-    """The run goes on, and the answer can be fetched."""
+    """The run continues, and the answer can be fetched."""
     async with with_gate(tmp_path) as (served, gate):
         message = {"text": "hold(number=1)", "when_busy": when_busy, "wait": 0.3}
         taken = await served.ada.post("/api/sessions/a/messages", json=message)
@@ -186,7 +186,7 @@ async def test_waiting_ends_after_a_while(tmp_path: Path, when_busy: str) -> Non
 
 
 async def test_what_is_said_while_a_run_is_under_way(tmp_path: Path) -> None:
-    """It is refused, or joins that run: then it has that run's answer."""
+    """It is refused, or joins that run and gets its answer."""
     async with with_gate(tmp_path) as (served, gate):
         await served.ada.post("/api/sessions/a/messages", json={"text": "hold(number=1)", "wait": 0})
         await asyncio.wait_for(gate.begun.wait(), 10)
@@ -206,7 +206,7 @@ async def test_what_is_said_while_a_run_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
-    """What was asked is accepted, and goes on elsewhere."""
+    """The message is accepted, and its run continues elsewhere."""
     async with with_gate(tmp_path) as (served, gate):
         asking = asyncio.ensure_future(
             served.ada.post("/api/sessions/a/messages", json={"text": "hold(number=1)", "wait": 60})

@@ -1,4 +1,4 @@
-"""The HTTP API: sessions, what is said, verbs, and how errors are told."""
+"""The HTTP API: sessions, messages, verbs, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.server.table import ROUTES
 
 @in_service
 async def test_a_session_is_created_once(served: Served) -> None:
-    """By an id of the client's own, or by the key of the request."""
+    """The client gives an id, or a key for the request."""
     made = await served.ada.put("/api/sessions/order-7", json={"name": "Seven", "tags": ["north"]})
     assert made.status_code == 201
     assert made.headers["ETag"] == '"1"'
@@ -46,7 +46,7 @@ async def test_an_agent_that_is_not_served_is_refused(served: Served) -> None:
 
 @in_service
 async def test_a_message_is_answered_once(served: Served) -> None:
-    """The same key again is the same answer; another body under it is refused."""
+    """The same key again gives the same answer; another body under it is refused."""
     await served.ada.put("/api/sessions/a", json={})
     key = {"Idempotency-Key": "evt-1"}
     first = await served.ada.post("/api/sessions/a/messages", json={"text": "hello"}, headers=key)
@@ -63,7 +63,7 @@ async def test_a_message_is_answered_once(served: Served) -> None:
 
 @in_service
 async def test_an_answer_can_be_fetched_later(served: Served) -> None:
-    """Without waiting the message is accepted, and the answer is where `Location` says."""
+    """Without waiting, the message is accepted, and `Location` leads to the answer."""
     await served.ada.put("/api/sessions/a", json={})
     taken = await served.ada.post("/api/sessions/a/messages", json={"text": "hello", "wait": 0})
     assert taken.status_code == 202
@@ -100,7 +100,7 @@ async def test_a_search_finds_what_is_no_longer_shown(served: Served) -> None:
 
 @in_service
 async def test_a_change_can_be_bound_to_a_version(served: Served) -> None:
-    """412, and nothing is changed, where the session has moved on."""
+    """If the session has changed since, the answer is 412, and nothing is changed."""
     await served.ada.put("/api/sessions/a", json={})
     await served.ada.post("/api/sessions/a/messages", json={"text": "hello"})
     version = (await served.ada.get("/api/sessions/a")).headers["ETag"]
@@ -185,7 +185,7 @@ async def test_a_call_is_answered_from_outside(served: Served) -> None:
 
 @in_service
 async def test_others_sessions_are_as_none(served: Served) -> None:
-    """The same bytes, whether somebody else has such a session or nobody does."""
+    """The bytes are the same, whether somebody else has such a session or nobody does."""
     await served.ada.put("/api/sessions/mine", json={})
     whole = (await served.ada.get("/api/sessions/mine")).json()["id"]
     for asked in (f"/api/sessions/{whole}", f"/api/sessions/{whole}/messages", f"/api/sessions/{whole}/events"):
@@ -233,7 +233,7 @@ async def test_health_and_metrics(served: Served) -> None:
 
 
 def test_every_route_is_in_the_document() -> None:
-    """The app and the document are made of one table."""
+    """One table makes the app and the document."""
     told = document_of(ROUTES)
     named = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
     assert named == {(route.method, route.path.replace(":path", "")) for route in ROUTES if route.face != "page"}
@@ -245,7 +245,7 @@ def test_every_route_is_in_the_document() -> None:
 
 
 def test_every_error_has_a_status() -> None:
-    """And none that a client is not to be blamed for tells more than where to look."""
+    """An error that is not the client's fault says only where to look."""
     import perdure.errors as errors
 
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PerdureError)]
@@ -261,7 +261,7 @@ def test_every_error_has_a_status() -> None:
 
 @in_service
 async def test_events_are_followed_and_resumed(served: Served) -> None:
-    """A stream that is cut and resumed by the id of its last event is the record, exactly."""
+    """A stream that is cut and resumed by the id of its last event has exactly the events on record."""
     await served.ada.put("/api/sessions/a", json={})
     for text in ("one", "two", "three"):
         await served.ada.post("/api/sessions/a/messages", json={"text": text})
@@ -321,7 +321,7 @@ async def _some_events(app: Any, token: str, last: str, most: int) -> list[str]:
 
 @in_service
 async def test_what_is_refused_before_it_is_routed(served: Served) -> None:
-    """Another name, another site's page, no token, a token that may only read, a body that is too large or no JSON."""
+    """Refused are: another host, another site's page, no token, a read-only token, a large body and bad JSON."""
     await served.ada.put("/api/sessions/a", json={})
     path = "/api/sessions/a/undo"
     wrong: list[tuple[httpx.Response, int]] = [
@@ -354,12 +354,12 @@ async def test_what_is_refused_before_it_is_routed(served: Served) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 @in_service
 async def test_every_route_is_guarded(served: Served, route: Any) -> None:
-    """A new route cannot be forgotten: each is asked without a token, by a reader, by another name and another site."""
+    """Each route is asked without a token, by a reader, by another name and from another site."""
     path = route.path.replace("{session}", "a").replace("{run}", "r").replace("{key}", "k")
     is_page = route.face == "page"
     body: dict[str, Any] = {} if route.body is None else {"data": {"version": "1"}} if is_page else {"json": {}}
     nobody = await served.nobody.request(route.method, path, **body)
-    refused = 303 if is_page and route.method == "GET" else 401  # a browser is sent to where it signs in
+    refused = 303 if is_page and route.method == "GET" else 401  # a browser is sent to the page for signing in
     assert (nobody.status_code == refused) == (route.access != "open"), nobody.text
     elsewhere = await served.ada.request(route.method, path, headers={"Host": "x.example"}, **body)
     assert elsewhere.status_code == (200 if path == PROBE else 421)

@@ -53,7 +53,7 @@ async def test_workers_are_those_that_hold_sessions(served: Served) -> None:
 
 @in_service
 async def test_an_exported_session_is_taken_in(served: Served) -> None:
-    """Once, by its owner, and by nobody else."""
+    """It is imported once, by its owner, and by nobody else."""
     await talk(served, "a", "hello")
     file = (await served.ada.get("/api/sessions/a/export")).text
     await served.ada.delete("/api/sessions/a", params={"erase": True})
@@ -80,7 +80,7 @@ async def test_a_conversation_is_taken_in(served: Served) -> None:
 
 @in_service
 async def test_a_search_has_pages(served: Served) -> None:
-    """Every hit comes once, of one owner's sessions if an operator asks for those."""
+    """Every hit comes once; an operator may ask for one owner's sessions."""
     for number in range(5):
         await talk(served, f"s{number}", f"parrot number {number}")
     await served.bob.put("/api/sessions/b", json={})
@@ -106,7 +106,7 @@ async def test_a_search_has_pages(served: Served) -> None:
 @pytest.mark.parametrize("verb", ["nothing", "trim", "reset", "compact", "rewind", "fork"])
 @in_service
 async def test_parts_of_a_conversation_are_parts_of_the_whole(served: Served, verb: str) -> None:
-    """Page by page, whatever was done to it, and read from the store again."""
+    """The pages together are the whole, after any change, and when they are read from the store again."""
     sessions = served.sessions
     chat = await sessions.open("long")
     await sessions.inject(chat.id, [Message.user(f"number {number}") for number in range(60)])
@@ -152,7 +152,7 @@ async def test_a_long_session_is_not_read_whole(served: Served) -> None:
 
 @in_service
 async def test_a_condition_is_never_ignored(served: Served) -> None:
-    """A request that cannot be bound to a version is refused, and nothing is done."""
+    """A request that cannot be bound to a version is refused, and nothing is changed."""
     await talk(served, "a", "hello")
     late = {"If-Match": '"1"'}
     refused = [

@@ -50,7 +50,7 @@ def script(request: ModelRequest) -> Message:
 
 
 async def filled(sessions: perdure.Sessions) -> str:
-    """Make sessions that show all that pages can show. Return the path of a run."""
+    """Make sessions that show everything that pages can show. Return the path of a run."""
     chat = await sessions.open("order-7")
     for said in ("hello", "and then?", "what else?"):
         await chat.send(said)
@@ -74,13 +74,13 @@ async def test_no_page_has_a_serious_finding(tmp_path: Path, width: int, scheme:
         async with site.up(), browsing(site.base, site.secret, width=width) as seen:
             await seen.page.emulate_media(color_scheme=scheme)
             found = {path: await serious(seen, path) for path in (*PAGES, run, f"{run}?step=1")}
-            # A browser logs a page that it does not find, which is one of those that are looked at.
+            # A browser logs a page that is missing, and one of these pages is.
             seen.errors[:] = [each for each in seen.errors if "404" not in each]
     assert {path: each for path, each in found.items() if each} == {}
 
 
 async def serious(seen: Seen, path: str) -> list[str]:
-    """Return what axe finds on a page that keeps somebody from using it."""
+    """Return axe's findings on a page that keep somebody from using it."""
     from axe_playwright_python.base import AXE_FILE_PATH
 
     await seen.go(path)

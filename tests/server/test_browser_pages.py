@@ -1,4 +1,4 @@
-"""The pages about work, driven by a person's hands in a real Chromium."""
+"""The pages about work, used as a person uses them in a real Chromium."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connected(tmp_path: Path) -> Any:
 
 
 async def test_a_call_that_another_process_waits_for_is_approved(tmp_path: Path) -> None:
-    """Without any script in the browser: a worker elsewhere continues the run, and the run's page tells of it."""
+    """It works without scripts in the browser: a worker elsewhere continues the run, and the run's page shows it."""
     async with connected(tmp_path) as elsewhere, Worker(elsewhere) as worker:
         chat = await elsewhere.open("order-7", CLERK)
         await chat.send("refund")
@@ -72,7 +72,7 @@ async def test_a_call_that_another_process_waits_for_is_approved(tmp_path: Path)
 
 
 async def test_pages_fit_a_telephone(tmp_path: Path) -> None:
-    """With long ids, long arguments and long names, in both colours."""
+    """They fit with long ids, long arguments and long names, in both colours."""
     async with connected(tmp_path) as sessions:
         chat = await sessions.open(LONG, CLERK)
         await chat.send("hello")
@@ -114,7 +114,7 @@ async def test_two_sessions_are_compared_by_the_keyboard(tmp_path: Path) -> None
 
 
 async def test_a_site_of_files_is_walked(tmp_path: Path) -> None:
-    """From the index to a session, to a run, to what one of its steps was sent: from the disk."""
+    """A person goes from the index to a session, a run, and what was sent in one of its steps, all from the disk."""
     async with connected(tmp_path) as sessions:
         chat = await sessions.open("a", CLERK)
         await chat.send("hello")

@@ -1,4 +1,4 @@
-"""The list of sessions and the page of a session, driven by a person's hands in a real Chromium."""
+"""The list of sessions and the page of a session, used as a person uses them in a real Chromium."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _needs_browser() -> None:
 
 
 async def _talked(sessions: perdure.Sessions) -> None:
-    """Leave a session of which the beginning was compacted away."""
+    """Leave a session whose beginning was compacted away."""
     chat = await sessions.open("talk")
     for text in ("The marmalade is in the cupboard.", "What is 2 + 3?", "What is 3 + 4?", "Good night."):
         await chat.send(text)
@@ -29,7 +29,7 @@ async def _talked(sessions: perdure.Sessions) -> None:
 
 
 async def test_a_word_that_was_compacted_away_is_found(tmp_path: Path) -> None:
-    """By the keyboard alone: search, go to the message in all that was said, then unfold what covers it."""
+    """With the keyboard alone: search, go to the message in the whole history, then unfold what covers it."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
         await _talked(sessions)
         site = await site_of(sessions)
@@ -126,7 +126,7 @@ asyncio.run(main())
 
 
 async def test_a_call_is_approved_that_another_process_waits_for(tmp_path: Path) -> None:
-    """The service has neither the tool nor a worker: the decision goes on record, and the page shows what follows."""
+    """The service has neither the tool nor a worker: the decision is recorded, and the page shows what follows."""
     url = f"sqlite:///{tmp_path}/a.db"
     async with perdure.connect(url, model="offline") as sessions:
         site = await site_of(sessions)
@@ -146,7 +146,7 @@ async def test_a_call_is_approved_that_another_process_waits_for(tmp_path: Path)
 
 
 class _SlowDriver:
-    """Writes its answer in two pieces, and waits to be told before the second."""
+    """A driver that writes its answer in two pieces, and waits for a sign before the second."""
 
     def __init__(self) -> None:
         self.may_go_on = asyncio.Event()
@@ -159,7 +159,7 @@ class _SlowDriver:
 
 
 async def test_a_run_is_watched_as_it_writes(tmp_path: Path) -> None:
-    """What is sent from the box is queued, a worker runs it, and pieces of the answer come before it is whole."""
+    """A message from the box is queued, a worker runs it, and pieces of the answer come before it is whole."""
     driver = _SlowDriver()
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver) as sessions, Worker(sessions) as worker:
         working = asyncio.ensure_future(worker.run())
@@ -183,7 +183,7 @@ async def test_a_run_is_watched_as_it_writes(tmp_path: Path) -> None:
 
 
 async def test_a_lost_connection_comes_back(tmp_path: Path) -> None:
-    """The server is gone for a while. What happened meanwhile is on the page once it is back, each event once."""
+    """The server is gone for a while. Once it is back, the page has every event of that time, each once."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
         chat = await sessions.open("lost")
         await chat.send("What is 1 + 1?")
@@ -216,7 +216,7 @@ async def test_new_sessions_come_into_the_list(tmp_path: Path) -> None:
 
 
 async def test_pages_fit_their_window(tmp_path: Path) -> None:
-    """However long a word is, only tables and texts scroll, each inside itself; in light and in dark."""
+    """Only tables and texts scroll, each inside itself, however long a word is; in light and in dark."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
         await _talked(sessions)
         await (await sessions.open("x" * 100)).send("w" * 3_000)

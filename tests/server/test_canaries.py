@@ -30,14 +30,14 @@ from perdure.testing import ScriptedDriver
 OWNER = f"owner {CANARY}"
 LATER = datetime.now(UTC) + timedelta(days=3)
 RAW = re.compile(rb"<img src=x|<script>alert|<svg/onload|javascript:alert", re.IGNORECASE)
-"""What no page may have in it as it is: escaped, it begins otherwise."""
+"""The unescaped beginnings of canaries, which no page may have."""
 STORED = (
     *("agent", "model", "name", "tag", "owner", "asked", "said", "thought", "tool", "argument", "result", "error"),
     *("reason", "summary", "file", "metadata", "key", "later", "parked", "queued", "prompt", "told", "stop", "pending"),
 )
-"""The kinds of text that are stored, each with a canary behind it: all of them are seen on some page."""
+"""The kinds of stored text, each followed by a canary: all of them are seen on some page."""
 MOST = 5
-"""How many pages of a kind are looked at."""
+"""The number of pages of a kind that are checked."""
 PAGES = [route for route in ROUTES if route.face == "page" and route.method == "GET" and route.path != "/static/{file}"]
 
 
@@ -76,7 +76,7 @@ def hostile(request: ModelRequest) -> ModelReply:
 
 
 async def fill(sessions: perdure.Sessions) -> None:
-    """Store a canary wherever somebody else's text is stored."""
+    """Store a canary in every place for somebody else's text."""
     hers = sessions.of(OWNER)
     agent = AgentDefinition(f"agent {CANARY}", system_prompt=f"prompt {CANARY}", model=f"x:model {CANARY}")
     chat = await hers.open("talk", agent, tags=[f"tag {CANARY}"])
@@ -143,12 +143,12 @@ async def crawled(served: Served) -> dict[str, str]:
 
 
 def kind_of(url: str) -> tuple[str, ...]:
-    """Return what tells kinds of pages apart: their routes, and what they are asked with."""
+    """Return the kind of a page: its route, and its parameters."""
     return (*sorted(routes_of([url])), *re.findall(r"[?&](\w+)=", url))
 
 
 def routes_of(urls: list[str]) -> set[str]:
-    """Return which routes of the table some addresses are of."""
+    """Return the routes of the table that these addresses belong to."""
     patterns = {route.path: re.compile(re.sub(r"{\w+}", "[^/]+", route.path)) for route in PAGES}
     return {path for url in urls for path, known in patterns.items() if known.fullmatch(url.partition("?")[0])}
 
@@ -161,7 +161,7 @@ def said_on(pages: dict[str, str]) -> set[str]:
 
 
 async def test_no_stored_text_runs_on_any_page(tmp_path: Path) -> None:
-    """Each kind is seen somewhere, and every page of the table is looked at: as a page, and as a fragment."""
+    """Each kind is seen somewhere, and every page of the table is checked, as a page and as a fragment."""
     async with filled(tmp_path) as served:
         pages = await crawled(served)
         session = next(url for url in pages if re.fullmatch("/sessions/[^/?]+talk", url))
@@ -172,13 +172,13 @@ async def test_no_stored_text_runs_on_any_page(tmp_path: Path) -> None:
     for url, text in pages.items():
         assert not RAW.search(text.encode()), url
         if "live" not in url:
-            Page(text)  # which refuses what would run
+            Page(text)  # it refuses whatever would run
     assert routes_of(list(pages)) == {route.path for route in PAGES}
     assert set(STORED) - said_on(pages) == set()
 
 
 async def heard(served: Served, path: str) -> str:
-    """Return what a stream says until nothing more is on record."""
+    """Return the content of a stream until nothing more is on record."""
     said = b""
     sent: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -217,7 +217,7 @@ async def test_no_stored_text_runs_in_a_static_site(tmp_path: Path) -> None:
 
 
 async def test_no_stored_text_runs_in_a_browser(tmp_path: Path) -> None:
-    """No dialog, no error on the console, no request to another host: on some page of each kind."""
+    """Some page of each kind shows no dialog, logs no error, and asks no other host."""
     chromium()
     async with filled(tmp_path) as served:
         urls = list(await crawled(served))

@@ -1,4 +1,4 @@
-"""Feeds of sessions: what listeners hear if the store fails once, or a session goes away."""
+"""Feeds of sessions: what listeners get if the store fails once, or a session goes away."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def places(feeds: Feeds, chat: perdure.Chat, after: int, many: int) -> lis
 
 @asynccontextmanager
 async def watched(store: Any) -> AsyncIterator[tuple[perdure.Chat, Feeds, int]]:
-    """Give a chat in which something was said, feeds, and the end of its record."""
+    """Return a chat with a message, feeds, and the end of its record."""
     async with perdure.connect(store, driver=ScriptedDriver(lambda request: "one")) as sessions:
         chat = await sessions.open("a")
         await chat.send("hello")
@@ -53,7 +53,7 @@ async def test_a_listener_is_told_if_the_first_look_fails(tmp_path: Path) -> Non
 
 
 async def test_a_feed_that_has_failed_loses_nothing(tmp_path: Path) -> None:
-    """One who listens again hears what was written in between."""
+    """A listener that comes again gets what was written in between."""
     store = FailingStore(perdure.SqliteStore(tmp_path / "a.db"))
     async with watched(store) as (chat, feeds, end):
         listening = asyncio.ensure_future(places(feeds, chat, end, 1))
@@ -78,7 +78,7 @@ async def test_listeners_are_told_that_a_session_was_erased(tmp_path: Path) -> N
 
 
 class _Busy(perdure.PostgresStore):
-    """A store to which another process writes right after somebody has looked."""
+    """A store to which another process writes right after each look."""
 
     then: Callable[[], Awaitable[Any]] | None = None
 
@@ -91,10 +91,10 @@ class _Busy(perdure.PostgresStore):
 
 
 async def test_what_is_written_while_a_feed_begins_is_heard_soon(tmp_path: Path) -> None:
-    """Though the store tells of news by itself, and nobody looks again before that."""
+    """This holds though the store reports news by itself, and nobody looks again before that."""
     store = _Busy(postgres_server.dsn(), schema=postgres_server.schema_of(tmp_path))
     async with watched(store) as (chat, feeds, end):
-        async with store.listening("a"):  # the first one who listens is told to look in any case
+        async with store.listening("a"):  # the first listener is told to look in any case
             pass
         store.then = lambda: chat.send("and more")
         assert await places(feeds, chat, end, 2) == [end + 1, end + 2]

@@ -1,4 +1,4 @@
-"""The HTTP API: images and files of messages, read back by their hashes."""
+"""The HTTP API: images and files of messages, read by their hashes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def attach(served: Served, kind: str, body: bytes) -> str:
 
 @in_service
 async def test_an_image_is_read_back(served: Served) -> None:
-    """With its type, and once: a client that has it is told so."""
+    """It comes with its type, and once: a client that has it gets a 304."""
     path = await attach(served, "image/png", PNG)
     file = await served.ada.get(path)
     assert (file.status_code, file.content, file.headers["content-type"]) == (200, PNG, "image/png")
@@ -37,7 +37,7 @@ async def test_an_image_is_read_back(served: Served) -> None:
 
 @in_service
 async def test_a_file_that_could_run_is_only_saved(served: Served) -> None:
-    """Its bytes decide, and not the type that the sender has named."""
+    """Its bytes decide, not the type that the sender has named."""
     file = await served.ada.get(await attach(served, "image/png", PAGE))
     assert (file.content, file.headers["content-type"]) == (PAGE, "application/octet-stream")
     assert file.headers["content-disposition"].startswith("attachment")
@@ -46,7 +46,7 @@ async def test_a_file_that_could_run_is_only_saved(served: Served) -> None:
 
 @in_service
 async def test_a_hash_is_not_a_permission(served: Served) -> None:
-    """Neither another owner nor another session has the file, nor is it told that there is one."""
+    """Neither another owner nor another session can read the file, or learn that it exists."""
     path = await attach(served, "image/png", PNG)
     await served.bob.put("/api/sessions/a", json={})
     await served.ada.put("/api/sessions/b", json={})

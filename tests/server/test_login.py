@@ -17,7 +17,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 @in_service
 async def test_a_code_signs_one_browser_in(served: Served) -> None:
-    """Once, and until it signs out."""
+    """It signs in once, and holds until the browser signs out."""
     code = served.service.gate.invite()
     async with client_of(served.app, None) as browser:
         seen = await browser.get("/approvals?x=1")
@@ -60,7 +60,7 @@ async def test_a_code_expires(served: Served) -> None:
 
 @in_service
 async def test_a_token_is_pasted(served: Served) -> None:
-    """It reaches what it reached before, and is not dropped when the browser signs out."""
+    """The browser reaches what the token reached before, and signing out does not drop the token."""
     secret = served.reader.headers["Authorization"].removeprefix("Bearer ")
     async with client_of(served.app, None) as browser:
         body = f"token={secret}&next=/cost".encode()
@@ -72,7 +72,7 @@ async def test_a_token_is_pasted(served: Served) -> None:
         await browser.post("/logout", content=b"", headers={**FORM, **cookie})
     assert (await served.reader.get("/api/sessions")).status_code == 200
     wrong = await served.nobody.post("/login", content=b"token=pdr_nothing", headers=FORM)
-    assert "/approvals" not in wrong.text  # nor any other page that only those who have signed in can see
+    assert "/approvals" not in wrong.text  # nor any other page behind the sign-in
     assert (wrong.status_code, "Set-Cookie" in wrong.headers) == (403, False)
 
 
@@ -114,7 +114,7 @@ async def test_what_is_shown_is_escaped(served: Served) -> None:
 
 @in_service
 async def test_a_link_cannot_sign_anybody_in_by_a_token(served: Served) -> None:
-    """Its maker would read what is written under their own token. A form of ours takes one, and no other site's."""
+    """The link's maker would read what is written under their own token. Only a form of this service takes one."""
     secret = served.bob.headers["Authorization"].removeprefix("Bearer ")
     linked = await served.nobody.get("/login", params={"code": secret})
     assert (linked.status_code, "Set-Cookie" in linked.headers) == (403, False)
@@ -122,7 +122,7 @@ async def test_a_link_cannot_sign_anybody_in_by_a_token(served: Served) -> None:
 
 
 async def test_a_header_that_comes_twice_names_nobody(tmp_path: Path) -> None:
-    """A client can send the proxy's header, and a proxy may add its own behind it."""
+    """A client can send the proxy's header, and a proxy may add its own after it."""
     settings = Settings(owner_header="X-User", proxy="127.0.0.1")
     async with serving(f"sqlite:///{tmp_path}/served.db", settings) as served:
         assert (await served.nobody.get("/api/sessions", headers=[("X-User", "ada")])).status_code == 200

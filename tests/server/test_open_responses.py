@@ -109,11 +109,11 @@ CASES: dict[str, dict[str, Any]] = {
     "tool calling": {"input": [user("call weather")], "tools": [WEATHER]},
 }
 GIVES = {"tool calling": "function_call"}
-"""The kind of item that a case has to give, if it is not a message."""
+"""The kind of item that a case has to return, if it is not a message."""
 
 
 def check(response: dict[str, Any]) -> dict[str, Any]:
-    """Require the fields of a response, and of what is in it."""
+    """Require the fields of a response and of everything in it."""
     for name, types in RESPONSE.items():
         assert name in response, f"it has no {name}"
         assert isinstance(response[name], types), f"{name}: {response[name]!r}"

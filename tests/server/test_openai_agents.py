@@ -20,7 +20,7 @@ QUIET = RunConfig(tracing_disabled=True)
 
 @over_http
 async def test_an_agent_of_openais_runs_here(served: Reached) -> None:
-    """Its function tool is called by it, whether it tells the whole story again or names the response before."""
+    """It calls its function tool, whether it sends the whole conversation or names the previous response."""
     model = OpenAIResponsesModel("clerk", served.ada)
     agent: Agent[Any] = Agent("caller", instructions="Speak French.", model=model, tools=[weather])
     told = await Runner.run(agent, "call weather", run_config=QUIET)

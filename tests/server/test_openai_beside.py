@@ -1,4 +1,4 @@
-"""Responses beside others: keys, cancels, full houses, sessions that are closed or go away while they are told."""
+"""Responses beside others: keys, cancels, a full service, sessions that are closed or go away during a stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_key_that_is_refused_changes_nothing(served: Reached) -> None:
 
 @over_http
 async def test_the_same_request_may_be_told_in_another_way(served: Reached) -> None:
-    """Whether it is streamed is none of what is asked."""
+    """Streaming is not part of the request that a key stands for."""
     first = await ask(served, "one", **keyed("k"))
     stream = await served.ada.responses.create(model="clerk", input="one", stream=True, **keyed("k"))
     events = await heard(stream)

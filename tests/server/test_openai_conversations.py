@@ -32,7 +32,7 @@ async def test_a_conversation_is_created_changed_and_deleted(served: Reached) ->
 
 @over_http
 async def test_responses_of_a_conversation_follow_each_other(served: Reached) -> None:
-    """Those that are asked for at once wait for their turn."""
+    """Responses that are requested at once wait for their turn."""
     conversation = await served.ada.conversations.create()
     made = await asyncio.gather(
         *(served.ada.responses.create(model="cook", input=word, conversation=conversation.id) for word in "xyz")

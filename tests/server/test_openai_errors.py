@@ -1,4 +1,4 @@
-"""What is refused under /v1, and how a client is told."""
+"""Refusals under /v1, and the form of their errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @over_http
 async def test_what_cannot_be_followed_is_refused(served: Reached) -> None:
-    """422 names the parameter, and nothing is begun."""
+    """A 422 names the parameter, and nothing is begun."""
     for param, given in REFUSED:
         with pytest.raises(openai.UnprocessableEntityError) as caught:
             await served.ada.responses.create(**{"model": "clerk", "input": "hello", **given})
@@ -78,7 +78,7 @@ async def test_what_is_harmless_is_kept(served: Reached) -> None:
 
 @over_http
 async def test_tools_that_the_agent_has_already_are_refused(served: Reached) -> None:
-    """It is found out when the message is sent, and the response tells."""
+    """The conflict is found when the message is sent, and the response says so."""
     tool: Any = {"type": "function", "name": "stock", "parameters": None, "strict": None}
     made = await served.ada.responses.create(model="clerk", input="hello", tools=[tool])
     assert made.status == "failed"
@@ -88,7 +88,7 @@ async def test_tools_that_the_agent_has_already_are_refused(served: Reached) -> 
 
 @over_http
 async def test_others_cannot_tell_that_something_is_there(served: Reached) -> None:
-    """An id of another owner's is answered with the same bytes as one that means nothing."""
+    """Another owner's id gets the same bytes as an unknown one."""
     made = await served.ada.responses.create(model="clerk", input="hello", tools=[])
     conversation = await served.ada.conversations.create()
     response_id = ResponseId.of(made.id)
@@ -136,7 +136,7 @@ async def test_a_token_that_may_only_read_reads(served: Reached) -> None:
 
 @over_http
 async def test_errors_have_openais_form(served: Reached) -> None:
-    """Also those of the guard, and of paths that are not there."""
+    """Errors of the guard, and of missing paths, have it too."""
     nobody = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError) as caught:
         await nobody.models.list()

@@ -31,7 +31,7 @@ async def test_a_response_outlives_its_server(tmp_path: Path) -> None:
 
 
 async def test_an_answer_is_followed_over_the_death_of_its_process(tmp_path: Path) -> None:
-    """What was told before is not told again, unless the model begins anew: then that is said."""
+    """Events are not repeated, unless the model begins its answer again: then the stream says so."""
     store = f"sqlite:///{tmp_path}/served.db"
     seen: list[Any] = []
     with suppress(BrokenPipeError):
@@ -84,7 +84,7 @@ async def test_a_stream_says_why_it_ends(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither an error in the log nor a stream that is counted as open."""
+    """It leaves neither an error in the log nor a stream that is counted as open."""
     async with reached(f"sqlite:///{tmp_path}/served.db", works=False) as served:
         made = await served.ada.responses.create(model="clerk", input="slow", background=True)
         tasks = len(asyncio.all_tasks())

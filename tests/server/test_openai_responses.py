@@ -1,4 +1,4 @@
-"""Responses as OpenAI's own client asks for them."""
+"""Responses as OpenAI's own client requests them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_response_is_created_and_read_again(served: Reached) -> None:
 
 @over_http
 async def test_a_response_is_streamed(served: Reached) -> None:
-    """The pieces add up to the answer, and what the stream ends with is what can be read afterwards."""
+    """The pieces add up to the answer, and the end of the stream is what can be read afterwards."""
     events = await heard(await served.ada.responses.create(model="clerk", input="slow", stream=True))
     kinds = [event.type for event in events]
     assert kinds[0] == "response.created"
@@ -54,7 +54,7 @@ async def test_the_newest_response_is_continued_in_its_session(served: Reached) 
 
 @over_http
 async def test_an_older_response_is_continued_in_a_fork(served: Reached) -> None:
-    """What was said after it is not a part of the fork, and stays as it was."""
+    """Later messages of the session are not part of the fork, and stay as they were."""
     first = await served.ada.responses.create(model="clerk", input="one")
     second = await served.ada.responses.create(model="clerk", input="two", previous_response_id=first.id)
     other = await served.ada.responses.create(model="clerk", input="three", previous_response_id=first.id)
@@ -67,7 +67,7 @@ async def test_an_older_response_is_continued_in_a_fork(served: Reached) -> None
 
 @over_http
 async def test_two_at_once_continue_one_response(served: Reached) -> None:
-    """One continues in the session and the others in forks; none is refused, none sees the others."""
+    """One continues in the session and the others in forks; none is refused, and none sees the others."""
     first = await served.ada.responses.create(model="clerk", input="one")
     made = await asyncio.gather(
         *(
@@ -100,7 +100,7 @@ async def test_instructions_are_for_one_response(served: Reached) -> None:
 
 @over_http
 async def test_a_response_in_the_background_is_followed(served: Reached) -> None:
-    """It is there at once, and a stream of it can be cut anywhere and continued."""
+    """It exists at once, and a stream of it can be cut anywhere and continued."""
     made = checked(await served.ada.responses.create(model="clerk", input="slow", background=True))
     assert made.status in ("queued", "in_progress")
     assert made.background is True
@@ -122,7 +122,7 @@ async def test_a_response_in_the_background_is_followed(served: Reached) -> None
 
 @over_http
 async def test_a_stream_of_the_record_agrees_with_the_live_one(served: Reached) -> None:
-    """From every number that was told, the rest is the same."""
+    """From every number that was sent, the rest is the same."""
     live = await heard(await served.ada.responses.create(model="clerk", input="slow", stream=True))
     response = live[-1].response
     for place, event in enumerate(live):
@@ -136,7 +136,7 @@ async def test_a_stream_of_the_record_agrees_with_the_live_one(served: Reached) 
 
 @over_http
 async def test_a_response_is_cancelled(served: Reached) -> None:
-    """What was said until then is kept, and a stream of it ends."""
+    """The text so far is kept, and a stream of it ends."""
     made = await served.ada.responses.create(model="clerk", input="hang", background=True)
     stream = await served.ada.responses.retrieve(made.id, stream=True)
     async for event in stream:
@@ -152,7 +152,7 @@ async def test_a_response_is_cancelled(served: Reached) -> None:
 
 @over_http
 async def test_a_response_that_waits_is_cancelled(served: Reached) -> None:
-    """One behind another cannot be, and the client is told why."""
+    """A response that waits behind another cannot be cancelled, and the error says why."""
     conversation = await served.ada.conversations.create()
     begun = await served.ada.responses.create(
         model="clerk", input="hang", background=True, conversation=conversation.id
@@ -268,7 +268,7 @@ async def test_an_answer_has_the_form_that_was_asked_for(served: Reached) -> Non
 
 @over_http
 async def test_a_conversation_that_was_held_elsewhere_is_continued(served: Reached) -> None:
-    """All roles are taken, and calls that were made with their outputs."""
+    """All roles are accepted, and completed calls with their outputs."""
     history: Any = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "Weather?"},
@@ -340,7 +340,7 @@ async def test_a_run_that_fails_is_a_response_that_failed(served: Reached) -> No
 
 @over_http
 async def test_the_same_key_is_the_same_response(served: Reached) -> None:
-    """For the first, one that continues, and one that continues in a fork. Another body under it is refused."""
+    """This holds for the first, one that continues, and one that continues in a fork. Another body is refused."""
     key = {"Idempotency-Key": "k1"}
     first, same = [await served.ada.responses.create(model="clerk", input="one", extra_headers=key) for _ in range(2)]
     assert same.model_dump() == first.model_dump()
@@ -372,7 +372,7 @@ async def test_the_same_key_is_the_same_response(served: Reached) -> None:
 
 @over_http
 async def test_a_response_is_deleted(served: Reached) -> None:
-    """One that others continue stays."""
+    """A response that others continue stays."""
     made = await served.ada.responses.create(model="clerk", input="one")
     await served.ada.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
@@ -385,7 +385,7 @@ async def test_a_response_is_deleted(served: Reached) -> None:
 
 @over_http
 async def test_a_conversation_is_compacted(served: Reached) -> None:
-    """The item that comes back is the input of later responses; the response itself stays as it was."""
+    """The returned item is the input of later responses; the response itself stays as it was."""
     made = await served.ada.responses.create(model="clerk", input="first words")
     for number in range(8):
         made = await served.ada.responses.create(model="clerk", input=f"number {number}", previous_response_id=made.id)
@@ -402,7 +402,7 @@ async def test_a_conversation_is_compacted(served: Reached) -> None:
 
 @over_http
 async def test_the_model_is_asked_as_one_request_says(served: Reached) -> None:
-    """The response tells what was really used, and the next one has nothing of it."""
+    """The response shows the settings that were used, and the next one has none of them."""
     asked: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9, "max_output_tokens": 77, "reasoning": {"effort": "low"}}
     first = checked(await served.ada.responses.create(model="clerk", input="one", **asked))
     assert (first.temperature, first.top_p, first.max_output_tokens) == (0.2, 0.9, 77)
@@ -418,7 +418,7 @@ async def test_the_model_is_asked_as_one_request_says(served: Reached) -> None:
 
 @over_http
 async def test_calls_of_a_sub_agent_are_settled(served: Reached) -> None:
-    """The client sees what would be made, and decides on that."""
+    """The client sees the calls that would be made, and decides on them."""
     first = checked(await served.ada.responses.create(model="clerk", input="call helper"))
     (request,) = [item for item in first.output if item.type == "mcp_approval_request"]
     assert request.name == "helper"

@@ -1,4 +1,4 @@
-"""Events of a response: what is told when a model begins its answer again, or a process dies."""
+"""Events of a response: what a client gets when a model begins its answer again, or a process dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _text(events: list[dict[str, Any]]) -> str:
 
 
 def test_an_answer_that_begins_again_is_another_item() -> None:
-    """What was told of the first attempt is closed as incomplete, and the response does not have it."""
+    """The item of the first attempt is closed as incomplete, and the response does not have it."""
     telling = _begun()
     told = [*telling.hear(Piece(RUN, "m", 0, 0, "Hel"))]
     told += telling.hear(Piece(RUN, "m", 1, 0, "Good "))
@@ -73,20 +73,20 @@ def test_an_answer_that_a_killed_process_left_is_void() -> None:
 
 
 def test_every_character_is_a_place_to_continue_from() -> None:
-    """Whatever was told, the rest is told by the record, and nothing twice."""
+    """From any event, the record gives the rest, and nothing twice."""
     text = "Good morning."
     for length in range(1, len(text)):
         told = [*_begun().hear(Piece(RUN, "m", 0, 0, text[:length]))]
         rest = [*_begun(told[-1]["sequence_number"]).take(_message(text))]
         assert _text(told) + _text(rest) == text
         kinds = [event["type"] for event in told + rest]
-        assert kinds.count("response.output_item.added") == 2  # the answer, and what was thought before it
+        assert kinds.count("response.output_item.added") == 2  # the answer, and the reasoning before it
         pieces = [*_begun(told[-1]["sequence_number"]).hear(Piece(RUN, "m", 0, 0, text))]
         assert _text(told) + _text(pieces) == text
 
 
 def test_what_was_told_of_a_void_answer_is_taken_back_by_another_stream() -> None:
-    """A client that was told of the first attempt is told of its end, then of the second, whole or not."""
+    """A client that saw the first attempt gets its end, then the second one, whole or not."""
     (*_, piece) = _begun().hear(Piece(RUN, "m", 0, 0, "Hel"))
     for more in (
         [*_begun(piece["sequence_number"]).hear(Piece(RUN, "m", 1, 0, "Good "))],

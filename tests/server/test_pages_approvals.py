@@ -1,4 +1,4 @@
-"""The page of all calls that wait: every decision is about what was shown."""
+"""The page of all calls that wait: every decision is about a call as it was shown."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def forms(page: Any) -> list[Form]:
 
 
 async def decide(served: Served, form: Form, **given: str) -> tuple[int, str]:
-    """Send a form as a browser does; return the status and where it leads."""
+    """Send a form as a browser does; return the status and the address it leads to."""
     sent = await served.ada.post(form.action, data={**form.fields, **given})
     return sent.status_code, sent.headers.get("location", "") or sent.text
 
 
 async def test_a_call_is_approved_and_left_to_a_worker(tmp_path: Path) -> None:
-    """It disappears from the page at once, whoever continues the run, and happens once."""
+    """It disappears from the page at once, a worker continues the run, and the call is made once."""
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "refund")
         page = await Page.get(served.ada, "/approvals")
@@ -80,7 +80,7 @@ async def test_a_call_is_approved_and_left_to_a_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reason", "told"), [("Not on a Sunday.", "Not on a Sunday."), ("  ", "denied")])
 async def test_a_denial_may_have_a_reason(tmp_path: Path, reason: str, told: str) -> None:
-    """The model is told; without one, that the call was denied, as on the session's own page."""
+    """The model gets the reason; without one, it learns that the call was denied, as on the session's own page."""
     async with serving(tmp_path) as served:
         await asked(served, "ada", "a", "refund")
         (form,) = forms(await Page.get(served.ada, "/approvals"))
@@ -101,7 +101,7 @@ async def test_calls_are_decided_on_one_by_one(tmp_path: Path) -> None:
 
 
 async def test_what_was_not_shown_is_not_decided_on(tmp_path: Path) -> None:
-    """A form of a page that is out of date decides nothing, and the person is told, and shown what waits now."""
+    """A form of an outdated page decides nothing. The person learns this and sees the calls that wait now."""
     async with serving(tmp_path) as served:
         chat = await asked(served, "ada", "a", "refund")
         (form,) = forms(await Page.get(served.ada, "/approvals"))
@@ -116,7 +116,7 @@ async def test_what_was_not_shown_is_not_decided_on(tmp_path: Path) -> None:
 
 
 async def test_a_call_made_outside_is_answered(tmp_path: Path) -> None:
-    """With JSON, or with a text as it stands; the page says which it was taken for."""
+    """The answer is JSON or plain text; the page says which it was taken for."""
     async with serving(tmp_path) as served:
         for name in ("good", "plain", "bad"):
             await asked(served, "ada", name, "outside", external_tools=[OUTSIDE])
@@ -138,7 +138,7 @@ async def test_a_call_made_outside_is_answered(tmp_path: Path) -> None:
 
 
 async def test_a_sub_agents_call_stands_below_its_callers(tmp_path: Path) -> None:
-    """There is one decision, on the caller's page entry, and it lets the sub-agent's call be made."""
+    """The decision on the caller's entry lets the sub-agent's call be made."""
     async with serving(tmp_path) as served:
         await asked(served, "ada", "a", "delegate")
         page = await Page.get(served.ada, "/approvals")

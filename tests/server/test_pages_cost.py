@@ -1,4 +1,4 @@
-"""The page of what runs have cost."""
+"""The page of the costs of runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serving(tmp_path: Path) -> Any:
 
 
 async def test_sums_by_day_model_agent_and_session(tmp_path: Path) -> None:
-    """What a sub-agent has used counts for it. Only an operator is told of owners."""
+    """A sub-agent's usage counts as the sub-agent's. Only an operator sees owners."""
     async with serving(tmp_path) as served:
         ada = served.sessions.of("ada")
         await (await ada.open("a", AgentDefinition("clerk", model="x:large"))).send("delegate")
@@ -76,7 +76,7 @@ async def test_what_has_no_price_is_not_called_free(tmp_path: Path) -> None:
 
 
 async def test_a_large_store_is_counted_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were changed last are counted, and the page says so."""
+    """The sessions changed last are counted, and the page says so."""
     monkeypatch.setattr(cost, "_SESSIONS", 2)
     async with serving(tmp_path) as served:
         ada = served.sessions.of("ada")

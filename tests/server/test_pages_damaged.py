@@ -1,4 +1,4 @@
-"""Pages over a store in which one session is damaged: they show the others, and say which one cannot be read."""
+"""Pages over a store with one damaged session: they show the others, and say which one cannot be read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAMAGE = {
 
 
 async def fill(served: Served) -> None:
-    """Make two sessions that wait for a person, each after a run that has cost something."""
+    """Make two sessions that wait for a person, each after a run with a cost."""
     for name in ("sound", "damaged"):
         chat = await served.sessions.of("ada").open(name)
         await chat.send("hello")

@@ -1,4 +1,4 @@
-"""The page on which two sessions, or two versions of one, stand side by side."""
+"""The page that shows two sessions, or two versions of one, side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.server.serving import looking
 
 
 async def test_a_fork_parts_from_its_parent(tmp_path: Path) -> None:
-    """What both begin with is folded, and counted; each goes on by itself."""
+    """The common beginning is folded and counted; after it, each column has its own messages."""
     async with looking(f"sqlite:///{tmp_path}/s.db") as served:
         ada = served.sessions.of("ada")
         chat = await ada.open("a")

@@ -56,7 +56,7 @@ async def test_only_operators_see_owners(served: Served) -> None:
 
 @in_service
 async def test_a_word_is_found_though_it_was_compacted_away(served: Served) -> None:
-    """The hit is marked by its place in the text, and leads to the message among all that was said."""
+    """The hit marks the words within the text, and leads to the message in the whole history."""
     hers = served.sessions.of("ada")
     chat = await hers.open("talk")
     for text in ("the <b>marmalade</b> & more marmalade", "two", "three"):
@@ -114,7 +114,7 @@ async def test_pages_go_on_where_the_last_one_ended(served: Served) -> None:
 
 @in_service
 async def test_a_list_that_has_not_changed_is_not_sent_again(served: Served) -> None:
-    """The page asks again and again with the mark of what it shows."""
+    """The page sends its mark each time it asks, and gets an answer without content."""
     hers = served.sessions.of("ada")
     await hers.inject((await hers.open("one")).id, "hello")
     page = await Page.get(served.ada, "/")
@@ -126,7 +126,7 @@ async def test_a_list_that_has_not_changed_is_not_sent_again(served: Served) -> 
 
 @in_service
 async def test_static_files_are_sent_once(served: Served) -> None:
-    """A browser that has a file asks whether it is the same; no path leads out of the folder."""
+    """A browser that has a file asks whether it has changed; no path leads out of the folder."""
     first = await served.nobody.get("/static/inspector.css")
     assert (first.status_code, first.headers["Content-Type"]) == (200, "text/css; charset=utf-8")
     again = await served.nobody.get("/static/inspector.css", headers={"If-None-Match": first.headers["ETag"]})

@@ -78,7 +78,7 @@ async def run_page(served: Served, name: str, query: str = "", run: int = -1) ->
 
 
 async def test_a_call_is_one_row_with_its_outcome(tmp_path: Path) -> None:
-    """A step is a model call and its tools, each with a bar; nothing that was sent is shown until it is asked for."""
+    """A step is a model call and its tools, each with a bar; what was sent is shown only on request."""
     async with serving(tmp_path) as served:
         chat = await served.sessions.of("ada").open("a", CLERK)
         await chat.send("look", instructions="In one sentence.", key="evt-1", metadata={"from": "a test"})
@@ -181,7 +181,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_run_shows_what_is_unknown(tmp_path: Path) -> None:
-    """First that it was killed, and after the recovery that the outcome of its call is not known."""
+    """It says that the run was killed and, after the recovery, that the outcome of its call is unknown."""
     url = f"sqlite:///{tmp_path}/s.db"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, url, cwd=Path(__file__).parents[2])
     assert await process.wait() == 9
@@ -190,14 +190,14 @@ async def test_a_killed_run_shows_what_is_unknown(tmp_path: Path) -> None:
         await served.sessions.recover()
         recovered = await run_page(served, "a")
     assert killed.has("pill", "killed") == 1
-    assert killed.has("lane", "unknown") >= 1  # the other call may not have been told of either
+    assert killed.has("lane", "unknown") >= 1  # the other call's outcome may be unknown too
     assert "killed, and recovered after" in recovered.text
     assert recovered.has("lane", "unknown") >= 1
     assert "2 starts" in recovered.text
 
 
 async def test_runs_that_belong_together_are_linked(tmp_path: Path) -> None:
-    """Sub-agents' runs, branches, and the runs before and behind one."""
+    """Links lead to sub-agents' runs, branches, and the runs before and after one."""
     async with serving(tmp_path) as served:
         ada = served.sessions.of("ada")
         chat = await ada.open("a", CLERK)
@@ -263,7 +263,7 @@ async def test_nothing_that_was_stored_runs_on_the_page(tmp_path: Path) -> None:
 
 
 def test_time_that_nobody_worked_takes_no_room() -> None:
-    """What a run waited for a person is not in its bars."""
+    """The time that a run waited for a person is not part of its bars."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     hour = timedelta(hours=1)
     resumed = AgentStart(at=begin + hour, resumed=True, idle=3590.0)

@@ -31,7 +31,7 @@ from perdure.testing import ScriptedDriver
 
 
 def _said(page: Page) -> list[tuple[str, str]]:
-    """Return who said what on a page."""
+    """Return the speakers and texts on a page."""
     who, what = page.all("div", "who"), page.all("div", "what")
     return [(one.text, " ".join(other.text.split())) for one, other in zip(who, what, strict=True)]
 
@@ -52,7 +52,7 @@ async def test_a_conversation_is_shown_with_its_facts(served: Served) -> None:
 
 @in_service
 async def test_a_call_and_its_result_are_one_box(served: Served) -> None:
-    """Though a provider uses the id of a call again."""
+    """They are one box even if a provider uses the id of a call again."""
     hers = served.sessions.of("ada")
     await hers.open("calls")
     for number in (1, 2):
@@ -114,7 +114,7 @@ async def test_versions_are_windowed(served: Served) -> None:
 
 @in_service
 async def test_what_a_compaction_covers_is_fetched_when_it_is_opened(served: Served) -> None:
-    """A part of a page for a script, a page for those without, and in both one window at a time."""
+    """A script gets a part of a page and other browsers a whole page, one window at a time in both."""
     hers = served.sessions.of("ada")
     await hers.open("long")
     await hers.inject("long", [{"role": "user", "content": f"message {number}"} for number in range(100)])
@@ -183,7 +183,7 @@ async def test_what_waits_for_a_person_is_shown_to_those_who_may_decide(served: 
 
 @in_service
 async def test_another_owners_session_is_as_one_that_is_not_there(served: Served) -> None:
-    """Byte for byte, on every page and for every form."""
+    """The answers are equal byte for byte, on every page and for every form."""
     chat = await served.sessions.of("ada").open("hers")
     await chat.send("secret")
     missing = str(chat.id)[:-4] + "none"
@@ -197,7 +197,7 @@ async def test_another_owners_session_is_as_one_that_is_not_there(served: Served
 
 @in_service
 async def test_the_live_stream_sends_rows_and_reads_on(served: Served) -> None:
-    """An id is a place on the record: with the last one seen, nothing comes twice."""
+    """An id is a place on the record: after the last one seen, nothing comes twice."""
     hers = served.sessions.of("ada")
     chat = await hers.open("talk")
     await chat.send("one")
@@ -213,7 +213,7 @@ async def test_the_live_stream_sends_rows_and_reads_on(served: Served) -> None:
 async def _rows(
     client: httpx.AsyncClient, path: str, count: int, headers: dict[str, str] | None = None
 ) -> list[tuple[int, str]]:
-    """Return the first rows of a stream, each with its id. The app is asked: httpx's transport waits for the end."""
+    """Return the first rows of a stream, each with its id. It asks the app: httpx's transport waits for the end."""
     rows: list[tuple[int, str]] = []
     gone = asyncio.Event()
     body = ""
@@ -286,7 +286,7 @@ async def _hostile(sessions: perdure.Sessions) -> None:
     ],
 )
 async def test_what_was_stored_cannot_act(tmp_path: Path, path: str) -> None:
-    """Every text that somebody has stored is shown as the text that it is."""
+    """Every stored text is shown as text."""
     driver = ScriptedDriver([CANARY] * 3)
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db", driver=driver) as sessions:
         await _hostile(sessions)
@@ -303,7 +303,7 @@ async def test_what_was_stored_cannot_act(tmp_path: Path, path: str) -> None:
 
 
 def assert_harmless(page: Page) -> None:
-    """Nothing on the page is of another's making, and nothing would need a weaker policy."""
+    """Assert that nothing on the page is of another's making, and that nothing would need a weaker policy."""
     assert not page.all("img")
     for each in page.elements:
         names = each.attributes.keys()
@@ -318,7 +318,7 @@ def assert_harmless(page: Page) -> None:
 
 @in_service
 async def test_the_first_page_is_small(served: Served) -> None:
-    """HTML, style and scripts, compressed: 60 KB at most, of a full list and of a full window."""
+    """HTML, style and scripts take 60 KB at most, compressed, for a full list and a full window."""
     hers = served.sessions.of("ada")
     for number in range(60):
         await hers.inject((await hers.open(f"s{number}")).id, f"a question about the trains of line {number}")
@@ -331,7 +331,7 @@ async def test_the_first_page_is_small(served: Served) -> None:
 
 @in_service
 async def test_a_page_costs_its_window(served: Served) -> None:
-    """However long the session is: the best of several times, as other work on this machine only adds to one."""
+    """The best of several times counts, for any length of session: other work on this machine only adds to a time."""
     hers = served.sessions.of("ada")
     for name, length in (("short", 100), ("long", 20_000)):
         await hers.open(name)
@@ -349,7 +349,7 @@ async def test_a_page_costs_its_window(served: Served) -> None:
 
 
 async def _taken(served: Served, name: str, view: str) -> float:
-    """Return how long a page took of a session of which nothing was at hand."""
+    """Return the time for a page of a session that is not in memory."""
     served.sessions.store.evict((await served.sessions.of("ada").info(name)).id)  # type: ignore[attr-defined]
     began = time.perf_counter()
     await served.ada.get(f"/sessions/{name}?view={view}")
@@ -388,7 +388,7 @@ async def test_a_killed_run_and_a_parked_session_are_told(tmp_path: Path) -> Non
 
 
 async def test_a_long_run_that_waits_is_shown(tmp_path: Path) -> None:
-    """It has said more than is read of a session at first."""
+    """It has more messages than a session's first read returns."""
     look = [ToolCall("look") for _ in range(70)]
     driver = ScriptedDriver([*look, ToolCall("refund", {"order": 7})])
     tools = [perdure.tool(_look, name="look"), refund]
@@ -407,7 +407,7 @@ def _look() -> str:
 
 
 async def test_a_run_that_was_stopped_is_told_from_one_that_came_to_its_end(tmp_path: Path) -> None:
-    """And its call does not look as if a result could still come."""
+    """Its call does not look as if a result could still come."""
     begun = asyncio.Event()
 
     @perdure.tool
@@ -439,7 +439,7 @@ async def test_a_run_that_was_stopped_is_told_from_one_that_came_to_its_end(tmp_
 async def test_what_happens_while_a_page_is_made_is_told_by_its_stream(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream begins behind the events that were there before anything else of the page was read."""
+    """The stream begins after the events that were there before anything else of the page was read."""
     hers = served.sessions.of("ada")
     chat = await hers.open("talk")
     await chat.send("one")
@@ -472,12 +472,12 @@ async def test_branches_are_shown_side_by_side(tmp_path: Path) -> None:
                 page = await Page.get(client, f"/sessions/talk?view={view}")
                 assert _said(page) == [("user", "This week?"), ("assistant", "Yes, on Thursday.")]
                 first = next(each for each in page.all("div") if each.classes & {"of-run", "who"})
-                assert "of-run" in first.classes  # above what the run was asked
+                assert "of-run" in first.classes  # above the run's question
 
 
 @in_service
 async def test_a_message_that_was_found_is_on_its_page(served: Served) -> None:
-    """Wherever in the log it is, also where the place does not belong to this session's log."""
+    """It is found anywhere in the log, and even if the place is not in this session's log."""
     hers = served.sessions.of("ada")
     await hers.open("long")
     await hers.inject("long", [{"role": "user", "content": f"message {number}."} for number in range(200)])

@@ -43,7 +43,7 @@ def pages_in(folder: Path) -> dict[str, Page]:
 
 
 def assert_whole(folder: Path) -> dict[str, Page]:
-    """Every link leads to a file that is there, and to a place that is in it."""
+    """Assert that every link leads to an existing file, and to an existing place in it."""
     pages = pages_in(folder)
     for name, page in pages.items():
         for link in page.links():
@@ -59,7 +59,7 @@ def assert_whole(folder: Path) -> dict[str, Page]:
 
 
 async def test_a_site_is_whole(tmp_path: Path) -> None:
-    """Sessions, versions, runs, what their steps were sent, and sub-agents: all of it can be walked from the index."""
+    """Links from the index lead to sessions, versions, runs, their steps' requests, and sub-agents."""
     site = tmp_path / "site"
     async with connected(tmp_path) as sessions:
         chat = await sessions.open("order-7")
@@ -123,7 +123,7 @@ async def test_two_sessions_are_linked_by_their_diff(tmp_path: Path) -> None:
 
 
 async def test_a_session_of_many_versions_is_written_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its runs, and as many other pages as there is room for; links to the rest are left out."""
+    """It has all runs, and as many other pages as there is room for; links to the rest are left out."""
     monkeypatch.setattr(static_site, "MOST", 3)
     async with connected(tmp_path) as sessions:
         chat = await sessions.open("a")

@@ -1,4 +1,4 @@
-"""What is done to a session from its page: forms, as a browser without scripts sends them."""
+"""The forms on a session's page, as a browser without scripts sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.loop.external import external_tool
 
 
 async def _sent(served: Served, verb: str, path: str = "/sessions/talk", **changed: str) -> Page:
-    """Send the form of a verb from a page, and return the page behind it."""
+    """Send the form of a verb from a page, and return the page that follows."""
     form = (await Page.get(served.ada, path)).form(verb)
     response = await form.send(served.ada, **changed)
     assert response.status_code == 303, response.text
@@ -83,7 +83,7 @@ async def test_a_fork_opens_where_it_was_asked_for(served: Served) -> None:
 
 @in_service
 async def test_a_page_that_is_out_of_date_changes_nothing(served: Served) -> None:
-    """The form is bound to the version that its page showed; what happened is said, with the way back."""
+    """The form is bound to the version that its page showed; the answer says what happened, and links back."""
     await _talk(served, "one", "two")
     page = await Page.get(served.ada, "/sessions/talk")
     await served.sessions.of("ada").rename("talk", "Meanwhile")

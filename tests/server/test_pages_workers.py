@@ -41,7 +41,7 @@ def serving(tmp_path: Path) -> Any:
 
 @asynccontextmanager
 async def left_over(tmp_path: Path, owner: str, name: str) -> AsyncIterator[None]:
-    """Leave a run to be continued: its connection is gone while it hangs."""
+    """Leave an interrupted run: its connection closes while it hangs."""
     url = f"sqlite:///{tmp_path}/s.db"
     async with perdure.connect(url, driver=ScriptedDriver(script), tools=[hang], grace=0.0) as sessions:
         chat = await sessions.of(owner).open(name)
@@ -58,7 +58,7 @@ def form(page: Page, action: str) -> Form:
 
 
 async def test_everything_that_is_left_is_shown(tmp_path: Path) -> None:
-    """What waits by priority, what is held, delayed and repeated, and who runs what."""
+    """The page shows waiting messages by priority, held, delayed and repeated ones, and running sessions."""
     pytest.importorskip("cronsim")
     async with serving(tmp_path) as served:
         ada = served.sessions.of("ada")

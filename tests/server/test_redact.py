@@ -1,4 +1,4 @@
-"""A service over a connection that redacts: what clients send and are told has no secret in it."""
+"""A service over a connection that redacts: what clients send and get has no secret in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure import redactors
 
 @pytest.mark.parametrize("path", ["/api", "/v1", "/agui"])
 async def test_a_canary_of_a_client_is_not_stored(path: str, tmp_path: Path) -> None:
-    """By the API, by OpenAI's protocol or by AG-UI: neither the answers nor the store have the secret."""
+    """It may come by the API, OpenAI's protocol or AG-UI: neither the answers nor the store have the secret."""
     told: list[str] = []
     async with serving(url_of("sqlite", tmp_path), driver=Model(), redact=redactors.DEFAULT) as served:
         ada = served.ada

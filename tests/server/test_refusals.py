@@ -1,4 +1,4 @@
-"""What cannot be followed is refused, never ignored: headers, parameters, and options that have no effect."""
+"""Headers, parameters and options that a service cannot follow are refused, never ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENAI = {"model": "assistant", "input": "hello"}
 
 
 def refused(response: httpx.Response, about: str) -> None:
-    """Require a 422 that names what was wrong."""
+    """Require a 422 that names the wrong part."""
     assert response.status_code == 422, (response.status_code, response.text)
     assert about in response.text
 
@@ -93,7 +93,7 @@ async def test_a_key_that_was_never_used_has_no_reply(served: Served) -> None:
 
 @in_service
 async def test_a_key_stands_for_one_new_session(served: Served) -> None:
-    """The same request returns it, another body is refused, and a name that was given is there in any case."""
+    """The same request returns it, another body is refused, and a session with a given name is there in any case."""
     headers, body = {"Idempotency-Key": "k"}, {"tags": ["x"], "name": "One"}
     first, again = [await served.ada.post("/api/sessions", json=body, headers=headers) for _ in range(2)]
     assert (first.status_code, again.status_code) == (201, 200)
@@ -118,7 +118,7 @@ async def test_a_key_stands_for_one_conversation(served: Served) -> None:
 
 @in_service
 async def test_a_front_end_may_send_what_is_empty_or_not_meant_for_us(served: Served) -> None:
-    """Such as the state of a client that has none, and what another agent has sealed."""
+    """It may be the state of a client that has none, or something that another agent has sealed."""
     said = {"id": "m1", "role": "user", "content": "hello", "encryptedValue": "sealed"}
     given = {"threadId": "t", "runId": "r", "messages": [said], "forwardedProps": {}, "tools": [], "context": []}
     empty: tuple[Any, ...] = ({}, None, [])
@@ -139,7 +139,7 @@ async def test_an_owner_has_keys_of_their_own(served: Served) -> None:
 
 
 async def test_a_stream_that_finds_no_room_says_so(tmp_path: Path) -> None:
-    """Though there was room when it was asked for: others were quicker."""
+    """There was room at the request, but other streams took it first."""
     settings = Settings(limits=Limits(streams_of_owner=1))
     async with serving(f"sqlite:///{tmp_path}/a.db", settings) as served:
         call = Call(served.service, Request({"type": "http", "headers": []}), Caller("ada"), None, None)

@@ -1,4 +1,4 @@
-"""What no route lets through. Each test goes over the whole table, so that a new route cannot be forgotten."""
+"""Attacks that no route lets through. Each test tries the whole table, so that a new route cannot be forgotten."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTILE = (
 
 
 def path_of(route: Route, name: str = "s") -> str:
-    """Return the path of a route: of the session `s`, and of things that are not there."""
+    """Return the path of a route: of the session `s`, and of objects that do not exist."""
     return re.sub(r"{(\w+)(?::\w+)?}", lambda found: name if found[1] == "session" else "none", route.path)
 
 
@@ -40,14 +40,14 @@ def unsafe(routes: Iterable[Route] = ROUTES) -> list[Route]:
 
 
 def body_of(route: Route) -> dict[str, object]:
-    """Return a body of the kind that a route takes, with nothing in it."""
+    """Return an empty body of the kind that a route takes."""
     if route.face == "page":
         return {"content": b"a=1", "headers": {"Content-Type": "application/x-www-form-urlencoded"}}
     return {"json": {}}
 
 
 async def ask(client: httpx.AsyncClient, route: Route, **options: object) -> httpx.Response:
-    """Ask a route. What would be a stream is not waited for: such requests are refused before they begin."""
+    """Ask a route. A stream is not waited for: such requests are refused before they begin."""
     path = options.pop("path", None) or path_of(route)
     return await client.request(route.method, str(path), **options)  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ async def ask(client: httpx.AsyncClient, route: Route, **options: object) -> htt
 async def findings(
     routes: Iterable[Route], asked: Callable[[Route], AsyncIterator[httpx.Response]], is_right: Callable[..., bool]
 ) -> list[str]:
-    """Return what is wrong with the answers of routes, one line each."""
+    """Return the faults in the answers of routes, one line each."""
     wrong = []
     for route in routes:
         async for response in asked(route):
@@ -66,13 +66,13 @@ async def findings(
 
 @in_service
 async def test_a_name_that_is_not_the_services_own_is_refused(served: Served) -> None:
-    """Somebody else's DNS can point a name at this machine, and a browser would bring its cookie along."""
+    """Somebody else's DNS can point a name at this machine, and a browser would send its cookie along."""
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
         for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:7433", "", "127.0.0.1@evil.example"):
             yield await ask(served.operator, route, headers={"Host": host})
 
-    named = [route for route in ROUTES if route.path != PROBE]  # which tells nothing, and is asked by any address
+    named = [route for route in ROUTES if route.path != PROBE]  # it reveals nothing, and answers any address
     assert await findings(named, asked, lambda response, _: response.status_code == 421) == []
 
 
@@ -97,7 +97,7 @@ async def test_pages_of_other_sites_are_refused(served: Served) -> None:
 
 @in_service
 async def test_nobody_is_let_in_without_a_token(served: Served) -> None:
-    """A browser is sent to where it can sign in; everybody else is told to bring a token."""
+    """A browser is sent to the page for signing in; every other client is told to bring a token."""
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
         for given in ("", "Bearer ", "Bearer pdr_" + "x" * 43, "Basic YWRhOmFkYQ==", "Bearer \x00"):
@@ -129,7 +129,7 @@ async def test_a_token_that_may_only_read_changes_nothing(served: Served) -> Non
 
 @in_service
 async def test_another_owners_session_is_as_if_there_were_none(served: Served) -> None:
-    """The same bytes: nobody learns of a session by asking for it."""
+    """The bytes are the same: nobody learns of a session by asking for it."""
     routes = [route for route in ROUTES if "{session}" in route.path and route.method != "PUT"]
     before = [seen(await ask(served.bob, route, **body_of(route))) for route in routes]
     await served.ada.put("/api/sessions/s", json={"name": "the canary"})
@@ -144,14 +144,14 @@ async def test_another_owners_session_is_as_if_there_were_none(served: Served) -
 
 
 def seen(response: httpx.Response) -> tuple[int, bytes, list[tuple[str, str]]]:
-    """Return what a client can tell two responses apart by. The number of a logged problem is a new one each time."""
+    """Return what distinguishes two responses for a client. A logged problem's number is new each time."""
     assert response.status_code != 500
     return response.status_code, response.content, sorted(response.headers.items())
 
 
 @in_service
 async def test_no_route_takes_more_than_it_should(served: Served) -> None:
-    """By the length that is told, and by the bytes that come."""
+    """The limit counts the length that is announced, and the bytes that come."""
     most = served.service.settings.limits.body
     large = b'{"text": "' + b"x" * most + b'"}'
 
@@ -174,7 +174,7 @@ def kind_of(route: Route) -> str:
 
 @in_service
 async def test_bodies_that_are_not_json_are_refused(served: Served) -> None:
-    """A page of another site can send texts and forms without asking a browser for leave."""
+    """A page of another site can send texts and forms without the browser's permission."""
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
         for kind in ("text/plain", "multipart/form-data; boundary=x", "application/xml", ""):
@@ -204,7 +204,7 @@ async def test_bodies_that_are_not_json_are_refused(served: Served) -> None:
 )
 @in_service
 async def test_a_body_that_makes_no_sense_is_a_clients_mistake(served: Served, content: bytes) -> None:
-    """4xx with a reason, and nothing changes."""
+    """The answer is a 4xx with a reason, and nothing changes."""
     await served.ada.put("/api/sessions/s", json={})
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
@@ -217,7 +217,7 @@ async def test_a_body_that_makes_no_sense_is_a_clients_mistake(served: Served, c
 
 @in_service
 async def test_forms_of_many_fields_are_refused_at_once(served: Served) -> None:
-    """To read them would keep everybody waiting."""
+    """Reading them would keep every other client waiting."""
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
         for content in (b"&a=1" * 250_000, b"a&" * 500_000):
@@ -229,7 +229,7 @@ async def test_forms_of_many_fields_are_refused_at_once(served: Served) -> None:
 
 @in_service
 async def test_numbers_that_are_too_large_are_a_clients_mistake(served: Served) -> None:
-    """In queries, and as the length of a body."""
+    """They may be in queries, or a body's length."""
     await served.ada.put("/api/sessions/s", json={})
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
@@ -244,7 +244,7 @@ async def test_numbers_that_are_too_large_are_a_clients_mistake(served: Served) 
 
 @in_service
 async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
-    """Nothing fails, no file is reached, and no header can be made up."""
+    """Nothing fails, no file is reached, and no header can be forged."""
 
     async def asked(route: Route) -> AsyncIterator[httpx.Response]:
         body = body_of(route) if route.method not in SAFE else {}
@@ -265,7 +265,7 @@ async def test_tricks_in_paths_and_queries_are_refused(served: Served) -> None:
 
 @in_service
 async def test_no_stored_text_makes_a_header(served: Served) -> None:
-    """A name, a tag, a message or a key with ends of lines in it: what it is refused or kept as, no header has them."""
+    """A name, a tag, a message or a key may contain ends of lines: no header has them."""
     trick = "a\r\nX-Injected: yes\r\n\r\n<b>"
     await served.ada.put("/api/sessions/s", json={"name": trick, "tags": [trick]})
     await served.ada.put("/api/sessions/s", json={})
@@ -299,7 +299,7 @@ async def test_paths_that_are_not_in_the_table_are_nothing(served: Served) -> No
 
 
 async def status_of(served: Served, path: str) -> int:
-    """Ask for a path as it is: httpx would tidy it up first."""
+    """Ask for a path as it is: httpx would normalise it first."""
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page about the service, and the unit that starts it: what a reader copies works."""
+"""The page about the service, and the unit that starts it: commands that a reader copies work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed on this machine")
 def test_the_requests_of_the_page_are_answered(tmp_path: Path) -> None:
-    """Every block of the page, in order, against one server."""
+    """Every block of the page is tried, in order, against one server."""
     with served_in(tmp_path) as server:
         (tmp_path / "tools.py").write_text(TOOLS)
         server.start_working()
@@ -62,7 +62,7 @@ def parsed(line: str) -> dict[str, object]:
 
 
 def test_the_page_names_every_path_of_the_api() -> None:
-    """By its last word, in the table or the text."""
+    """Its last word is in the table or the text."""
     told = PAGE.read_text()
     for route in ROUTES:
         if route.face in ("api", "health"):
@@ -71,7 +71,7 @@ def test_the_page_names_every_path_of_the_api() -> None:
 
 
 def test_the_unit_waits_for_longer_than_the_service_drains() -> None:
-    """And its command is one that perdure takes, without a secret."""
+    """Its command is one that perdure accepts, without a secret."""
     unit = UNIT.read_text()
     given = parsed(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
     assert float(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]) >= float(str(given["drain"])) + 10
@@ -81,7 +81,7 @@ def test_the_unit_waits_for_longer_than_the_service_drains() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed on this machine")
 def test_the_unit_is_verified(tmp_path: Path) -> None:
-    """By systemd itself, with a program that exists."""
+    """systemd itself verifies it, with a program that exists."""
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/perdure/bin/perdure", "/bin/true"))
     assert "perdure-serve" not in linted("systemd-analyze", "verify", unit)

@@ -45,9 +45,9 @@ def ask(client: httpx.Client, number: int, **options: Any) -> httpx.Response:
 
 
 def test_it_is_signed_in_to_once(server: Serving) -> None:
-    """By the address that it prints; programs bring a token. No secret is logged, and nobody else gets in.
+    """A person signs in by the address that it prints; programs bring a token. No secret is logged.
 
-    A browser that it opens is given a file with a code of its own: command lines are seen by others.
+    A browser that it opens gets a file with a code of its own, since other users can see command lines.
     """
     (server.where / "browser").write_text('cp --preserve=mode "${1#file://}" opening && mv opening opened')
     server.start_working("--open", DISPLAY=":0", BROWSER="sh browser %s")
@@ -91,7 +91,7 @@ def require_bounded_headers(server: Serving) -> None:
 
 
 def test_a_stream_is_told_when_the_service_stops(server: Serving) -> None:
-    """It ends with a reason; the run under way is drained, and who asks is told that the service is about to stop."""
+    """It ends with a reason; the run under way is drained, and a request is refused with the reason."""
     server.start_working()
     server.hold(1)
     with server.client("ada") as ada:
@@ -119,7 +119,7 @@ def test_a_stream_is_told_when_the_service_stops(server: Serving) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("drain", "signals"), [("1s", 1), ("10min", 2)])
 def test_what_is_not_drained_is_handed_over(server: Serving, drain: str, signals: int) -> None:
-    """After a while, or at once at a second signal. The next process finishes it, and it is one run."""
+    """This happens after a while, or at once at a second signal. The next process ends it as the same run."""
     server.start_working("--drain", drain)
     server.hold(1)
     with server.client("ada") as ada:
@@ -139,7 +139,7 @@ def test_what_is_not_drained_is_handed_over(server: Serving, drain: str, signals
 
 
 def test_without_agents_messages_wait_for_workers(server: Serving) -> None:
-    """And a proxy is believed by its own address only."""
+    """A proxy is believed by its own address only."""
     (server.where / "served.db").touch()
     server.start("--owner-header", "X-User", "--trust-proxy", "127.0.0.2")
     ada = {"X-User": "ada"}
@@ -157,7 +157,7 @@ def test_without_agents_messages_wait_for_workers(server: Serving) -> None:
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Start it in this process, with options by which it does not begin."""
+    """Start it in this process, with options that it refuses."""
     monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{tmp_path}/served.db")
 
     def start(*options: str) -> tuple[int, str]:
@@ -175,7 +175,7 @@ def test_it_does_not_listen_beyond_this_machine_without_tokens(refused: Callable
 
 
 async def test_a_token_or_a_proxy_lets_it_be_reached(tmp_path: Path) -> None:
-    """A browser's token does not count: no program has it."""
+    """A browser's token does not count, since no program has it."""
     import perdure
     from perdure.server.tokens import token_book
 
@@ -202,7 +202,7 @@ def test_a_port_that_is_in_use_is_named(refused: Callable[..., tuple[int, str]])
 
 
 async def test_an_agent_without_a_model_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever starts the service learns why messages to its new sessions wait."""
+    """The log says why messages to its new sessions wait."""
     async with perdure.connect("memory://") as sessions:
         agents = [AgentDefinition("clerk"), AgentDefinition("helper", model="offline")]
         warn_of_missing_models(Service(sessions, agents=agents))
@@ -210,7 +210,7 @@ async def test_an_agent_without_a_model_is_told_of(caplog: pytest.LogCaptureFixt
 
 
 def test_what_is_answered_is_sent_at_once() -> None:
-    """A socket without its protocol is not known for TCP, and each answer would wait for the client's confirmation."""
+    """asyncio does not recognise a socket without its protocol as TCP; each answer would wait for the client."""
     with bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
@@ -237,7 +237,7 @@ def test_what_is_typed_wrong_is_refused(
 
 
 def test_a_server_that_is_killed_in_the_middle_is_read_on_from(server: Serving) -> None:
-    """The client comes back with the id of its last event: it has every event once, and the run is recovered."""
+    """The client comes back with the id of its last event: it gets every event once, and the run is recovered."""
     chance = random.Random(17)
     server.start_working()
     with server.client("ada") as ada:
@@ -265,7 +265,7 @@ def _last(seen: list[Event]) -> int:
 
 
 def _until_killed(server: Serving, client: httpx.Client, seen: list[Event], most: int) -> list[Event]:
-    """Read until so many events have come, or the tool has begun, and kill the server then."""
+    """Read until `most` events have come, or the tool has begun, and then kill the server."""
     found: list[Event] = []
     with stream(client, "a", _last(seen)) as events:
         for event in events:

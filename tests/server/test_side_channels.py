@@ -1,4 +1,4 @@
-"""What answers tell about the sessions of others: nothing, by their bytes, their headers, or the time they take."""
+"""Answers reveal nothing about the sessions of others, in their bytes, their headers, or the time they take."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from perdure.server.table import ROUTES
 HERS, NOBODYS = "order-of-ada", "order-of-eve"
 ROUNDS = 40
 NOISE = 1.35
-"""How far two medians of the same work lie apart on a busy machine, at most."""
+"""The largest ratio between two medians of the same work on a busy machine."""
 NAMED = [route for route in ROUTES if re.search("{(session|response|conversation)}", route.path)]
 SHOWN = [route for route in NAMED if route.method == "GET"]
 
 
 class Seen(NamedTuple):
-    """All that a client can tell answers apart by, and how long one took."""
+    """An answer as a client sees it, and the time it took."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def path_of(route: Route, session: Any) -> str:
-    """Return the path of a route of a session. Runs, keys and items are named as if they were there, too."""
+    """Return the path of a route of a session. Runs, keys and items get names as if they existed, too."""
     named = {"session": session, "response": ResponseId(session, "k"), "conversation": conversation_id(session)}
     return re.sub(r"{(\w+)(?::\w+)?}", lambda found: str(named.get(found[1], "k")), route.path)
 
@@ -75,7 +75,7 @@ async def fill(served: Served) -> None:
 async def medians(
     routes: Sequence[Route], ask: Callable[[Route, str], Awaitable[Seen]]
 ) -> dict[str, tuple[float, float]]:
-    """Return how long each route takes for a session of another, and for none, asked in turns."""
+    """Return the time of each route for another owner's session and for a missing one, asked in turns."""
     found = {}
     for route in routes:
         taken: dict[str, list[float]] = {HERS: [], NOBODYS: []}
@@ -87,7 +87,7 @@ async def medians(
 
 
 def apart(found: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return the routes whose times tell of a session: by a ratio, and by more than a fifth of a millisecond."""
+    """Return the routes whose times reveal a session: by a ratio, and by more than a fifth of a millisecond."""
     return {
         path: times
         for path, times in found.items()
@@ -96,7 +96,7 @@ def apart(found: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float
 
 
 class Slower:
-    """The app, with a hole: it takes longer where a path names Ada's session."""
+    """The app with a leak: it takes longer if a path names Ada's session."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -109,7 +109,7 @@ class Slower:
 
 @in_service
 async def test_times_tell_nothing_of_others_sessions(served: Served) -> None:
-    """The medians of each route lie within noise. What seems to differ is measured again before it is a finding."""
+    """The medians of each route are equal within noise. A difference is measured again before it is a finding."""
     await fill(served)
     secret = served.bob.headers["Authorization"]
 
@@ -129,7 +129,7 @@ async def test_times_tell_nothing_of_others_sessions(served: Served) -> None:
 
 @in_service
 async def test_answers_are_the_same_bytes(served: Served) -> None:
-    """Of every route that names a session, for every method, and for what is asked as a stream."""
+    """This holds for every route that names a session, for every method, and for streams."""
     await fill(served)
     secret = served.bob.headers["Authorization"]
     for route in NAMED:
@@ -146,7 +146,7 @@ async def test_answers_are_the_same_bytes(served: Served) -> None:
 
 
 def _without_names(answer: Seen) -> tuple[object, ...]:
-    """Return what can be told apart, but for the name that the client itself has given."""
+    """Return an answer without the names that the client itself has given."""
     body, length = answer.body, b"content-length"
     for session in (HERS, NOBODYS):
         for name in (session, str(ResponseId(session, "k")), conversation_id(session)):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Clients that send or take slowly, over real sockets: none holds a connection, or memory, for longer than it may."""
+"""Clients that send or read slowly, over real sockets: none holds a connection, or memory, for longer than it may."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.server.settings import Limits, Settings
 
 HEAD, PATIENCE = 0.4, 0.5
 LATE = 4.0
-"""Seconds after which a connection that should be cut is a finding."""
+"""The seconds after which a connection that is not cut is a finding."""
 FAST = Settings(limits=Limits(head=HEAD, patience=PATIENCE))
 
 
@@ -43,13 +43,13 @@ class Port:
 async def ported(tmp_path: Path) -> AsyncIterator[Port]:
     async with serving(f"sqlite:///{tmp_path}/served.db", FAST) as served, answering(served.service) as (server, url):
         listener = server.servers[0].sockets[0]
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8_192)  # so that little fills it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8_192)  # so that little data fills it
         await served.ada.put("/api/sessions/s", json={})
         yield Port(served, server, int(url.rpartition(":")[2]))
 
 
 async def until_cut(reader: asyncio.StreamReader) -> tuple[float, bytes]:
-    """Return after how many seconds a connection was closed, and what came over it."""
+    """Return the seconds until a connection was closed, and the data that came over it."""
     began, seen = time.monotonic(), b""
     try:
         async with asyncio.timeout(LATE):
@@ -63,7 +63,7 @@ async def until_cut(reader: asyncio.StreamReader) -> tuple[float, bytes]:
 
 
 async def dribble(writer: asyncio.StreamWriter, piece: bytes) -> None:
-    """Send a little, again and again, for as long as it is taken."""
+    """Send a little, again and again, as long as the server accepts it."""
     try:
         while True:
             writer.write(piece)
@@ -87,7 +87,7 @@ async def dribbling(port: int, first: bytes, piece: bytes) -> AsyncIterator[asyn
 
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\n", b"GET /heal"], ids=["nothing", "a line", "a word"])
 async def test_headers_that_come_slowly_are_cut_off(tmp_path: Path, first: bytes) -> None:
-    """Each byte that comes gives a client no more time."""
+    """Bytes that arrive give a client no more time."""
     async with ported(tmp_path) as at, dribbling(at.port, first, b"x" if first else b"") as reader:
         taken, _ = await until_cut(reader)
     assert HEAD * 0.9 <= taken < LATE
@@ -95,7 +95,7 @@ async def test_headers_that_come_slowly_are_cut_off(tmp_path: Path, first: bytes
 
 @pytest.mark.parametrize("piece", [b"x", b"\r\n"], ids=["letters", "blank lines"])
 async def test_headers_of_a_second_request_are_no_slower(tmp_path: Path, piece: bytes) -> None:
-    """A connection that has been answered once is not trusted more, with or without a token."""
+    """A connection that was answered once is not trusted more, with or without a token."""
     async with ported(tmp_path) as at:
         first = at.request("GET", "/healthz", secret=False)
         async with dribbling(at.port, first + b"GET /healthz HTT" * (piece == b"x"), piece) as reader:
@@ -133,7 +133,7 @@ async def test_a_body_that_nobody_reads_holds_no_connection(
 
 
 async def test_nonsense_in_a_stream_ends_the_stream_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A request's body may turn into nonsense while it is answered already."""
+    """A request's body may turn into nonsense while it is being answered."""
     async with ported(tmp_path) as at:
         head = at.request("GET", "/api/sessions/s/events", "Accept: text/event-stream", "Transfer-Encoding: chunked")
         reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
@@ -146,7 +146,7 @@ async def test_nonsense_in_a_stream_ends_the_stream_alone(tmp_path: Path, caplog
 
 
 def stalled(port: int) -> socket.socket:
-    """Return a connection that takes next to nothing."""
+    """Return a connection that reads next to nothing."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     made.connect(("127.0.0.1", port))
@@ -166,7 +166,7 @@ async def until_gone(at: Port) -> int:
 
 
 async def say_much(at: Port) -> None:
-    """Have far more said than the buffers of a connection take."""
+    """Make a session say far more than the buffers of a connection take."""
     for number in range(20):
         given = {"text": f"{number} " + "x" * 100_000, "wait": 20}
         assert (await at.served.ada.post("/api/sessions/s/messages", json=given)).status_code == 200
@@ -177,7 +177,7 @@ async def say_much(at: Port) -> None:
 async def test_a_stream_that_nobody_reads_is_cut_off(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Meanwhile what is kept for it does not grow with what is said; others hear everything."""
+    """Its buffer does not grow with the session's text, and other listeners get everything."""
     async with ported(tmp_path) as at:
         await say_much(at)
         with stalled(at.port) as client:
@@ -198,7 +198,7 @@ async def test_an_answer_that_nobody_takes_is_cut_off(tmp_path: Path) -> None:
 
 
 async def test_answers_that_nobody_takes_do_not_pile_up(tmp_path: Path) -> None:
-    """Requests may come one behind the other, from somebody without a token."""
+    """Requests may follow each other, from a client without a token."""
     async with ported(tmp_path) as at:
         many = at.request("GET", "/api/sessions", secret=False) * 500
         with stalled(at.port) as client:

@@ -1,4 +1,4 @@
-"""Access tokens: a secret opens what its token says, until it is revoked or expires, and is kept nowhere."""
+"""Access tokens: a secret opens what its token allows, until it is revoked or expires, and is stored nowhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clock() -> Iterator[FrozenClock]:
 
 
 async def test_a_new_token_is_recognised_by_its_secret(clock: FrozenClock) -> None:
-    """With all that it was made for, in any number."""
+    """It has everything that it was made for, among any number of tokens."""
     async with MemoryStore() as store:
         secret, made = await new_token(store, "ada")
         assert re.fullmatch("pdr_[A-Za-z0-9_-]{43}", secret)
@@ -55,7 +55,7 @@ async def test_no_two_secrets_are_the_same() -> None:
 
 
 async def test_a_token_ends_when_it_expires(clock: FrozenClock) -> None:
-    """At that time, not after it."""
+    """It ends exactly at that time."""
     async with MemoryStore() as store:
         secret, made = await new_token(store, "ada", expires_at=NOON + timedelta(seconds=10))
         clock.advance(9.999)
@@ -133,7 +133,7 @@ async def test_what_is_wrong_makes_no_token(clock: FrozenClock, owner: Any, give
 async def test_a_secret_is_kept_nowhere(
     tmp_path: Path, kind: type[SqliteStore | FileStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in a file of the store, not in a log, and not in what is shown of a token."""
+    """It is in no file of the store, in no log, and not in the shown form of a token."""
     with caplog.at_level(logging.DEBUG):
         async with kind(tmp_path / "store") as store:
             secret, made = await new_token(store, "ada")
@@ -146,7 +146,7 @@ async def test_a_secret_is_kept_nowhere(
 
 
 async def test_a_damaged_token_is_an_error_and_not_nobodys(tmp_path: Path) -> None:
-    """A service can tell its operator, and lets nobody in."""
+    """A service can tell its operator, and admits nobody."""
     async with FileStore(tmp_path) as store:
         secret, _ = await new_token(store, "ada")
         (tmp_path / ".tokens").write_bytes(b"{}")

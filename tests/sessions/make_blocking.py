@@ -187,7 +187,7 @@ def _passed_on(args: ast.arguments) -> str:
 
 
 def _given(arg: ast.arg) -> str:
-    """Return a parameter, or what it is a twin of: a verb that takes a `Chat` has to be given one."""
+    """Return a parameter, or its twin: a verb that takes a `Chat` needs a blocking one."""
     assert arg.annotation is not None
     names = {each.id for each in ast.walk(arg.annotation) if isinstance(each, ast.Name)}
     twin = next((TWIN_OF[name] for name in sorted(names & TWIN_OF.keys())), None)
@@ -200,7 +200,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _twin(node: ast.expr | ast.arguments) -> str:
-    """Return the source of a type or of parameters, in which twins stand for the async classes."""
+    """Return the source of a type or of parameters, with twins in place of the async classes."""
     return ast.unparse(_Twins().visit(deepcopy(node)))
 
 
@@ -216,7 +216,7 @@ def _lines(decorator: str, head: str, body: list[str]) -> str:
 
 
 class Needed:
-    """The imports that signatures need, by the name that each brings."""
+    """The imports that signatures need, by the name that each one brings."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a session is, told in plain lists: the model that the state machine holds every store against."""
+"""A session told in plain lists: the model that the state machine compares every store with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Cover:
-    """A compaction: some messages are shown in the place of what it covers."""
+    """A compaction: it shows some messages in place of those that it covers."""
 
     def __init__(self, covered: View, shown: Iterable[str], born: int) -> None:
         self.covered = covered
@@ -17,7 +17,7 @@ class Cover:
 
 
 View = tuple["str | Cover", ...]
-"""What a model is shown: ids of messages, and covers."""
+"""The messages that a model is shown: ids of messages, and covers."""
 
 
 def shown(view: View) -> list[str]:
@@ -25,7 +25,7 @@ def shown(view: View) -> list[str]:
 
 
 def held(view: View) -> Iterator[str]:
-    """Every message that a view names, covered ones before what stands for them."""
+    """Return every message that a view names, covered ones before those that stand for them."""
     for item in view:
         if isinstance(item, Cover):
             yield from held(item.covered)
@@ -35,7 +35,7 @@ def held(view: View) -> Iterator[str]:
 
 
 def cut(view: View, start: int, stop: int) -> View:
-    """Messages `start` to `stop` of a view; a cover that the cut goes through is no cover any more."""
+    """Return messages `start` to `stop` of a view. A cover that is cut through becomes plain messages."""
     kept: list[str | Cover] = []
     place = 0
     for item in view:
@@ -47,7 +47,7 @@ def cut(view: View, start: int, stop: int) -> View:
 
 
 def covered(view: View, new: list[str], born: int) -> View:
-    """A view once a compaction has made it show other messages: the end that is the same stays outside."""
+    """Return a view once a compaction has made it show other messages: the end that both share stays outside."""
     before = shown(view)
     same = 0
     while same < min(len(before) - 1, len(new)) and new[-1 - same] == before[-1 - same]:
@@ -68,7 +68,7 @@ def _edge(view: View, place: int) -> int:
 
 
 def uncovered(view: View) -> View | None:
-    """A view without its newest cover; None if it has none."""
+    """Return a view without its newest cover; None if it has none."""
     covers = [item for item in view if isinstance(item, Cover)]
     if not covers:
         return None
@@ -77,7 +77,7 @@ def uncovered(view: View) -> View | None:
 
 
 class NaiveSession:
-    """Its views by version, the views that undo goes back to, and all that was said."""
+    """A session's views by version, the views that undo goes back to, and all that was said."""
 
     def __init__(self, session_id: str, view: View = (), said: Iterable[str] = (), parent: str | None = None) -> None:
         self.id = session_id
@@ -94,7 +94,7 @@ class NaiveSession:
         return self.versions[-1]
 
     def becomes(self, view: View, *new: str) -> None:
-        """The next version; what is new is said at the end."""
+        """Add the next version; new messages are said at the end."""
         self.versions.append(view)
         self.said += new
         if view != self.steps[-1][0]:
@@ -109,11 +109,11 @@ class NaiveSession:
 
     @property
     def kept(self) -> list[View]:
-        """The views of the versions that are kept."""
+        """Return the views of the versions that are kept."""
         return self.versions[self.first - 1 :]
 
     def forget(self, before: int) -> None:
-        """Keep the versions from one on, and make one more that says so. Undo goes back as far as these show."""
+        """Keep the versions from one on, and add one that says so. Undo goes back as far as these show."""
         self.first = before
         left = [place for place, (_, version) in enumerate(self.steps) if version >= before]
         lowest = left[0] if left else len(self.steps) - 1
@@ -123,7 +123,7 @@ class NaiveSession:
         self.becomes(self.view)
 
     def holds(self, message_id: str) -> bool:
-        """Whether a message is in its log, or in what any of its versions shows or covers."""
+        """Return True if a message is in the log, or if a kept version shows or covers it."""
         return message_id in self.said or any(message_id in held(view) for view in self.kept)
 
     def twin(self) -> NaiveSession:
@@ -133,7 +133,7 @@ class NaiveSession:
 
 
 class NaiveStore:
-    """Sessions by id, and what every message says, as plain data."""
+    """Sessions by id, and the content of every message, as plain data."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, NaiveSession] = {}
@@ -142,10 +142,10 @@ class NaiveStore:
         """A word that only this message has, by the message's id."""
         self.redacted: set[str] = set()
         self.changed: set[str] = set()
-        """What a redaction may have changed, and nobody has looked at since."""
+        """Messages that a redaction may have changed, and that were not compared since."""
 
     def mark(self, message_id: str) -> str | None:
-        """The strategy that a message was made by; None if somebody said it."""
+        """Return the strategy that made a message; None if somebody said it."""
         found: str | None = self.messages[message_id].get("metadata", {}).get("compaction")
         return found
 
@@ -153,7 +153,7 @@ class NaiveStore:
         return [each for each in ids if self.mark(each) is None]
 
     def safe_cut(self, ids: list[str], at: int) -> int:
-        """The nearest place at or before `at` that parts no tool's result from its call."""
+        """Return the nearest place at or before `at` that parts no tool's result from its call."""
         calls = {call: place for place, each in enumerate(ids) for call in self._parts(each, "tool_call", "id")}
         results = [
             (call, place) for place, each in enumerate(ids) for call in self._parts(each, "tool_result", "call_id")

@@ -33,7 +33,7 @@ PHOTO = Media("image/png", data=PNG, name="a.png")
 
 
 class Seeing:
-    """A model that answers with what it was shown."""
+    """A model that answers with the files that it was shown."""
 
     def __init__(self) -> None:
         self.seen: list[list[bytes]] = []
@@ -70,7 +70,7 @@ def url(tmp_path: Path) -> str:
     ],
 )
 def test_a_file_is_what_its_bytes_or_its_name_say(tmp_path: Path, name: str, body: bytes, media_type: str) -> None:
-    """Bytes go before the ending: providers refuse an image that is not what it is said to be."""
+    """The bytes decide before the name's ending: providers refuse an image of another type than it says."""
     path = tmp_path / name
     path.write_bytes(body)
     for source in (path, str(path)):
@@ -80,7 +80,7 @@ def test_a_file_is_what_its_bytes_or_its_name_say(tmp_path: Path, name: str, bod
 
 
 def test_an_address_is_left_to_the_provider() -> None:
-    """Its ending says what it is; `data:` has the bytes in it."""
+    """Its ending gives its type; a `data:` address contains the bytes."""
     assert attach("https://a.example/x/b.PNG?q=1") == Media(
         "image/png", url="https://a.example/x/b.PNG?q=1", name="b.PNG"
     )
@@ -90,7 +90,7 @@ def test_an_address_is_left_to_the_provider() -> None:
 
 
 def test_what_cannot_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each says what is wrong with it."""
+    """Each error says what is wrong with it."""
     (tmp_path / "empty.png").touch()
     (tmp_path / "what").write_bytes(b"\x00\x01\xff")
     monkeypatch.setattr("perdure.sessions.attaching.MOST_BYTES", 100)
@@ -117,7 +117,7 @@ def test_what_cannot_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_model_is_shown_what_was_sent(url: str, tmp_path: Path) -> None:
-    """With a text, by itself, as a path, streamed and injected; in later turns too, and in another process."""
+    """It may be sent with a text, alone, as a path, streamed or injected; later turns and processes show it too."""
     path = tmp_path / "b.png"
     path.write_bytes(PNG[::-1] + b"\x00")
     model = Seeing()
@@ -162,7 +162,7 @@ async def test_files_do_not_go_behind_a_list(url: str) -> None:
 
 
 async def test_bytes_are_read_when_they_are_asked_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load reads none, however many images there are; small ones and addresses need no reading."""
+    """A load reads none of them, however many images there are; small ones and addresses need no read."""
     read: list[str] = []
     original = attachments.read_bodies
 
@@ -192,7 +192,7 @@ async def test_bytes_are_read_when_they_are_asked_for(url: str, monkeypatch: pyt
 
 
 async def test_another_owner_cannot_read_or_send_a_file_by_its_hash(url: str) -> None:
-    """Nor learn whether anybody has it."""
+    """Nor can another owner learn whether anybody has it."""
     async with perdure.connect(url, driver=Seeing()) as sessions:
         ada, bob = sessions.of("ada"), sessions.of("bob")
         theirs = await ada.open("mine")
@@ -218,7 +218,7 @@ async def test_another_owner_cannot_read_or_send_a_file_by_its_hash(url: str) ->
 
 
 async def test_a_file_may_be_sent_again_by_its_hash(url: str) -> None:
-    """In the session that has it, and in its forks, while a key keeps a request from running twice."""
+    """It works in the session that has it, and in its forks, while a key keeps a request from running twice."""
     model = Seeing()
     async with perdure.connect(url, driver=model) as sessions:
         chat = await sessions.open("it")
@@ -234,7 +234,7 @@ async def test_a_file_may_be_sent_again_by_its_hash(url: str) -> None:
 
 
 async def test_what_is_queued_keeps_its_files(url: str) -> None:
-    """And what steers: both are delivered with their bytes, and the key of a queued one holds."""
+    """A queued message is delivered with its bytes, and its key holds."""
     model = Seeing()
     async with perdure.connect(url, driver=model) as sessions:
         chat = await sessions.open("it")
@@ -251,7 +251,7 @@ async def test_what_is_queued_keeps_its_files(url: str) -> None:
 
 
 async def test_what_steers_a_run_may_have_files(url: str) -> None:
-    """The model is shown them, in another step of the run or, if that has ended, in the next."""
+    """The model is shown them in another step of the run or, if that has ended, in the next run."""
     model = Seeing()
     async with perdure.connect(url, driver=model) as sessions:
         chat = await sessions.open("it")
@@ -268,7 +268,7 @@ async def test_what_steers_a_run_may_have_files(url: str) -> None:
 
 
 async def test_a_read_that_fails_once_is_tried_again_with_the_next_message() -> None:
-    """The run fails, and says why; the session is as it was, with what was sent."""
+    """The run fails and says why; the session is as it was, with the message."""
     store = FailingStore(perdure.MemoryStore())
     async with perdure.connect(store, driver=Seeing()) as sessions:
         chat = await sessions.open("it")
@@ -280,7 +280,7 @@ async def test_a_read_that_fails_once_is_tried_again_with_the_next_message() -> 
 
 
 async def test_a_message_is_found_by_the_name_of_its_file(url: str) -> None:
-    """Not by its bytes, which no index has."""
+    """It is not found by its bytes, which no index has."""
     async with perdure.connect(url, driver=Seeing()) as sessions:
         chat = await sessions.open("it")
         await chat.send("Look", Media("text/plain", data=b"zebra " * 2_000, name="invoice.txt"))
@@ -305,7 +305,7 @@ async def test_a_run_that_was_interrupted_is_recovered_with_its_files(url: str) 
 
 
 async def test_a_missing_file_fails_the_run_and_says_where(url: str, tmp_path: Path) -> None:
-    """Damage names the session and the message; the conversation is otherwise whole."""
+    """The damage names the session and the message; the conversation is otherwise whole."""
     import apsw
 
     async with perdure.connect(url, driver=Seeing()) as sessions:
@@ -338,7 +338,7 @@ def test_without_await(url: str) -> None:
 
 
 async def test_masking_shows_a_few_words_instead(url: str) -> None:
-    """Old images are not sent any more; uncompacted, they are."""
+    """Masked images are not sent any more; without compaction, they are sent."""
     model = Seeing()
     async with perdure.connect(url, driver=model) as sessions:
         chat = await sessions.open("it")

@@ -1,4 +1,4 @@
-"""The same verbs for those who do not await."""
+"""The same verbs for callers that do not await."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_subscribers_are_called_as_ever() -> None:
 
 
 def test_a_tool_may_not_block_on_the_loop_it_runs_in() -> None:
-    """It would wait for itself; the error says so, and the model is told."""
+    """The tool would wait for itself. The error says so, and the model sees it."""
     held: list[Any] = []
 
     async def ask() -> str:
@@ -136,7 +136,7 @@ def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_whoever_still_waits_when_the_sessions_close_is_told() -> None:
-    """A thread that follows events, or waits for an answer, would wait for ever; its run is left to be recovered."""
+    """A thread that follows events or waits for an answer gets an error and does not hang; its run can be recovered."""
     told: list[Any] = []
 
     def wait_for(what: Any) -> None:
@@ -163,7 +163,7 @@ def test_whoever_still_waits_when_the_sessions_close_is_told() -> None:
 
 
 def test_a_run_of_another_thread_has_its_grace() -> None:
-    """Leaving waits for it, and that thread has its answer."""
+    """Closing waits for the run, and the other thread gets its answer."""
     told: list[str] = []
     with perdure.connect_blocking("memory://", driver=ScriptedDriver([Delay(0.1, "late")])) as sessions:
         chat = sessions.open("mine")
@@ -183,7 +183,7 @@ def test_a_chat_may_be_named() -> None:
 
 
 def test_the_face_is_what_the_async_verbs_say() -> None:
-    """A verb, a parameter or a docstring that has changed is missing here until the script has run again."""
+    """A changed verb, parameter or docstring is missing here until the script has run again."""
     spec = importlib.util.spec_from_file_location("make_blocking", HERE / "make_blocking.py")
     assert spec is not None
     assert spec.loader is not None
@@ -203,7 +203,7 @@ def test_the_face_is_what_the_async_verbs_say() -> None:
     ],
 )
 def test_every_verb_has_a_twin_with_its_parameters(plain: type, twin: type) -> None:
-    """`help()` and a prompt that completes see the same verbs, parameters and docstrings. None is a coroutine."""
+    """`help()` and a completing prompt see the same verbs, parameters and docstrings. None is a coroutine."""
     verbs = {name: verb for name, verb in vars(plain).items() if inspect.isfunction(verb) and name[0] != "_"}
     for name, verb in verbs.items():
         if name == "leave":  # the connection's own
@@ -215,25 +215,25 @@ def test_every_verb_has_a_twin_with_its_parameters(plain: type, twin: type) -> N
 
 @pytest.mark.parametrize("name", ["talk", "start"])
 def test_the_types_are_those_of_the_values(name: str) -> None:
-    """What mypy is told in blocking_types.py runs as well."""
+    """The code that mypy checks in blocking_types.py runs as well."""
     runpy.run_path(str(HERE / "blocking_types.py"))[name]()
 
 
 async def test_it_works_inside_a_running_event_loop() -> None:
-    """As in a notebook: the verbs run in another thread, and the loop of the caller waits meanwhile."""
+    """In a notebook, for example: the verbs run in another thread while the caller's loop waits."""
     with connect() as sessions:
         assert sessions.open().send("hello").text == "yes"
 
 
 def test_the_sessions_of_a_chat_block_as_well() -> None:
-    """A chat leads back to sessions whose verbs are not awaited."""
+    """A chat's `sessions` have verbs that are not awaited either."""
     with connect() as sessions:
         chat = sessions.open("mine")
         assert chat.sessions.exists("mine") is True
 
 
 def test_what_a_verb_has_returned_is_closed_with_the_sessions() -> None:
-    """Runs, messages, owners' sessions and streams say that they are not open, each as soon as it is used."""
+    """Runs, messages, owners' sessions and streams raise an error at their next use."""
     with connect("one", "two") as sessions:
         chat = sessions.open("mine")
         run, hers, late = chat.start("hello"), sessions.of("ada"), chat.enqueue("later")
@@ -250,7 +250,7 @@ def test_what_a_verb_has_returned_is_closed_with_the_sessions() -> None:
 
 
 def test_only_what_connect_returns_is_opened() -> None:
-    """Opening twice would leave the first thread without an end. Nothing is closed by the attempt."""
+    """A second opening would leave the first thread without an end. The attempt closes nothing."""
     with connect() as sessions:
         for opened in (sessions, sessions.of("ada")):
             with pytest.raises(ConfigurationError, match="open already"), opened:
@@ -259,7 +259,7 @@ def test_only_what_connect_returns_is_opened() -> None:
 
 
 def test_two_threads_may_wait_for_one_run() -> None:
-    """Each of them has the answer, and a third that stops it ends both waits."""
+    """Each of them gets the answer, and a third thread that stops the run ends both waits."""
     with connect("one", Delay(30, "late")) as sessions:
         chat = sessions.open()
         assert {reply.text for reply in _waited_for(chat.start("hello"))} == {"one"}
@@ -269,7 +269,7 @@ def test_two_threads_may_wait_for_one_run() -> None:
 
 
 def _waited_for(run: perdure.BlockingRun[Any]) -> list[Any]:
-    """Wait for a run in two threads. Return what each was told: a reply or an error."""
+    """Wait for a run in two threads. Return the result of each: a reply or an error."""
     told: list[Any] = []
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""A run is cancelled by its id, and no other is."""
+"""A run is cancelled by its id, and no other run is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.protocols import Entry
 
 
 async def test_a_wish_that_comes_late_stops_no_other_run(tmp_path: Path) -> None:
-    """Its run may have ended, and another begun, between the look and the wish."""
+    """The run may have ended, and another begun, between the look and the request to cancel."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @perdure.tool(idempotent=True)

@@ -1,4 +1,4 @@
-"""What tools learn of who is asking: given with a send, made again for runs without a caller, and never stored."""
+"""Contexts tell tools who is asking: given with a send, made again for runs without a caller, and never stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL = ToolCall("whoami", {})
 
 @dataclass
 class Request:
-    """Something that cannot be stored, and must not be."""
+    """An object that cannot be stored, and must not be."""
 
     user: str
 
@@ -87,7 +87,7 @@ async def test_a_tool_may_do_without(url: str) -> None:
 
 
 async def test_a_run_without_a_caller_has_its_context_made(url: str) -> None:
-    """A queued message is sent by nobody's task: its context comes from what the sender left."""
+    """No task of the sender runs a queued message: its context is made from the data that the sender left."""
     answers = iter([Delay(0.1, "first"), CALL, "second"])
     driver = ScriptedDriver(lambda _: next(answers))
     async with perdure.connect(url, driver=driver, tools=[whoami], context=from_data) as app:
@@ -109,7 +109,7 @@ async def test_an_async_factory_is_awaited(url: str) -> None:
 
 
 async def interrupted(url: str, call: ToolCall) -> None:
-    """Leave a run that is about to be asked again after a tool call was answered."""
+    """Leave a run that was answered by a tool and is about to ask the model again."""
     driver = ScriptedDriver([call, Delay(30, "never")])
     async with perdure.connect(url, driver=driver, tools=[whoami, ask], grace=0.05) as app:
         run = await (await app.open("s")).start("Who?", context=Request("ada"), context_data={"user": "ada"})
@@ -122,7 +122,7 @@ async def interrupted(url: str, call: ToolCall) -> None:
 
 
 async def test_a_recovered_run_waits_until_its_tools_have_a_context(url: str) -> None:
-    """Recovery refuses, with the run left as it was; where a context can be made, it continues."""
+    """Recovery refuses and leaves the run unchanged; where a context can be made, the run continues."""
     await interrupted(url, CALL)
     answers = [CALL, ToolCall("whoami", {}, id="again"), "done"]
     async with perdure.connect(url, driver=ScriptedDriver(answers), tools=[whoami, ask]) as app:
@@ -189,7 +189,7 @@ class Box(Generic[Item]):
 
 
 async def test_a_context_of_another_class_is_refused_before_the_run(url: str) -> None:
-    """The error names both; nothing is changed, and no model is asked."""
+    """The error names both classes; nothing is changed, and no model is asked."""
     driver = ScriptedDriver([CALL, "done"])
     async with perdure.connect(url, driver=driver, tools=[whoami]) as app:
         chat = await app.open("s")
@@ -230,7 +230,7 @@ def _taking(kind: Any) -> FunctionTool:
     ],
 )
 async def test_a_type_that_a_value_does_not_tell_is_not_checked(url: str, kind: Any, given: Any) -> None:
-    """Protocols, typed dicts, generics and unions pass: whether they fit, only the tool can find out."""
+    """Protocols, typed dicts, generics and unions pass: only the tool can find out whether they fit."""
     driver = ScriptedDriver([ToolCall("ask_it", {}), "done"])
     async with perdure.connect(url, driver=driver, tools=[_taking(kind)]) as app:
         assert results((await (await app.open("s")).send("Go.", context=given)).session) == ["taken"]

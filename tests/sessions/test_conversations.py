@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def test_a_conversation_is_injected_at_once(url: str) -> None:
-    """A list is one version, and comes out as it went in."""
+    """A list makes one version, and is exported as it was."""
     async with perdure.connect(url, driver=ScriptedDriver(["Yes."])) as sessions:
         chat = await sessions.open("s")
         await chat.inject(CHAT)
@@ -85,7 +85,7 @@ async def test_a_conversation_is_injected_at_once(url: str) -> None:
 
 
 async def test_responses_items_go_to_the_provider_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sent with `any_role`, the reasoning goes back with its ids to the API that it came from."""
+    """With `any_role`, the reasoning goes back with its ids to the API that it came from."""
     monkeypatch.setenv(KEY_ENV, KEY)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     content = [{"type": "output_text", "text": "Sure.", "annotations": []}]
@@ -130,7 +130,7 @@ async def test_chat_messages_reach_the_wire_as_they_came(monkeypatch: pytest.Mon
     ],
 )
 async def test_a_file_of_messages_is_one_session(url: str, tmp_path: Path, raw: str) -> None:
-    """As an array or as lines; with a new id, in one version, and an agent of one's choice."""
+    """It may be an array or lines; it gets a new id, one version, and an agent that the caller chooses."""
     (tmp_path / "chat.json").write_text(raw, encoding="utf-8")
     async with perdure.connect(url, driver=ScriptedDriver(["Yes."])) as sessions:
         report = await sessions.import_(tmp_path / "chat.json", format="openai", agent=AgentDefinition("clerk"))
@@ -143,7 +143,7 @@ async def test_a_file_of_messages_is_one_session(url: str, tmp_path: Path, raw: 
 
 
 async def test_conversations_are_a_session_each_and_come_out_as_lines(url: str) -> None:
-    """What an export of several sessions writes, an import takes in; twice is two more sessions."""
+    """An import reads the export of several sessions; a second import makes two more sessions."""
     lines = [{"messages": CHAT}, {"messages": [{"role": "user", "content": "hi"}]}]
     raw = "\n".join(map(json.dumps, lines)).encode()
     async with perdure.connect(url) as sessions:
@@ -177,7 +177,7 @@ async def test_conversations_are_a_session_each_and_come_out_as_lines(url: str) 
     ],
 )
 async def test_a_file_that_is_wrong_makes_nothing(raw: bytes, where: str) -> None:
-    """The error names the line or the place, and what stands before it is not taken in either."""
+    """The error names the line or the place, and the conversations before it are not imported either."""
     good = b'{"messages": [{"role": "user", "content": "hi"}]}\n'
     async with perdure.connect("memory://") as sessions:
         with pytest.raises(InvalidData, match=where):
@@ -189,7 +189,7 @@ async def test_a_file_that_is_wrong_makes_nothing(raw: bytes, where: str) -> Non
 
 
 async def test_a_view_and_a_history_are_written(url: str, tmp_path: Path) -> None:
-    """By default what the model is shown, with the prompt; with `history` also what was trimmed."""
+    """By default an export has what the model is shown, with the prompt; with `history` also what was trimmed."""
     agent = AgentDefinition("clerk", system_prompt="You add.")
     async with perdure.connect(url) as sessions:
         chat = await sessions.open("s", agent)
@@ -211,7 +211,7 @@ async def test_a_view_and_a_history_are_written(url: str, tmp_path: Path) -> Non
 
 
 async def test_calls_that_wait_are_written_with_a_result() -> None:
-    """What is written is valid for the API also while a person is still to decide."""
+    """The exported messages are valid for the API even while a person still has to decide."""
 
     @tool(needs_approval=True)
     def pay(amount: int) -> str:
@@ -230,7 +230,7 @@ async def test_calls_that_wait_are_written_with_a_result() -> None:
 
 
 async def test_owners_import_and_export_their_own(url: str) -> None:
-    """What one owner takes in is hers, and no other's sessions are written."""
+    """An import belongs to its owner, and an export has no other owner's sessions."""
     async with perdure.connect(url) as sessions:
         ann, bob = sessions.of("ann"), sessions.of("bob")
         report = await ann.import_(io.BytesIO(json.dumps(CHAT).encode()), format="openai")
@@ -245,7 +245,7 @@ async def test_owners_import_and_export_their_own(url: str) -> None:
 
 
 async def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    """As for whole sessions: an error says so, and no half file is left."""
+    """As for whole sessions, an error says so, and no half file is left."""
     async with perdure.connect("memory://") as sessions:
         chat = await sessions.open("s")
         with pytest.raises(StoreError, match="could not be written"):
@@ -273,7 +273,7 @@ async def test_blocking_verbs_take_the_formats_too(tmp_path: Path) -> None:
 @example(said=[Message("assistant", (Opaque("acme"), Text("")))])
 @given(said=st.lists(exchanges(), max_size=2).map(lambda several: [each for some in several for each in some]))
 async def test_any_session_there_and_back(said: list[Message]) -> None:
-    """What was exported is taken in, and is exported as the same again."""
+    """An exported session can be imported, and its second export is the same."""
     async with perdure.connect("memory://") as sessions:
         chat = await sessions.open()
         if said:
@@ -303,7 +303,7 @@ def _renamed(said: list[Message]) -> list[Message]:
     ],
 )
 async def test_a_conversation_is_not_taken_for_an_export(raw: bytes) -> None:
-    """The error names the format to give, whichever way the file is laid out."""
+    """The error names the format to give, however the file is laid out."""
     async with perdure.connect("memory://") as sessions:
         with pytest.raises(InvalidData, match="format='openai', or --format openai"):
             await sessions.import_(io.BytesIO(raw))

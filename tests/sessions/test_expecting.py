@@ -8,7 +8,7 @@ from perdure import InvalidData, SessionConflict, connect
 
 
 async def test_a_change_is_made_to_the_version_that_was_seen() -> None:
-    """If the session has moved on, nothing is changed, however often the action could be repeated."""
+    """If the session has changed since, nothing is changed, even if the action could be repeated."""
     async with connect("memory://", model="offline") as sessions:
         chat = await sessions.open("a")
         await chat.send("hello")

@@ -1,4 +1,4 @@
-"""Lists narrowed by metadata that was declared for it."""
+"""Lists filtered by metadata that was declared for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def sound(app: Sessions) -> bool:
 
 
 async def test_a_declared_key_can_be_asked_for(store: Any) -> None:
-    """As soon as it is written, with the other filters; a cleared session has what its definition gives."""
+    """It is found as soon as it is written, with other filters; a cleared session has its definition's values."""
     agent = perdure.AgentDefinition("clerk", metadata={"plan": "free"})
     async with connect(store, "customer", "plan") as app:
         chat = await app.open("one", agent)
@@ -69,7 +69,7 @@ async def test_a_declared_key_can_be_asked_for(store: Any) -> None:
 
 
 async def test_an_undeclared_key_is_refused(store: Any) -> None:
-    """The error names those that are declared."""
+    """The error names the declared keys."""
     async with connect(store, "customer", "plan") as app:
         with pytest.raises(InvalidData, match=r"'colour'; declared are customer, plan"):
             await app.list(metadata={"colour": "red"})
@@ -98,7 +98,7 @@ async def test_forks_keep_their_place_in_the_index(store: Any) -> None:
 
 
 async def test_another_connection_keeps_the_index(tmp_path: Path) -> None:
-    """One that declares nothing refreshes what is indexed; one that declares more adds to it, with its next save."""
+    """A connection without declarations keeps the index up to date; one with more adds to it at its next save."""
     async with connect(SqliteStore(tmp_path / "s.db"), "customer") as app:
         await app.open("one")
         await app.execute("one", WriteMetadata("customer", "acme"))
@@ -115,7 +115,7 @@ async def test_another_connection_keeps_the_index(tmp_path: Path) -> None:
 
 
 async def test_an_import_brings_its_index(store: Any) -> None:
-    """What was indexed where a session comes from is indexed here; its tags are its tags."""
+    """Keys that were indexed in the first store are indexed in the second; the session's tags stay its tags."""
     file = io.BytesIO()
     async with connect("memory://", "customer") as app:
         await app.open("one", tags=("vip",))
@@ -151,7 +151,7 @@ async def test_what_is_redacted_leaves_the_index(store: Any) -> None:
 
 
 async def test_what_cannot_be_indexed_is_kept_and_not_found(store: Any) -> None:
-    """Nothing that is written to metadata makes a save fail."""
+    """No value in metadata makes a save fail."""
     async with connect(store, "customer") as app:
         await app.open("one")
         for value in (["a"], {"a": 1}, 1.5, None, "x" * 10_000, 2**63):

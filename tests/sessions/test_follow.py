@@ -53,7 +53,7 @@ def store_of(kind: str, where: Path) -> Any:
 
 @asynccontextmanager
 async def connected(kind: str, where: Path, driver: Any, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """Two connections to one store: who runs agents, and who follows them from elsewhere."""
+    """Yield two connections to one store: one runs agents, and one follows them from elsewhere."""
     async with store_of(kind, where) as store:
         other = store if kind == "memory" else store_of(kind, where)
         async with (
@@ -68,7 +68,7 @@ async def all_of(chunks: AsyncIterator[Any]) -> list[Any]:
 
 
 def shown(chunks: list[Any], before: str = "") -> str:
-    """Return the text that somebody has who goes by offsets; each chunk has to follow the one before it."""
+    """Return the text that a reader of offsets has; each chunk has to follow the one before it."""
     text = before
     for chunk in chunks:
         assert chunk.offset <= len(text) if chunk.restarts else chunk.offset == len(text)
@@ -95,7 +95,7 @@ async def test_a_run_is_followed_while_it_answers(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cursor_leads_back_to_where_somebody_was(kind: str, tmp_path: Path) -> None:
-    """From a stream or from following, in the middle of a piece or behind the end: no loss and no duplicate."""
+    """A cursor of a stream or of following, within a piece or at the end, leads on without loss or duplicate."""
     async with connected(kind, tmp_path, ScriptedDriver([SLOW])) as (app, elsewhere):
         run = await (await app.open("s")).start("Go.")
         heard: list[Any] = []
@@ -115,7 +115,7 @@ async def test_a_cursor_leads_back_to_where_somebody_was(kind: str, tmp_path: Pa
 
 
 async def test_postgres_tells_followers_of_each_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need not look again and again."""
+    """They do not have to poll."""
     monkeypatch.setattr("perdure.sessions.following.LOOK_ANYWAY", 30.0)
     async with connected("postgres", tmp_path, ScriptedDriver([SLOW])) as (app, elsewhere):
         await (await app.open("s")).start("Go.")
@@ -126,7 +126,7 @@ async def test_postgres_tells_followers_of_each_piece(tmp_path: Path, monkeypatc
 
 
 async def test_a_model_that_begins_again_takes_back_what_was_shown(tmp_path: Path) -> None:
-    """The chunk that restarts says from where on, in the stream and for those who follow. What was before stays."""
+    """The chunk that restarts gives the place, in the stream and for followers. The text before it stays."""
 
     class Stumbles:
         def __init__(self) -> None:
@@ -176,7 +176,7 @@ async def test_a_model_that_begins_again_takes_back_what_was_shown(tmp_path: Pat
 
 
 async def test_a_follower_who_is_behind_gets_messages_in_order(tmp_path: Path) -> None:
-    """Of several steps, from any place in them."""
+    """The run has several steps, and any cursor leads on from its place."""
 
     @tool
     async def wait() -> str:
@@ -197,7 +197,7 @@ async def test_a_follower_who_is_behind_gets_messages_in_order(tmp_path: Path) -
 
 
 async def test_only_what_the_run_says_itself_is_shown(tmp_path: Path) -> None:
-    """Not what it was sent in the model's name, though it looks like something that a crash has cut off."""
+    """A message that was sent to it in the model's name is not shown, though it looks like one that a crash cut off."""
     marks = {"incomplete": True, "superseded": True, "execution_id": "another"}
     given = [perdure.Message.assistant("An example.", metadata=marks), perdure.Message.user("And now?")]
     async with perdure.SqliteStore(tmp_path / "sessions.db") as store:
@@ -213,7 +213,7 @@ async def test_only_what_the_run_says_itself_is_shown(tmp_path: Path) -> None:
 
 
 async def test_an_earlier_run_is_followed_by_its_cursor(tmp_path: Path) -> None:
-    """Without a cursor it is the last one; the cursor of a run's end leads to the run behind it."""
+    """Without a cursor the last run is followed; the cursor of a run's end leads to the next run."""
     driver = ScriptedDriver(lambda request: f"Answer {len(request.messages)}.")
     async with connected("sqlite", tmp_path, driver) as (app, elsewhere):
         chat = await app.open("s")
@@ -231,7 +231,7 @@ async def test_an_earlier_run_is_followed_by_its_cursor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_notes_do_not_disturb_who_follows(kind: str, tmp_path: Path) -> None:
-    """Others put entries on record while an answer is written: its pieces come all the same, each once."""
+    """Others put entries on record while an answer is written: its pieces still come, each once."""
     async with connected(kind, tmp_path, ScriptedDriver([SLOW])) as (app, elsewhere):
         run = await (await app.open("s")).start("Go.")
         chunks = []
@@ -258,7 +258,7 @@ async def test_the_next_run_is_found_behind_many_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path: Path) -> None:
-    """The reply has what it waits for, and its cursor leads on once somebody has decided."""
+    """The reply has the calls that it waits for, and its cursor leads on once somebody has decided."""
 
     @tool(needs_approval=True)
     def pay(amount: int) -> str:
@@ -276,7 +276,7 @@ async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path
         heard = await all_of(run.stream())
         await elsewhere.compact(
             "s", keep_last=1, compact_strategy="truncate"
-        )  # on record as a run of its own, which says nothing
+        )  # a run of its own on record, which says nothing
         decided = await all_of(chat.stream_approve())
         assert (shown(decided, "May I? "), decided[0].offset) == ("May I? Thanks.", 7)
         for before in (chunks[-1], heard[-1]):
@@ -288,9 +288,9 @@ async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path
 @pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_recovered_run_takes_back_what_the_killed_one_said(kind: str, noted: bool, tmp_path: Path) -> None:
-    """What it had said is kept as an incomplete message, counted, and not shown to the model again.
+    """The killed run's text is kept as an incomplete message, counted, and not shown to the model again.
 
-    That others have noted something meanwhile makes no difference.
+    Notes by others in the meantime make no difference.
     """
     driver = ScriptedDriver(lambda request: HALF)
     async with store_of(kind, tmp_path) as store:
@@ -341,7 +341,7 @@ async def _check_lost(chat: Any, driver: ScriptedDriver) -> None:
 
 
 async def test_a_run_that_is_killed_twice_keeps_both(tmp_path: Path) -> None:
-    """Each attempt is a message in the history, and none is shown or judged as what somebody said."""
+    """Each attempt is a message in the history, and none is shown or judged as something that somebody said."""
     store = perdure.SqliteStore(tmp_path / "sessions.db")
     async with store:
         for attempt in range(2):
@@ -363,7 +363,7 @@ async def test_a_run_that_is_killed_twice_keeps_both(tmp_path: Path) -> None:
 
 
 async def test_a_killed_run_that_is_given_up_keeps_what_was_said(tmp_path: Path) -> None:
-    """As one that is cancelled does: the last message is incomplete, and the reply says so."""
+    """As after a cancellation, the last message is incomplete, and the reply says so."""
     async with perdure.SqliteStore(tmp_path / "sessions.db") as store:
         async with perdure.connect(store, driver=ScriptedDriver([HALF]), grace=0.0) as app:
             await (await app.open("s")).start("Tell me.")
@@ -447,7 +447,7 @@ async def test_of_a_parallel_evaluation_the_selected_answer_is_shown(tmp_path: P
 
 
 async def test_a_journal_that_keeps_no_pieces_shows_whole_messages(tmp_path: Path) -> None:
-    """Those of others need not know of them."""
+    """Journals of other authors need not know pieces."""
     store = FailingStore(perdure.SqliteStore(tmp_path / "sessions.db"))
     del store.sketch, store.progress  # type: ignore[attr-defined]
     async with perdure.connect(store, driver=ScriptedDriver([SLOW])) as app:
@@ -457,7 +457,7 @@ async def test_a_journal_that_keeps_no_pieces_shows_whole_messages(tmp_path: Pat
 
 
 async def test_a_piece_that_cannot_be_kept_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and what comes is kept with it a little later; a store that hangs holds up nothing."""
+    """The failure is logged, and the next pieces are kept with it a little later; a store that hangs delays nothing."""
     store = FailingStore(perdure.SqliteStore(tmp_path / "sessions.db"))
     store.fail("sketch", call=None)
     async with perdure.connect(store, driver=ScriptedDriver([SLOW])) as app:
@@ -471,7 +471,7 @@ async def test_a_piece_that_cannot_be_kept_fails_no_run(tmp_path: Path, caplog: 
 
 
 async def test_a_follower_sees_what_transient_errors_begin_again(tmp_path: Path) -> None:
-    """A retry voids what came before it, though it says the same."""
+    """A retry voids the text before it, even if it says the same again."""
     broken = Chunks(["Once upon ", Delay(0.3, TransientDriverError("offline", "busy"))])  # type: ignore[arg-type]
     attempts = iter([broken, Chunks(["Once upon ", Delay(0.3, "a time")])])
     driver = RetryingDriver(ScriptedDriver(lambda _: next(attempts)), base=0.01)

@@ -1,4 +1,4 @@
-"""A conversation that has forgotten its older versions: every verb goes on with what is left, or says what is gone."""
+"""A conversation that has forgotten its older versions: every verb works with what is left, or says what is gone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def talked(app: Sessions, *texts: str) -> Chat:
 
 
 async def test_what_is_shown_stays_and_can_be_gone_on_with() -> None:
-    """Only the versions go, where the newest shows all that was said."""
+    """Only the versions are gone if the newest shows all that was said."""
     async with connected() as app:
         chat = await talked(app, "one", "two", "three")
         before, record = await said(chat), await chat.record()
@@ -84,7 +84,7 @@ async def test_what_is_shown_stays_and_can_be_gone_on_with() -> None:
 
 
 async def test_what_was_trimmed_is_gone_from_history_record_and_search() -> None:
-    """And the runs that are left are told of as before."""
+    """The runs that are left are reported as before."""
     async with connected() as app:
         chat = await talked(app, "one", "two", "three")
         await chat.trim(2)
@@ -102,7 +102,7 @@ async def test_what_was_trimmed_is_gone_from_history_record_and_search() -> None
 
 
 async def test_versions_that_are_gone_are_named_as_such() -> None:
-    """By every verb that takes one."""
+    """Every verb that takes a version says so."""
     async with connected() as app:
         chat = await talked(app, "one", "two", "three")
         await chat.forget(before=3)
@@ -118,7 +118,7 @@ async def test_versions_that_are_gone_are_named_as_such() -> None:
 
 
 async def test_undo_goes_as_far_back_as_versions_are_kept() -> None:
-    """And no further, in whichever order things were undone before."""
+    """It goes no further, even if things were undone before."""
     async with connected() as app:
         chat = await talked(app, "one", "two", "three")
         await chat.forget(before=3)
@@ -133,7 +133,7 @@ async def test_undo_goes_as_far_back_as_versions_are_kept() -> None:
 
 
 async def test_compactions_can_be_taken_back() -> None:
-    """What they cover is needed for that, and stays."""
+    """The covered messages are needed for that, and stay."""
     async with connected() as app:
         chat = await talked(app, "one", "two", "three")
         await chat.compact(compact_strategy="truncate", keep_last=1)
@@ -142,7 +142,7 @@ async def test_compactions_can_be_taken_back() -> None:
 
 
 async def test_the_last_run_can_be_retried() -> None:
-    """Though the version that it set out from is gone: its words are cut from the view."""
+    """The version before the run is gone, so the run's messages are cut from the view."""
     async with connected() as app:
         chat = await talked(app, "one", "two")
         await chat.forget(before=await newest(chat))
@@ -154,7 +154,7 @@ async def test_the_last_run_can_be_retried() -> None:
 
 
 async def test_a_key_never_runs_twice() -> None:
-    """What it was answered with is forgotten; the error says so, and no model is asked."""
+    """Its answer is forgotten; the error says so, and no model is asked."""
     async with connected() as app:
         chat = await app.open("chat")
         await chat.send("one", key="k1")
@@ -170,7 +170,7 @@ async def test_a_key_never_runs_twice() -> None:
 
 
 async def test_a_run_that_waits_for_a_person_goes_on() -> None:
-    """Whatever others have said while it waited."""
+    """It continues, whatever others have said while it waited."""
     async with connected() as app:
         chat = await talked(app, "one")
         assert (await chat.send("pay")).pending_calls
@@ -183,7 +183,7 @@ async def test_a_run_that_waits_for_a_person_goes_on() -> None:
 
 
 async def test_a_run_that_comes_after_it_can_be_recovered() -> None:
-    """Its messages stand behind a gap in the log, where those that were undone have been."""
+    """Its messages follow a gap in the log, left by the ones that were undone."""
     async with connected() as app:
         chat = await talked(app, "one", "two")
         for _ in range(2):
@@ -214,7 +214,7 @@ async def interrupted(app: Sessions, action: Any) -> None:
 
 
 async def test_branches_of_a_group_stay_together_or_go_together() -> None:
-    """None of them looks as if it were to come; the log of a branch that nobody shows goes."""
+    """None of them looks unfinished; the log of a branch that nobody shows is removed."""
     async with connected() as app:
         chat = await app.open("chat")
         asked = SendParallel("side by side", app.loops, configs=["a", "b"], strategy=LongestAnswer())
@@ -234,7 +234,7 @@ async def test_branches_of_a_group_stay_together_or_go_together() -> None:
 
 
 async def test_sub_agents_keep_their_sessions() -> None:
-    """They are sessions of their own, and are found under their parent."""
+    """They have sessions of their own, which are found under their parent."""
     async with connected() as app:
         chat = await talked(app, "help", "one", "two")
         await chat.trim(2)
@@ -248,7 +248,7 @@ async def test_sub_agents_keep_their_sessions() -> None:
 
 
 async def test_forks_and_adoptions_keep_their_places() -> None:
-    """What was adopted stands in the history where the oldest version showed it."""
+    """An adopted message keeps the place in the history where the oldest version showed it."""
     async with connected() as app:
         chat = await talked(app, "one")
         branch = await chat.fork("branch")
@@ -266,7 +266,7 @@ async def test_forks_and_adoptions_keep_their_places() -> None:
 
 
 async def test_a_list_shows_the_first_words_that_are_left() -> None:
-    """A title is not made of what was forgotten."""
+    """Forgotten words do not become a title."""
     async with connected() as app:
         chat = await talked(app, "one", "two")
         assert [info.title for info in await app.list()] == ["one"]
@@ -282,7 +282,7 @@ async def test_a_list_shows_the_first_words_that_are_left() -> None:
 
 
 async def test_a_session_that_runs_cannot_forget() -> None:
-    """It is told to wait."""
+    """It raises SessionBusy."""
     async with connected() as app:
         chat = await talked(app, "one")
         assert app.runtime.journal is not None
@@ -292,7 +292,7 @@ async def test_a_session_that_runs_cannot_forget() -> None:
 
 
 async def test_a_deleted_session_is_restored_as_what_is_left_says() -> None:
-    """If nothing tells what it was before, it is active."""
+    """If no version says what it was before, it is active."""
     async with connected() as app:
         chat = await talked(app, "one")
         await chat.delete()
@@ -302,7 +302,7 @@ async def test_a_deleted_session_is_restored_as_what_is_left_says() -> None:
 
 
 async def test_adopting_a_fork_brings_back_what_it_has_kept() -> None:
-    """The session has forgotten those messages, and the fork shows them. It continues with them, without the fork."""
+    """The session has forgotten those messages, and the fork shows them. The session keeps them without the fork."""
     async with connected() as app:
         chat = await app.open("s")
         await chat.send("one")

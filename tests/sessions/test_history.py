@@ -1,4 +1,4 @@
-"""`history()`: all that a session came to show, in the order in which it did, whatever it shows now."""
+"""`history()`: everything that a session has ever shown, in that order, whatever it shows now."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Connect = Callable[..., Sessions]
 
 @pytest.fixture(params=KINDS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
-    """Sessions in a store of each kind; another one for each name."""
+    """Return a function that opens sessions in a store of each kind; another name opens another store."""
 
     def connected(name: str = "here", **options: Any) -> Sessions:
         store: SessionStore
@@ -71,7 +71,7 @@ CHANGES: dict[str, Callable[[Sessions, Chat], Any]] = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_was_adopted_stays_in_the_history(connect: Connect, change: str) -> None:
-    """It stands where the session came to show it: behind what was said before, ahead of what was said after."""
+    """It comes at the time of the adoption: after what was said before, and before what was said later."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a")
         branch = await say(await chat.fork(), "x", "y")
@@ -86,7 +86,7 @@ async def test_what_was_adopted_stays_in_the_history(connect: Connect, change: s
 
 
 async def test_each_adoption_stands_in_its_place_and_no_message_twice(connect: Connect) -> None:
-    """Also where a branch had adopted another, and where one is adopted again once it has gone on."""
+    """This holds if a branch had adopted another, and if one that has grown is adopted again."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a")
         branch = await say(await chat.fork(), "x")
@@ -103,7 +103,7 @@ async def test_each_adoption_stands_in_its_place_and_no_message_twice(connect: C
 
 
 async def test_what_a_branch_had_covered_is_adopted_with_it(connect: Connect) -> None:
-    """What compaction says in the place of others is said by nobody, before the adoption and after it."""
+    """A compaction's summary is not in the history, whether it was made before the adoption or after it."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a")
         branch = await say(await chat.fork(), "x", "y", "z")
@@ -131,7 +131,7 @@ async def test_the_branch_may_be_erased_and_its_words_redacted(connect: Connect)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("alone", [True, False])
 async def test_the_history_moves_to_another_store(connect: Connect, tmp_path: Path, alone: bool) -> None:
-    """With the branch that was adopted, and without it."""
+    """It moves with the branch that was adopted, and without it."""
     async with connect() as sessions, connect("there") as there:
         chat = await say(await sessions.open("talk"), "a")
         await chat.adopt(await say(await chat.fork(dst="branch"), "x"))
@@ -153,7 +153,7 @@ async def moved(here: Sessions, there: Sessions, session_id: str, path: Path) ->
 
 
 async def test_a_fork_that_moved_before_its_parent_brings_nothing_twice(connect: Connect, tmp_path: Path) -> None:
-    """It has a copy of what it shows of the parent; so has a fork of it, of what both show."""
+    """A fork has a copy of its parent's messages that it shows; so has its own fork, of messages that both show."""
     async with connect() as here, connect("there") as there, connect("third") as third:
         chat = await say(await here.open("talk"), "a", "b")
         fork = await say(await chat.fork(dst="fork"), "x")
@@ -172,7 +172,7 @@ async def test_a_fork_that_moved_before_its_parent_brings_nothing_twice(connect:
 
 
 async def test_a_copy_that_has_grown_apart_from_its_log_is_not_taken_for_it(connect: Connect, tmp_path: Path) -> None:
-    """The parent moved, and both it and what was left behind went on: what stands at one place is not one message."""
+    """The parent moved, and both copies grew: one place then has two different messages."""
     async with connect() as here, connect("there") as there:
         chat = await say(await here.open("talk"), "a")
         there_too = await moved(here, there, "talk", tmp_path)
@@ -184,7 +184,7 @@ async def test_a_copy_that_has_grown_apart_from_its_log_is_not_taken_for_it(conn
 
 
 async def test_a_fork_has_what_it_began_with_and_not_what_its_parent_adopted(connect: Connect) -> None:
-    """Its versions are its own: neither a rewind in it nor an adoption before it takes or adds anything."""
+    """Its versions are its own: a rewind in it, or an adoption before it, changes nothing."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a", "b")
         await chat.adopt(await say(await chat.fork(), "x"))
@@ -201,7 +201,7 @@ async def test_a_fork_has_what_it_began_with_and_not_what_its_parent_adopted(con
 
 
 async def test_selected_branches_and_adopted_ones_stand_in_order(connect: Connect) -> None:
-    """A parallel evaluation's answer stands in a log of its own too."""
+    """A parallel evaluation's answer has a log of its own too."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a")
         early, late = await say(await chat.fork(), "x"), await say(await chat.fork(), "y")
@@ -213,7 +213,7 @@ async def test_selected_branches_and_adopted_ones_stand_in_order(connect: Connec
 
 
 async def test_a_history_loads_no_version_but_the_newest_and_the_first(connect: Connect) -> None:
-    """What was adopted is read without the views that showed it."""
+    """Adopted messages are read without the views that showed them."""
     async with connect() as sessions:
         chat = await say(await sessions.open(), "a", "b", "c")
         loaded: list[int | None] = []
@@ -253,7 +253,7 @@ async def test_copies_of_one_message_are_told_apart_by_their_place(connect: Conn
 
 
 async def test_an_evaluation_that_selected_nothing_leaves_the_history_readable(connect: Connect) -> None:
-    """Branches that came to an answer, none of which was selected, are not part of what was said."""
+    """The answers of branches are not part of the history if none was selected."""
 
     def nobody(branches: Any) -> int:
         raise ValueError("none is good")
@@ -270,7 +270,7 @@ async def test_an_evaluation_that_selected_nothing_leaves_the_history_readable(c
 
 @pytest.fixture
 def undone(connect: Connect) -> Any:
-    """A session in which something was said and taken back, so that its view is that of an older version."""
+    """Return a session with messages that were undone, so that its view is that of an older version."""
 
     async def made(sessions: Sessions) -> Chat:
         chat = await say(await sessions.open("s"), "1", "2", "3")
@@ -285,7 +285,7 @@ async def view(sessions: Sessions, session_id: str) -> list[str]:
 
 
 async def test_undo_takes_back_a_clear(connect: Connect, undone: Any) -> None:
-    """Clearing is a change of what is shown, also where an undo came before it."""
+    """Clearing changes what is shown, also after an undo."""
     async with connect() as sessions:
         chat = await undone(sessions)
         await sessions.execute("s", ClearSession())
@@ -294,7 +294,7 @@ async def test_undo_takes_back_a_clear(connect: Connect, undone: Any) -> None:
 
 
 async def test_undo_in_a_seeded_session_stays_in_that_session(connect: Connect, undone: Any) -> None:
-    """A seed that was taken from another session brings none of its version numbers along."""
+    """A seed from another session brings none of its version numbers along."""
     async with connect() as sessions:
         seed = (await (await undone(sessions)).session()).state
         await sessions.runtime.create(perdure.AgentDefinition("x"), seed=seed, session_id="seeded")
@@ -306,7 +306,7 @@ async def test_undo_in_a_seeded_session_stays_in_that_session(connect: Connect, 
 
 
 async def test_undo_in_a_conflicts_fork_stays_in_that_fork(connect: Connect, undone: Any) -> None:
-    """What a conflict has kept as a fork begins a history of its own."""
+    """A fork that a conflict has kept begins a history of its own."""
 
     class UndoTooLate:
         runs_model = True

@@ -37,7 +37,7 @@ async def heard(chunks: Any) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("when_busy", ["raise", "queue"])
 async def test_the_same_key_during_its_run_waits_for_that_run(url: str, when_busy: Any) -> None:
-    """Sent, streamed and started: the agent runs once, and all get its answer from the beginning."""
+    """It is sent, streamed and started: the agent runs once, and all get its answer from the beginning."""
     driver = ScriptedDriver([SLOW])
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -75,7 +75,7 @@ async def test_another_message_under_a_key_that_is_under_way_is_refused(url: str
 
 @pytest.mark.sample(3)
 async def test_who_joins_a_run_does_not_stop_it(url: str) -> None:
-    """Neither by leaving the stream nor by giving up the wait."""
+    """A caller that leaves the stream or stops waiting does not stop the run."""
     async with perdure.connect(url, driver=ScriptedDriver([Chunks(("one ", Delay(1.5, "two")))])) as app:
         chat = await app.open("s")
         run = await chat.start("Go.", key="k")
@@ -88,7 +88,7 @@ async def test_who_joins_a_run_does_not_stop_it(url: str) -> None:
 
 
 async def test_who_joins_a_run_is_told_that_it_failed(url: str) -> None:
-    """And does not run it again."""
+    """The failure is raised, and the run is not repeated."""
     driver = ScriptedDriver([Delay(0.1, DriverError("down"))])  # type: ignore[arg-type]
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -107,14 +107,14 @@ async def test_who_joins_a_run_gets_the_calls_that_wait(url: str) -> None:
 
 
 async def test_a_queued_message_is_waited_for(url: str) -> None:
-    """Its run tells its text, from its beginning, and its result is its own answer, then and later."""
+    """Its stream has its own text from the beginning, and its result is its own answer, then and later."""
     answers = [SLOW, Chunks(("four ", Delay(0.1, "five"))), "six"]
     async with perdure.connect(url, driver=ScriptedDriver(lambda _: answers.pop(0))) as app:
         chat = await app.open("s")
         run = await chat.start("First.")
         with_key = await chat.start("Second.", key="q", when_busy="queue")
         without = await chat.start("Third.", when_busy="queue")
-        assert (await chat.send("Second.", key="q", when_busy="queue")).queued  # at once, and not posted again
+        assert (await chat.send("Second.", key="q", when_busy="queue")).queued  # returns at once, not posted again
         joined = asyncio.create_task(chat.send("Second.", key="q"))
         text, reply = await heard(with_key.stream())
         assert (text, reply.text, reply.queued) == ("four five", "four five", False)
@@ -141,13 +141,13 @@ async def test_a_queued_message_that_fails_raises_from_its_run(url: str) -> None
 
 
 async def test_a_queued_message_that_can_never_be_sent_is_refused(url: str) -> None:
-    """Its key was used for another message by the time of its turn: who waits for it is told so."""
+    """Its key is used for another message by the time of its turn: waiting for it raises InputRefused."""
     async with perdure.connect(url, driver=ScriptedDriver(lambda _: Delay(0.1, "fine"))) as app:
         chat, journal = await app.open("s"), app.runtime.journal
         assert journal is not None
         await chat.start("First.")
         queued = await chat.start("Second.", key="q", when_busy="queue")
-        item = await Inbox(journal, "s").post(QUEUE, item_of([perdure.Message.user("Else.")], "q"))  # as a race would
+        item = await Inbox(journal, "s").post(QUEUE, item_of([perdure.Message.user("Else.")], "q"))  # as in a race
         late = await chat.start("Third.", when_busy="queue")
         joining = Joining(journal, chat.id, item, app._resume)
         with pytest.raises(perdure.InputRefused, match="another message"):
@@ -156,7 +156,7 @@ async def test_a_queued_message_that_can_never_be_sent_is_refused(url: str) -> N
 
 
 async def test_leaving_the_connection_ends_the_wait(tmp_path: Path) -> None:
-    """Once the grace is over; what is queued stays so, and is answered by the next connection."""
+    """The wait ends after the grace; what is queued stays queued, and the next connection answers it."""
     url = f"sqlite:///{tmp_path}/s.db"
     async with perdure.connect(url, driver=ScriptedDriver([Delay(30, "never")]), grace=0.05) as app:
         chat = await app.open("s")
@@ -173,7 +173,7 @@ async def test_leaving_the_connection_ends_the_wait(tmp_path: Path) -> None:
 
 
 async def test_a_key_that_is_answered_in_the_moment_of_its_claim_has_that_answer() -> None:
-    """The run that was in the way is over by the time that somebody looks for it."""
+    """The run that was in the way is over by the time the caller looks for it."""
 
     class Overtaken(MemoryStore):
         other: Callable[[], Awaitable[Any]] | None = None
@@ -212,7 +212,7 @@ WHOLE = "".join(f"part {number} " for number in range(5))
 
 
 async def elsewhere(url: str) -> asyncio.subprocess.Process:
-    """Return another process, once its run has begun."""
+    """Start another process, and return it once its run has begun."""
     given = [sys.executable, "-c", dedent(ELSEWHERE), url]
     process = await asyncio.create_subprocess_exec(*given, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -221,7 +221,7 @@ async def elsewhere(url: str) -> asyncio.subprocess.Process:
 
 
 async def test_a_key_whose_run_is_in_another_process_waits_for_it(tmp_path: Path) -> None:
-    """Sent, streamed and started here, it runs nothing here."""
+    """A send, a stream and a start in this process run nothing here."""
     url = f"sqlite:///{tmp_path}/s.db"
     process = await elsewhere(url)
     driver = ScriptedDriver(["no"])
@@ -234,7 +234,7 @@ async def test_a_key_whose_run_is_in_another_process_waits_for_it(tmp_path: Path
 
 
 async def test_a_key_whose_run_is_killed_in_another_process_is_recovered(tmp_path: Path) -> None:
-    """By the process that waits for it; what it has shown of the answer is taken back where that begins again."""
+    """The waiting process recovers it, and takes back the shown text where the answer begins again."""
     url = f"sqlite:///{tmp_path}/s.db"
     process = await elsewhere(url)
     async with perdure.connect(url, driver=ScriptedDriver(["at last"])) as app:

@@ -22,7 +22,7 @@ SIZE = 5_000_000
 FORKS = 100 if os.environ.get("PERDURE_TORTURE") else 25
 IMAGE = b"\x89PNG\r\n\x1a\n" + random.Random(7).randbytes(SIZE)
 MIDDLE = IMAGE[SIZE // 2 : SIZE // 2 + 64]
-"""What would be left of it, had it not been erased."""
+"""A piece of the image that would be left if it had not been erased."""
 
 STORES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda where: perdure.MemoryStore(),
@@ -34,12 +34,12 @@ STORES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(params=[*STORES])
 def opened(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
-    """Opens a store in a directory."""
+    """A way to open a store in a directory."""
     return STORES[request.param]
 
 
 def on_disk(store: Any, where: Path) -> int:
-    """How many bytes a store takes: in files, in a database's schema, or in bodies that are in memory."""
+    """Return how many bytes a store takes: in files, in a database's schema, or in bodies in memory."""
     if isinstance(store, perdure.PostgresStore):
         schema = postgres_server.schema_of(where)
         sizes = (
@@ -53,7 +53,7 @@ def on_disk(store: Any, where: Path) -> int:
     if isinstance(store, perdure.MemoryStore):
         bodies = (store._engine._tables.tables[name].find({}) for name in ("msg", "blob", "head", "value"))  # type: ignore[attr-defined]
         return sum(len(row["body"]) for rows in bodies for row in rows)
-    for file in where.glob("*.db"):  # what is in its log is on the way into it, and would count twice
+    for file in where.glob("*.db"):  # the content of the log is on its way into the file, and would count twice
         connection = apsw.Connection(str(file))
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.close()
@@ -61,7 +61,7 @@ def on_disk(store: Any, where: Path) -> int:
 
 
 def is_left(store: Any, where: Path) -> bool:
-    """Tell whether any file of a store has a piece of the image."""
+    """Return True if any file of a store has a piece of the image."""
     return any(MIDDLE in path.read_bytes() for path in where.rglob("*") if path.is_file())
 
 
@@ -77,7 +77,7 @@ async def kept(store: Any) -> list[str]:
 async def test_it_is_kept_once_sent_when_shown_and_gone_when_erased(
     opened: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """Sent twice, forked 100 times, compacted, exported, imported and erased."""
+    """The image is sent twice, forked 100 times, compacted, exported, imported and erased."""
     here, there, model = tmp_path / "here", tmp_path / "there", Seeing()
     here.mkdir()
     there.mkdir()
@@ -120,7 +120,7 @@ async def test_it_is_kept_once_sent_when_shown_and_gone_when_erased(
 
 
 async def test_an_owner_who_is_erased_takes_the_files_along(opened: Callable[[Path], Any], tmp_path: Path) -> None:
-    """But not what others have sent, too."""
+    """Files that other owners have sent too are kept."""
     async with perdure.connect(opened(tmp_path), driver=Seeing()) as sessions:
         for owner, body in (("ada", IMAGE), ("ada", IMAGE[1:]), ("bob", IMAGE[1:])):
             chat = await sessions.of(owner).open()

@@ -1,4 +1,4 @@
-"""Leaving a connection: what it has begun ends, or waits to be recovered, before the store is closed."""
+"""Leaving a connection: its work ends, or waits to be recovered, before the store is closed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_stream_that_was_left_is_stopped_and_kept(url: str) -> None:
 
 
 async def test_a_listener_whose_connection_is_closed_is_told(url: str) -> None:
-    """It hears a typed error, and not a cancellation that nobody asked for; what was said is kept."""
+    """It gets a typed error, and not a cancellation that nobody asked for; what was said is kept."""
     is_told = asyncio.Event()
 
     async def listen(chat: Any) -> None:
@@ -56,7 +56,7 @@ async def test_a_listener_whose_connection_is_closed_is_told(url: str) -> None:
 
 
 async def test_a_run_that_ends_within_the_grace_is_waited_for(url: str) -> None:
-    """Nobody awaited it, and it is saved all the same."""
+    """A run that nobody awaits is still saved."""
     async with perdure.connect(url, driver=ScriptedDriver([Delay(0.05, "Done.")])) as sessions:
         chat = await sessions.open("s")
         run = asyncio.ensure_future(chat.send("Do it."))
@@ -66,7 +66,7 @@ async def test_a_run_that_ends_within_the_grace_is_waited_for(url: str) -> None:
 
 
 async def test_a_run_that_does_not_end_in_time_waits_to_be_recovered(url: str) -> None:
-    """Its sender is told; the next process continues it at once, and no completed tool is called again."""
+    """Its sender gets an error; the next process continues it at once, and no completed tool is called again."""
     called: list[int] = []
 
     def charge() -> str:
@@ -91,7 +91,7 @@ async def test_a_run_that_does_not_end_in_time_waits_to_be_recovered(url: str) -
 
 
 async def test_a_queued_message_is_not_lost_on_leaving(url: str) -> None:
-    """It waits in the inbox, and is sent behind the next message."""
+    """It waits in the inbox, and is answered after the recovered run."""
     async with perdure.connect(url, driver=ScriptedDriver([Delay(60, "never")]), grace=0) as sessions:
         chat = await sessions.open("s")
         run = asyncio.ensure_future(chat.send("One."))
@@ -107,7 +107,7 @@ async def test_a_queued_message_is_not_lost_on_leaving(url: str) -> None:
 
 
 def test_leaving_the_blocking_face_keeps_what_was_streamed(url: str) -> None:
-    """A thread that is still in the middle of a stream is told, and the session is free at once."""
+    """A thread in the middle of a stream gets an error, and the session is free at once."""
     failures: list[BaseException] = []
     is_told = threading.Event()
 
@@ -132,7 +132,7 @@ def test_leaving_the_blocking_face_keeps_what_was_streamed(url: str) -> None:
 
 
 async def test_an_agent_that_is_asked_once_is_not_left_behind(url: str) -> None:
-    """run() keeps nothing: it ends with the connection, and says so."""
+    """run() keeps nothing: it ends with the connection, and raises an error that says so."""
     driver = ScriptedDriver([Delay(60, "never")])
     async with perdure.connect(url, driver=driver, grace=0) as sessions:
         run = asyncio.ensure_future(sessions.run("Go."))
@@ -143,7 +143,7 @@ async def test_an_agent_that_is_asked_once_is_not_left_behind(url: str) -> None:
 
 
 async def test_a_message_that_steers_is_answered_also_if_the_run_is_killed_then(url: str) -> None:
-    """It came behind what would have been the last answer: the recovered run still answers it."""
+    """It came after what would have been the last answer: the recovered run still answers it."""
 
     def script(request: Any) -> Any:
         return Delay(0.3, "Right.") if request.step == 0 else Delay(60, "never")
@@ -181,7 +181,7 @@ async def test_a_verb_that_begins_when_all_others_have_ended_leaves_no_claim(url
 
 
 class Late:
-    """Compacts a session at the last moment: when a connection lets go of what it has, before it closes its store."""
+    """An object that compacts a session at the last moment, just before a connection closes its store."""
 
     def __init__(self, sessions: Any, session_id: str, turns: int) -> None:
         self._sessions = sessions
@@ -197,7 +197,7 @@ class Late:
 
 @pytest.mark.parametrize("on_unknown", ["error", "ask", "rerun"])
 async def test_a_tool_call_that_leaving_cuts_off_is_logged(caplog: pytest.LogCaptureFixture, on_unknown: Any) -> None:
-    """By its session and its tool. A call that recovery makes again loses nothing, and is not."""
+    """The log names its session and its tool. A call that recovery makes again loses nothing, and is not logged."""
     begun, may_end = threading.Event(), threading.Event()
 
     @perdure.tool(on_unknown=on_unknown)

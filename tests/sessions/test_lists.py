@@ -18,7 +18,7 @@ def connect(store: Any = "memory://", **options: Any) -> perdure.Sessions:
 
 
 async def test_a_page_has_titles_last_words_and_counts() -> None:
-    """Beside what a header has: the name, or else the first words; the last words; the number of messages."""
+    """A page has the name or the first words, the last words, and the number of messages."""
     async with connect() as app:
         mine = app.of("ann")
         chat = await mine.open("order-7", agent=AgentDefinition("clerk"))
@@ -40,7 +40,7 @@ async def test_a_page_has_titles_last_words_and_counts() -> None:
 
 
 async def test_a_fork_has_its_parents_title_until_it_is_renamed() -> None:
-    """Trimmed, reset and cleared, it keeps it."""
+    """It keeps the title when it is trimmed, reset and cleared."""
     async with connect() as app:
         chat = await app.open("one")
         await chat.send("Plan a trip")
@@ -61,7 +61,7 @@ async def test_headers_read_no_message(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_previews_nothing_lists_names() -> None:
-    """The title is the name, and all that would have to be read is None."""
+    """The title is the name, and everything that would have to be read is None."""
 
     class Plain:
         def __init__(self) -> None:
@@ -87,7 +87,7 @@ async def test_a_store_that_previews_nothing_lists_names() -> None:
 
 
 async def test_a_damaged_message_is_named_and_the_rest_is_listed(tmp_path: Path) -> None:
-    """A session is listed with what can be read of it."""
+    """A session is listed with everything that can be read of it."""
     path = tmp_path / "s.db"
     async with connect(SqliteStore(path)) as app:
         for name in ("first", "last", "sound"):
@@ -111,7 +111,7 @@ async def test_a_damaged_message_is_named_and_the_rest_is_listed(tmp_path: Path)
 
 
 async def test_a_wrapped_store_previews_as_its_own(tmp_path: Path) -> None:
-    """A store around another one that forwards what it does not know, previews too."""
+    """A store that wraps another one and forwards unknown verbs has previews too."""
     async with connect(FailingStore(SqliteStore(tmp_path / "s.db"))) as app:
         await (await app.open("one")).send("Hello")
         assert [each.title for each in await app.list()] == ["Hello"]

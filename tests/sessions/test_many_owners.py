@@ -1,4 +1,4 @@
-"""Hundreds of owners over one connection, a thousand in torture: together they use what one of them uses."""
+"""Hundreds of owners over one connection, a thousand in torture: together they use as much as one owner."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OWNERS = 1_000 if os.environ.get("PERDURE_TORTURE") else 100
 SESSIONS = OWNERS // 10
 AT_ONCE = 20
 LIVE = 32
-"""How many sessions the connection keeps at hand."""
+"""The number of sessions that the connection keeps in memory."""
 NOISE = 64
-"""How many bytes more an owner with one session may take than one more session of the same owner."""
+"""The bytes that an owner with one session may take beyond one more session of the same owner."""
 
 
 def postgres(where: Path) -> PostgresStore:
@@ -43,7 +43,7 @@ STORES: dict[str, Callable[[Path], Any]] = {
 
 
 class Forgetful:
-    """A ScriptedDriver for each call: one for all would keep whatever it was asked."""
+    """A ScriptedDriver for each call: a shared one would keep every request."""
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         return await ScriptedDriver(["hello there"]).respond(request, on_delta)
@@ -56,7 +56,7 @@ async def connected(kind: str, where: Path) -> AsyncIterator[Sessions]:
 
 
 async def use(app: Sessions, owner: str, name: str) -> None:
-    """Do what a request of an owner does."""
+    """Do what an owner's request does."""
     mine = app.of(owner)
     chat = await mine.open(name)
     assert (await chat.send("hello", key="k")).text == "hello there"
@@ -64,7 +64,7 @@ async def use(app: Sessions, owner: str, name: str) -> None:
 
 
 async def use_all(app: Sessions, each: Iterable[tuple[str, str]]) -> None:
-    """Let owners come, twenty at once."""
+    """Serve owners, twenty at once."""
     waiting = iter(each)
 
     async def one_after_the_other() -> None:
@@ -75,7 +75,7 @@ async def use_all(app: Sessions, each: Iterable[tuple[str, str]]) -> None:
 
 
 class Used(NamedTuple):
-    """What a process uses of its machine and its database."""
+    """The resources of the machine and the database that a process uses."""
 
     files: int
     threads: int
@@ -90,7 +90,7 @@ def used(kind: str, where: Path) -> Used:
 
 
 def connections(kind: str, where: Path) -> int:
-    """Return how many connections the server has from us; to a SQLite file each is an open file."""
+    """Return how many connections the server has from this process; each SQLite connection is an open file."""
     if kind == "sqlite":
         return sum(os.path.realpath(f"/proc/self/fd/{each}").endswith("s.db") for each in os.listdir("/proc/self/fd"))
     with psycopg.connect(postgres_server.dsn()) as connection:
@@ -105,12 +105,12 @@ def connections(kind: str, where: Path) -> int:
 async def test_many_owners_use_what_one_uses(kind: str, tmp_path: Path) -> None:
     """File handles, threads and database connections are the same, and an owner takes no memory of its own.
 
-    A store notes the places of the last few thousand sessions, whoever has them: that is what a session more may take.
+    A store notes the places of the last few thousand sessions of all owners: one more session may take that much.
     """
     tracemalloc.start()
     try:
         async with connected(kind, tmp_path) as app:
-            await use_all(app, [("ada", f"first-{each}") for each in range(SESSIONS)])  # so that caches are full
+            await use_all(app, [("ada", f"first-{each}") for each in range(SESSIONS)])  # fills the caches
             before = used(kind, tmp_path)
             await use_all(app, [("ada", f"then-{each}") for each in range(SESSIONS)])
             one = used(kind, tmp_path)

@@ -1,4 +1,4 @@
-"""Transcripts in Markdown, as a renderer reads them: only what we write is structure, whatever was said."""
+"""Transcripts in Markdown, as a renderer reads them: said text never becomes structure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokens_of(markdown: str) -> list[Token]:
 
 
 def test_a_transcript_reads_well() -> None:
-    """Headings for who speaks, quotes for what was said, blocks of code for calls and results."""
+    """It has headings for speakers, quotes for what was said, and blocks of code for calls and results."""
     said = [
         Message.user("What is 2 + 3?", Media("image/png", data=b"abc", name="sum.png")),
         Message.assistant(Thinking("Add."), tool_calls=[ToolCall("add", {"a": 2, "b": 3}, "c1")]),
@@ -119,7 +119,7 @@ hostile = st.lists(
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3), result=hostile, name=hostile.filter(str.strip))
 def test_no_text_becomes_structure(texts: list[str], result: str, name: str) -> None:
-    """No HTML, no link, no image, and no heading outside of a quote but ours."""
+    """The text makes no HTML, no link, no image, and no heading outside of a quote."""
     said = [Message.user(text) for text in texts]
     said += [
         Message.assistant(Text(name), tool_calls=[ToolCall(name, {name: result}, name)]),
@@ -135,20 +135,20 @@ def test_no_text_becomes_structure(texts: list[str], result: str, name: str) -> 
 
 @given(text=hostile)
 def test_a_block_of_code_ends_where_it_is_meant_to(text: str) -> None:
-    """A result is one block of code, and nothing is behind it."""
+    """A result is one block of code, and nothing follows it."""
     tokens = RENDERER.parse("\n".join([*fenced(text), "", "behind"]))
     assert [token.type for token in tokens] == ["fence", "paragraph_open", "inline", "paragraph_close"]
 
 
 @given(text=hostile)
 def test_a_name_in_a_line_is_code(text: str) -> None:
-    """Whatever a tool is called."""
+    """This holds for any name of a tool."""
     [_, line, _] = RENDERER.parse(f"a {code(text)} b")
     assert [token.type for token in line.children or ()] == ["text", "code_inline", "text"]
 
 
 def test_ordinary_text_stays_as_it_is() -> None:
-    """What needs no care is not touched: lists, emphasis, code and tables are still what they were."""
+    """Harmless text is not changed: lists, emphasis, code and tables stay what they were."""
     ordinary = "- a *b* `List<int>`\n1. c | d\n# e\n~~~text\n<b>\n~~~"
     expected = ["> - a *b* `List<int>`", "> 1. c | d", "> # e", "> ```text", "> <b>", "> ```"]
     assert list(quoted(ordinary)) == expected
@@ -156,7 +156,7 @@ def test_ordinary_text_stays_as_it_is() -> None:
 
 
 def test_an_envelope_is_not_shown() -> None:
-    """A transcript for people has nothing of what is left of a foreign item."""
+    """A transcript for people has nothing of a foreign item's rest."""
     envelope = Envelope("acme", {"type": "message"})
     shown = transcript(SESSION, [Message.user("Hi", envelope, id="m")])
     assert shown == transcript(SESSION, [Message.user("Hi", id="m")])

@@ -59,7 +59,7 @@ def pay(amount: int) -> str:
 
 
 class Provider:
-    """A server that speaks OpenAI's chat completions, and what it was asked."""
+    """A server that speaks OpenAI's chat completions and keeps its requests."""
 
     def __init__(self, server: Loopback) -> None:
         self._server = server
@@ -70,13 +70,13 @@ class Provider:
 
     @property
     def asked(self) -> list[str]:
-        """The models that were asked, in order."""
+        """Return the models that were asked, in order."""
         return [request.body["model"] for request in self._server.requests]
 
 
 @asynccontextmanager
 async def providing(monkeypatch: pytest.MonkeyPatch, *replies: Stream) -> AsyncIterator[Provider]:
-    """A provider with these replies; by default it says hello each time."""
+    """Run a provider with these replies; by default it says hello each time."""
     monkeypatch.setenv(KEY_ENV, KEY)
     async with Loopback(*(replies or [HELLO] * 8)) as server:
         yield Provider(server)
@@ -88,7 +88,7 @@ def url(tmp_path: Path) -> str:
 
 
 async def test_a_later_connection_need_not_name_the_model(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """What connect() named when the session was created is stored with it, settings and key variable included."""
+    """The model that connect() named at creation is stored with the session, settings and key variable included."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5", max_tokens=100)) as sessions:
             await (await sessions.open("s")).send("hi")
@@ -101,7 +101,7 @@ async def test_a_later_connection_need_not_name_the_model(monkeypatch: pytest.Mo
 
 
 async def test_naming_another_model_is_a_change_on_record(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """It is a ChangeModel with a version of its own, once; later connections need not name it either."""
+    """The change is a ChangeModel with a version of its own, once; later connections need not name it either."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5")) as sessions:
             await (await sessions.open("s")).send("hi")
@@ -122,7 +122,7 @@ async def test_naming_another_model_is_a_change_on_record(monkeypatch: pytest.Mo
 
 
 async def test_a_stream_changes_the_model_too(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As a send does, before the first word."""
+    """A stream changes it before the first word, as a send does."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5")) as sessions:
             await sessions.open("s")
@@ -132,7 +132,7 @@ async def test_a_stream_changes_the_model_too(monkeypatch: pytest.MonkeyPatch, u
 
 
 async def test_the_same_model_named_again_changes_nothing(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """An app that names its model at every start makes no versions by that."""
+    """An app that names its model at every start makes no versions that way."""
     async with providing(monkeypatch) as provider:
         for _ in range(2):
             async with connect(url, model=provider.model("gpt-5")) as sessions:
@@ -142,7 +142,7 @@ async def test_the_same_model_named_again_changes_nothing(monkeypatch: pytest.Mo
 
 
 async def test_a_change_of_one_session_outlasts_the_default(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """ChangeModel comes first, in this connection and in the next one that names its default again."""
+    """ChangeModel wins over the default, in this connection and in a later one that names a default again."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5")) as sessions:
             await sessions.open("s")
@@ -155,7 +155,7 @@ async def test_a_change_of_one_session_outlasts_the_default(monkeypatch: pytest.
 
 
 async def test_an_agents_own_model_comes_before_the_default(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Neither at its creation nor later does connect's model override what the definition names."""
+    """A model in the definition wins over connect's, at creation and later."""
     async with providing(monkeypatch) as provider:
         agent = AgentDefinition("agent", model=provider.model("gpt-own"))
         async with connect(url, model=provider.model("gpt-5")) as sessions:
@@ -167,7 +167,7 @@ async def test_an_agents_own_model_comes_before_the_default(monkeypatch: pytest.
 
 
 async def test_an_explicit_driver_overrides_all(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """It is told which model was meant."""
+    """The driver's request still names the session's model."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5")) as sessions:
             await sessions.open("s")
@@ -179,7 +179,7 @@ async def test_an_explicit_driver_overrides_all(monkeypatch: pytest.MonkeyPatch,
 
 
 async def test_a_session_that_keeps_no_model_takes_the_named_one(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """One that was stored without a model keeps the one that connect() names from then on."""
+    """A session that was stored without a model keeps the one that connect() names from then on."""
     async with providing(monkeypatch) as provider:
         async with connect(url) as sessions:
             await sessions.open("s")
@@ -210,7 +210,7 @@ ASKING: dict[str, Callable[[Sessions], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("verb", ASKING)
 async def test_without_any_model_nothing_is_asked_and_nothing_written(url: str, verb: str) -> None:
-    """It is a ConfigurationError that says what to set, and the session stays as it was."""
+    """A ConfigurationError says what to set, and the session is unchanged."""
     async with connect(url) as sessions:
         await sessions.open("s")
         with pytest.raises(ConfigurationError, match=r"connect\(url, model='openai:gpt-5'\)"):
@@ -222,7 +222,7 @@ async def test_without_any_model_nothing_is_asked_and_nothing_written(url: str, 
 
 
 async def test_offline_answers_where_it_was_named(url: str) -> None:
-    """And in later connections, as any other model does."""
+    """Later connections use it too, like any other model."""
     async with connect(url, model="offline") as sessions:
         await (await sessions.open("s")).send("hi")
         assert (await sessions.run("hi")).text
@@ -231,7 +231,7 @@ async def test_offline_answers_where_it_was_named(url: str) -> None:
 
 
 async def test_a_fork_and_a_cleared_session_keep_the_model(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Clearing takes back what ChangeModel set, and no more than that."""
+    """Clearing takes back the model that ChangeModel set, and nothing else."""
     async with providing(monkeypatch) as provider:
         async with connect(url, model=provider.model("gpt-5")) as sessions:
             await sessions.open("s")
@@ -256,7 +256,7 @@ async def test_a_workflow_keeps_the_model_of_its_stages(monkeypatch: pytest.Monk
 
 
 async def test_a_sub_agent_asks_what_its_caller_was_given(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """A later process that names no model has its sub-agents ask the session's; one of their own comes first."""
+    """In a later process without a model, sub-agents ask the session's model, unless they have their own."""
     calls = [calling("clerk", '{"prompt": "Do it."}'), HELLO, calling("expert", '{"prompt": "Do it."}'), HELLO, HELLO]
     async with providing(monkeypatch, *calls) as provider:
         agents = [AgentDefinition("clerk"), AgentDefinition("expert", model=provider.model("gpt-expert"))]
@@ -268,7 +268,7 @@ async def test_a_sub_agent_asks_what_its_caller_was_given(monkeypatch: pytest.Mo
 
 
 async def test_an_approval_goes_on_with_the_runs_model(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Whatever the approving process names; without the key it is refused, and the call is not made."""
+    """The run's model is asked, whatever the approving process names; without its key the approval is refused."""
     async with providing(monkeypatch, calling("pay", '{"amount": 5}'), HELLO) as provider:
         async with connect(url, model=provider.model("gpt-5"), tools=[pay]) as sessions:
             assert (await (await sessions.open("s")).send("Pay 5.")).pending_calls
@@ -288,7 +288,7 @@ async def test_an_approval_goes_on_with_the_runs_model(monkeypatch: pytest.Monke
 async def test_a_run_of_a_session_without_a_model_goes_on_with_the_recorded_one(
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    """The record names the model that a LoopFactory had; with the same one at hand, its key variable is known too."""
+    """The record names the model of a LoopFactory; with the same factory here, its key variable is known too."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     async with providing(monkeypatch, calling("pay", '{"amount": 5}'), HELLO) as provider:
         async with connect(url, tools=[pay]) as sessions:
@@ -335,7 +335,7 @@ async def killed(url: str, server: str) -> None:
 async def test_a_killed_run_is_recovered_with_its_own_model(
     monkeypatch: pytest.MonkeyPatch, url: str, named: str | None
 ) -> None:
-    """Whatever the recovering process names, or does not name; the tree of runs credits the model that answered."""
+    """The recovering process may name another model or none; the tree of runs credits the model that answered."""
     async with providing(monkeypatch, ADDING, HELLO, HELLO) as provider:
         await killed(url, provider.url)
         async with connect(url, model=named, tools=[add]) as sessions:
@@ -346,7 +346,7 @@ async def test_a_killed_run_is_recovered_with_its_own_model(
 
 
 async def test_a_killed_run_whose_model_cannot_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As for a missing tool: the error names the model and what is missing, and the run can still be recovered."""
+    """As for a missing tool, the error names the model and what is missing, and the run can still be recovered."""
     async with providing(monkeypatch, ADDING, HELLO, HELLO) as provider:
         await killed(url, provider.url)
         monkeypatch.delenv(KEY_ENV)
@@ -362,7 +362,7 @@ async def test_a_killed_run_whose_model_cannot_be_asked_is_refused(monkeypatch: 
 
 
 async def test_a_killed_run_can_be_ended_without_its_model(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """To cancel it nothing is asked, and its record still names its model."""
+    """A cancellation asks no model, and the run's record still names its model."""
     async with providing(monkeypatch, ADDING) as provider:
         await killed(url, provider.url)
         monkeypatch.delenv(KEY_ENV)
@@ -372,7 +372,7 @@ async def test_a_killed_run_can_be_ended_without_its_model(monkeypatch: pytest.M
 
 
 async def test_a_killed_run_is_recovered_before_the_model_is_changed(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """A send that names another model lets the killed run end with its own first."""
+    """A send that names another model lets the killed run end with its own model first."""
     async with providing(monkeypatch, ADDING, HELLO, HELLO) as provider:
         await killed(url, provider.url)
         async with connect(url, model=provider.model("gpt-6"), tools=[add]) as sessions:
@@ -381,7 +381,7 @@ async def test_a_killed_run_is_recovered_before_the_model_is_changed(monkeypatch
 
 
 async def test_a_run_of_a_driver_of_ones_own_is_not_recovered_by_a_model(url: str, tmp_path: Path) -> None:
-    """The error says that the driver is to be given."""
+    """The error says that the driver has to be given."""
     async with connect(url, driver=ScriptedDriver([ToolCall("pay", {"amount": 5}), "Done."]), tools=[pay]) as sessions:
         await (await sessions.open("s")).send("Pay 5.")
     async with connect(url, tools=[pay]) as sessions:
@@ -392,7 +392,7 @@ async def test_a_run_of_a_driver_of_ones_own_is_not_recovered_by_a_model(url: st
 
 
 async def test_a_message_for_a_busy_session_is_left_there(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """A connection that names another model does not stand in the way of its own message."""
+    """A connection that names another model does not block its own message."""
     async with providing(monkeypatch) as provider:
         started, go = asyncio.Event(), asyncio.Event()
 
@@ -416,7 +416,7 @@ async def test_a_message_for_a_busy_session_is_left_there(monkeypatch: pytest.Mo
 
 
 async def test_a_model_that_cannot_be_asked_fails_the_run(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """The message is kept, as for any other failure of a model, and the session keeps the model that was named."""
+    """The message is kept, as after any failure of a model, and the session keeps the named model."""
     monkeypatch.delenv(KEY_ENV, raising=False)
     async with connect(url, model=ModelConfig("openai:gpt-5", api_key_env=KEY_ENV)) as sessions:
         chat = await sessions.open("s")
@@ -425,7 +425,7 @@ async def test_a_model_that_cannot_be_asked_fails_the_run(monkeypatch: pytest.Mo
 
 
 async def test_a_new_session_keeps_the_model_of_the_one_before(tmp_path: Path) -> None:
-    """Also in a process that names none: a chat that is rotated continues with what it was begun with."""
+    """This holds in a process that names none: a rotated chat continues with the model that it began with."""
     url = f"sqlite:///{tmp_path}/s.db"
     async with connect(url, model="offline") as sessions:
         await sessions.open("s")
@@ -439,7 +439,7 @@ async def test_a_new_session_keeps_the_model_of_the_one_before(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["nope:x", "gpt-5"])
 async def test_a_model_that_there_is_not_writes_nothing(name: str, tmp_path: Path) -> None:
-    """Neither the message, nor a key, nor the model of a session that keeps another."""
+    """Neither the message nor a key is written, and a session with another model keeps it."""
     url = f"sqlite:///{tmp_path / 's.db'}"
     async with connect(url, model="offline") as sessions:
         await (await sessions.open("kept")).send("hello")
@@ -469,7 +469,7 @@ async def test_a_key_that_is_missing_fails_the_run_as_before(monkeypatch: pytest
 
 
 async def test_a_driver_of_ones_own_that_is_not_here_writes_nothing(tmp_path: Path) -> None:
-    """A session that was begun with one, opened where no model is named."""
+    """A session that was begun with such a driver is opened where no model is named."""
     url = f"sqlite:///{tmp_path / 's.db'}"
     async with connect(url, model="driver:Mine") as sessions:
         chat = await sessions.open("s")
@@ -495,7 +495,7 @@ REFUSED: dict[str, Callable[[Sessions], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("verb", REFUSED)
 async def test_a_run_that_is_refused_does_not_change_the_model(url: str, verb: str) -> None:
-    """Without the context that a tool needs, or with a model that is not there, the session stays as it was."""
+    """Without a tool's context, or with an unknown model, the session is unchanged."""
     async with connect(url, model="offline") as sessions:
         await (await sessions.open("s")).send("first")
         before = await sessions.session("s")
@@ -510,7 +510,7 @@ async def test_a_run_that_is_refused_does_not_change_the_model(url: str, verb: s
 
 
 async def test_a_repeated_key_does_not_change_the_model(url: str) -> None:
-    """Its answer is there, so that nothing is begun with the model that this connection names."""
+    """Its answer is there, so nothing is begun with the model that this connection names."""
     async with connect(url, model="offline") as sessions:
         await (await sessions.open("s")).send("first", key="k")
         before = await sessions.session("s")
@@ -522,7 +522,7 @@ async def test_a_repeated_key_does_not_change_the_model(url: str) -> None:
 
 
 async def test_a_model_is_changed_beside_an_injection(url: str) -> None:
-    """Whoever comes first, the message is sent to the model that was named."""
+    """The message is sent to the named model, in either order."""
     async with connect(url, model="offline") as sessions:
         await sessions.open("s")
     for number in range(5):

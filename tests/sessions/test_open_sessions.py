@@ -1,4 +1,4 @@
-"""The sessions at hand: how many, which stay, and that they are never older than the store's."""
+"""Sessions in memory: their number, those that stay, and that they are never older than the store's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
 
 
 async def test_a_subscribed_session_stays(tmp_path: Path) -> None:
-    """Until its subscriber has gone."""
+    """It stays until its subscriber leaves."""
     async with perdure.connect(f"sqlite:///{tmp_path / 's.db'}", live=1) as sessions:
         heard: list[object] = []
         handle = (await sessions.open("a")).subscribe(heard.append)
@@ -66,7 +66,7 @@ async def test_close_evicts_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_closed_session_is_pinned_by_nobody(tmp_path: Path) -> None:
-    """Also where it is closed while it runs, or a late subscriber cancels."""
+    """This holds if it is closed while it runs, or if a late subscriber cancels."""
     async with perdure.connect(f"sqlite:///{tmp_path / 's.db'}") as sessions:
         chat = await sessions.open("a")
         handle = chat.subscribe(print)
@@ -96,7 +96,7 @@ asyncio.run(main())
 async def test_what_another_process_has_written_is_seen(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And only what is new is read."""
+    """Only the new messages are read."""
     url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else f"file://{tmp_path / 'files'}"
     rows: list[int] = []
     read: Any = loading.decoded
@@ -118,6 +118,6 @@ async def test_what_another_process_has_written_is_seen(
         messages = (await chat.session()).state.messages
         assert [message.text for message in messages[-3:]] == [f"from afar {number}" for number in range(3)]
         assert len(messages) == 503
-        assert sum(rows) == (3 if kind == "sqlite" else 503)  # a file store keeps no session at hand
+        assert sum(rows) == (3 if kind == "sqlite" else 503)  # a file store keeps no session in memory
         await chat.inject({"role": "user", "content": "and here"})
         assert await chat.length() == 504

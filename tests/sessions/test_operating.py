@@ -1,4 +1,4 @@
-"""What operators ask of the work that is left to workers, and do about it."""
+"""Verbs by which operators see and change the work that is left to workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Hanging(ScriptedDriver):
 
 
 async def parked(sessions: Sessions, session_id: str) -> None:
-    """Leave a session as it is when it is parked."""
+    """Leave a session in the state of a parked one."""
     chat = await sessions.open(session_id)
     await chat.send("one")
     await sessions.execute(session_id, TagSession("parked"))
@@ -42,7 +42,7 @@ async def parked(sessions: Sessions, session_id: str) -> None:
 
 
 async def test_what_there_is_to_do(tmp_path: Path) -> None:
-    """Waiting by urgency, delayed by time, and who runs what."""
+    """Operators see what waits, by urgency, what is delayed, by time, and who runs what."""
     async with sessions_in(tmp_path) as sessions:
         for name in ("a", "b", "c"):
             await sessions.open(name)
@@ -59,7 +59,7 @@ async def test_what_there_is_to_do(tmp_path: Path) -> None:
 
 
 async def test_what_waits_behind_a_pause_or_a_person_is_held(tmp_path: Path) -> None:
-    """It is not ready for workers, and operators see it. What waits in a parked session is told with that."""
+    """It is not ready for workers, and operators see it. A parked session is listed with its waiting messages."""
     async with sessions_in(tmp_path) as sessions:
         for owner in ("ann", "ben"):
             await sessions.of(owner).open("a")
@@ -74,7 +74,7 @@ async def test_what_waits_behind_a_pause_or_a_person_is_held(tmp_path: Path) -> 
 
 
 async def test_an_interrupted_run_is_told_once(tmp_path: Path) -> None:
-    """Its message does not wait any more; those behind it do. One that was handed over was not killed."""
+    """Its message does not wait any more; those behind it do. A run that was handed over was not killed."""
     model = Hanging(lambda request: "never")
     async with connect(f"sqlite:///{tmp_path}/sessions.db", model="offline", driver=model) as sessions:
         await sessions.open("a")
@@ -92,7 +92,7 @@ async def test_an_interrupted_run_is_told_once(tmp_path: Path) -> None:
 
 
 async def test_an_owner_sees_nobody_elses(tmp_path: Path) -> None:
-    """Neither what waits nor what is run, delayed or parked."""
+    """An owner sees only its own waiting, running, delayed and parked sessions."""
     async with sessions_in(tmp_path) as sessions:
         for owner in ("ann", "ben"):
             hers = sessions.of(owner)
@@ -108,7 +108,7 @@ async def test_an_owner_sees_nobody_elses(tmp_path: Path) -> None:
 
 
 async def test_what_is_dropped_is_refused_on_record(tmp_path: Path) -> None:
-    """Whoever waits for its answer is told, and the session takes the next message."""
+    """Waiting for its answer raises InputRefused, and the session takes the next message."""
     async with sessions_in(tmp_path) as sessions:
         await sessions.open("a")
         asked = [await sessions.enqueue("a", text, key=text) for text in ("one", "two")]
@@ -131,7 +131,7 @@ async def test_what_waits_in_a_closed_session_can_be_dropped(tmp_path: Path) -> 
 
 
 async def test_nothing_is_dropped_beside_a_run(tmp_path: Path) -> None:
-    """It may be answering the very message."""
+    """The run may be answering that very message."""
     async with sessions_in(tmp_path) as sessions:
         await sessions.open("a")
         await sessions.enqueue("a", "one")
@@ -152,7 +152,7 @@ async def test_a_blank_reason_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_timer_can_be_dropped(tmp_path: Path) -> None:
-    """By its key; one that is not there is no error."""
+    """It is dropped by its key; a missing timer raises no error."""
     async with sessions_in(tmp_path) as sessions:
         await sessions.open("a")
         await sessions.enqueue("a", "one", at=LATER, key="k")
@@ -162,7 +162,7 @@ async def test_a_timer_can_be_dropped(tmp_path: Path) -> None:
 
 
 async def test_a_parked_session_is_opened_and_nothing_is_sent_from_here(tmp_path: Path) -> None:
-    """What waits there may be what took processes down: a worker sends it."""
+    """Its messages may be the ones that took processes down: only a worker sends them."""
     async with sessions_in(tmp_path) as sessions:
         await parked(sessions, "a")
         with pytest.raises(InvalidData, match="not parked"):

@@ -1,4 +1,4 @@
-"""Answers in the form of a type: on a send, in a stream, and of an agent. Stored is the schema, never the type."""
+"""Answers in the form of a type: on a send, in a stream, and of an agent. The schema is stored, never the type."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def lasting(tmp_path: Path) -> str:
     ids=repr,
 )
 async def test_the_value_has_the_type_that_was_asked_for(output: Any, answer: str, value: Any) -> None:
-    """Of every kind of type, and of a JSON schema, for which it is plain data."""
+    """It works for every kind of type; for a JSON schema the value is plain data."""
     async with perdure.connect("memory://", driver=ScriptedDriver([answer])) as sessions:
         reply = await (await sessions.open()).send("Which city?", output=output)
         asked_once = await sessions.run("Which city?", output=output)
@@ -101,7 +101,7 @@ async def test_the_value_has_the_type_that_was_asked_for(output: Any, answer: st
 
 
 async def test_an_output_holds_for_one_run_only(url: str) -> None:
-    """The next send asks for nothing again, and the session's context has never known of it."""
+    """The next send asks for no form, and the form is not kept in the session's context."""
     driver = ScriptedDriver([GOOD])
     async with perdure.connect(url, driver=driver) as sessions:
         chat = await sessions.open("s")
@@ -129,7 +129,7 @@ async def test_blocking_verbs_have_a_value_too() -> None:
 
 
 async def test_one_repair_then_the_run_fails_with_the_problem() -> None:
-    """The first bad answer is mended; after the second, RunFailed says what is wrong and where."""
+    """The first bad answer is repaired; after the second, RunFailed says what is wrong and where."""
     async with perdure.connect("memory://", driver=ScriptedDriver(['{"name": 5}', GOOD])) as sessions:
         assert (await (await sessions.open()).send("Which city?", output=City)).value.name == "Bern"
     script = ["Bern!", '{"name": "Bern", "people": "many"}', GOOD]
@@ -141,7 +141,7 @@ async def test_one_repair_then_the_run_fails_with_the_problem() -> None:
 
 
 async def test_what_only_the_type_can_check_is_mended_as_well() -> None:
-    """A validator of a pydantic model, which its schema does not tell, counts as much as the schema."""
+    """A validator of a pydantic model, which is not in its schema, counts as much as the schema."""
     driver = ScriptedDriver(['{"name": "Geneva", "people": 1}', GOOD])
     async with perdure.connect("memory://", driver=driver) as sessions:
         reply = await (await sessions.open()).send("Which city?", output=Village)
@@ -150,7 +150,7 @@ async def test_what_only_the_type_can_check_is_mended_as_well() -> None:
 
 
 async def test_a_run_is_mended_once_also_if_it_was_killed_in_between(lasting: str) -> None:
-    """The form and the complaint are on record with the run: recovered, it does not complain a second time."""
+    """The form and the complaint are on record with the run: after a recovery it does not complain again."""
     first = ScriptedDriver(["no", Delay(60, "never")])
     async with perdure.connect(lasting, driver=first, grace=0) as sessions:
         run = asyncio.ensure_future((await sessions.open("s")).send("Which city?", output=City, key="k"))
@@ -167,7 +167,7 @@ async def test_a_run_is_mended_once_also_if_it_was_killed_in_between(lasting: st
 
 
 async def test_a_recovered_run_has_the_value_that_was_asked_for(lasting: str) -> None:
-    """Its key gives it, in the type of whoever asks again."""
+    """Its key returns the value in the type of the caller that asks again."""
     slow = ScriptedDriver([Delay(60, "never")])
     async with perdure.connect(lasting, driver=slow, grace=0) as sessions:
         run = asyncio.ensure_future((await sessions.open("s")).send("Which city?", output=City, key="k"))
@@ -184,7 +184,7 @@ async def test_a_recovered_run_has_the_value_that_was_asked_for(lasting: str) ->
 
 
 async def test_a_schema_is_the_same_whatever_the_order_of_its_keys(lasting: str) -> None:
-    """A key knows its request again if an equal schema was put together in another order."""
+    """A key recognises its request if an equal schema has its keys in another order."""
     turned = dict(reversed(SCHEMA.items()))
     driver = ScriptedDriver([GOOD])
     async with perdure.connect(lasting, driver=driver) as sessions:
@@ -213,7 +213,7 @@ async def test_an_approved_run_goes_on_with_its_output(url: str) -> None:
 
 
 async def test_a_queued_message_keeps_its_output(lasting: str) -> None:
-    """It is sent later, by whoever ends the run before it, in the form that was asked for."""
+    """It is sent when the run before it ends, in the form that was asked for."""
     go = asyncio.Event()
 
     async def wait() -> str:
@@ -244,7 +244,7 @@ async def test_a_queued_message_keeps_its_output(lasting: str) -> None:
 
 
 async def test_an_agent_has_an_output_of_its_own(url: str) -> None:
-    """Every run of it has the form, unless a send asks for another; the value has the type that it was opened with."""
+    """Every run of it has the form, unless a send asks for another; the value has the type it was opened with."""
     agent = AgentDefinition("guide", output=City)
     driver = ScriptedDriver(lambda request: GOOD if "properties" in repr(request.response_format) else "[1]")
     async with perdure.connect(url, driver=driver) as sessions:
@@ -256,7 +256,7 @@ async def test_an_agent_has_an_output_of_its_own(url: str) -> None:
 
 
 async def test_after_a_restart_the_value_is_plain_data_until_the_type_is_given_again(lasting: str) -> None:
-    """What is stored of an agent's output is its schema."""
+    """The store keeps the schema of an agent's output alone."""
     agent = AgentDefinition("guide", output=City)
     for _ in range(2):
         async with perdure.connect(lasting, driver=ScriptedDriver([GOOD])) as sessions:
@@ -270,7 +270,7 @@ async def test_after_a_restart_the_value_is_plain_data_until_the_type_is_given_a
 
 
 async def test_a_type_that_is_known_is_not_forgotten_for_its_schema() -> None:
-    """Somebody else may open the agent as it is stored, or as a file defines it."""
+    """Another caller may open the agent as it is stored, or as a file defines it."""
     agent = AgentDefinition("guide", output=City)
     async with perdure.connect("memory://", driver=ScriptedDriver([GOOD])) as sessions:
         chat = await sessions.open("s", agent)
@@ -279,7 +279,7 @@ async def test_a_type_that_is_known_is_not_forgotten_for_its_schema() -> None:
 
 
 async def test_another_output_is_another_definition(lasting: str) -> None:
-    """A session that was opened with one output is not opened with another without a word."""
+    """Opening a session with another output than before raises an error."""
     async with perdure.connect(lasting, driver=ScriptedDriver(["[1]"])) as sessions:
         await sessions.open("s", AgentDefinition("guide", output=City))
         with pytest.raises(perdure.SessionConflict, match="output differ"):
@@ -289,7 +289,7 @@ async def test_another_output_is_another_definition(lasting: str) -> None:
 
 
 def test_a_definition_with_an_output_is_a_value() -> None:
-    """Made from a type or from its schema it is the same, comes back from JSON, and does not hold the type there."""
+    """A type and its schema make the same definition, which comes back from JSON without the type."""
     agent = AgentDefinition("guide", output=City)
     assert agent == AgentDefinition("guide", output=perdure.schema_of(City)) != AgentDefinition("guide")
     assert AgentDefinition.from_dict(agent.to_dict()) == agent
@@ -300,7 +300,7 @@ def test_a_definition_with_an_output_is_a_value() -> None:
 
 
 async def test_an_agent_with_a_broken_schema_is_refused_before_anything_is_asked(lasting: str) -> None:
-    """Where it is opened; and where it is sent to, if an earlier release has let it in."""
+    """It is refused when it is opened, or at the first send if an earlier release has accepted it."""
     driver = ScriptedDriver([GOOD])
     broken = AgentDefinition("guide", output={"type": "objekt"})
     async with perdure.connect(lasting, driver=driver) as sessions:
@@ -325,7 +325,7 @@ async def test_a_schema_is_never_fetched() -> None:
 
 
 async def test_a_subagent_answers_its_caller_in_its_own_form() -> None:
-    """The form of the caller's answer is not the sub-agent's, nor the other way round."""
+    """The sub-agent's answer does not have the form of its caller's, nor the other way round."""
     guide = AgentDefinition("guide", description="Knows cities.", output=City)
     seen: dict[str, Mapping[str, Any] | None] = {}
 
@@ -352,7 +352,7 @@ async def test_a_repair_keeps_to_the_budget_of_the_agent() -> None:
 
 
 async def test_a_fork_does_not_inherit_a_runs_output(url: str) -> None:
-    """The form belonged to the run; the fork's next one asks for nothing."""
+    """The form belonged to the run; the fork's next run asks for none."""
     driver = ScriptedDriver([GOOD])
     async with perdure.connect(url, driver=driver) as sessions:
         chat = await sessions.open("s")
@@ -380,7 +380,7 @@ async def test_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_offline_model_repeats_json() -> None:
-    """It is no language model, so it answers in a form only if the message has the JSON in it."""
+    """The offline model only repeats, so it answers in a form only if the message contains the JSON."""
     async with perdure.connect("memory://", model="offline") as sessions:
         chat = await sessions.open()
         assert (await chat.send(f"Repeat this: {GOOD}", output=City)).value == City("Bern", 134591)
@@ -409,7 +409,7 @@ async def test_what_is_no_output_changes_nothing(output: Any) -> None:
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `examples/structured_output.py` shows is what it prints; mypy checks the types in it."""
+    """`examples/structured_output.py` prints the sentence about Bern; mypy checks the types in it."""
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "structured_output.py"))
     await example["main"]()
     assert "Bern has 134,591 people" in capsys.readouterr().out

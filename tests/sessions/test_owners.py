@@ -1,4 +1,4 @@
-"""With an owner, no other owner's sessions exist: for any verb, list, search, move or erasure."""
+"""With an owner, no other owner's sessions exist for any verb, list, search, move or erasure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perdure import (
 from perdure.testing import Delay, ScriptedDriver
 from perdure.testing.parts.tokens import token
 
-# What a verb that takes a session's id is given beside it.
+# The other arguments of verbs that take a session's id.
 GIVEN: dict[str, dict[str, Any]] = {
     "message": {"role": "user", "content": "hi"},
     "keep_last": 1,
@@ -49,13 +49,13 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 ID_NAMES = ("session_id", "src", "left")
-# Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
+# Verbs that are not about one session, each with a test of its own below; `open` and the two that accept any id too.
 OTHERS = {
     *("open", "exists", "snapshot", "run", "list", "headers", "find"),
     "queue",  # see test_operating.py
     *("export", "import_", "purge", "gc", "erase_owner"),
     *("apply_retention", "holds", "lift_hold"),  # see test_retention.py
-    "backup",  # of a whole store: see tests/test_backup.py
+    "backup",  # about a whole store: see tests/test_backup.py
 }
 
 
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @asynccontextmanager
 async def two_owners(store: Any) -> AsyncIterator[tuple[Sessions, Sessions]]:
-    """Ann's sessions and Bob's on one connection; Ann has `hers`, with a fork, and Bob has `mine`."""
+    """Yield Ann's and Bob's sessions on one connection; Ann has `hers`, with a fork, and Bob has `mine`."""
     async with perdure.connect(store, driver=ScriptedDriver(lambda _: "hello there")) as app:
         ann, bob = app.of("ann"), app.of("bob")
         await (await ann.open("hers")).send("hello")
@@ -85,7 +85,7 @@ def _is_async(found: object) -> bool:
 
 
 async def called(verb: Callable[..., Any], session_id: str) -> None:
-    """Call a verb on a session, with whatever else it needs."""
+    """Call a verb on a session, with its other arguments."""
     parameters = inspect.signature(verb).parameters.values()
     needed = [each for each in parameters if each.default is each.empty and each.kind not in OPEN_ENDED]
     ids = [each.name for each in parameters if each.name in ID_NAMES]
@@ -102,7 +102,7 @@ async def called(verb: Callable[..., Any], session_id: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", verbs())
 async def test_anothers_session_is_not_found_by_any_verb(store: Any, name: str) -> None:
-    """The same as if it were not there, and it stays as it was."""
+    """The error is the same as for a missing session, and the session is unchanged."""
     async with two_owners(store) as (ann, bob):
         before = await ann.snapshot("hers")
         with pytest.raises(SessionNotFound, match="'hers'"):
@@ -120,7 +120,7 @@ async def test_exists_and_snapshot_see_no_others_session(store: Any) -> None:
 
 
 async def test_the_names_of_sessions_are_an_owners_own(store: Any) -> None:
-    """Two owners may use the same name, and neither learns from it that the other does."""
+    """Two owners may use the same name, and neither learns that the other does."""
     async with two_owners(store) as (ann, bob):
         chat = await bob.open("hers")
         assert await chat.length() == 0
@@ -139,7 +139,7 @@ async def test_anothers_whole_id_is_like_any_that_is_free(store: Any) -> None:
 
 
 async def test_a_session_that_an_owner_has_without_a_mark_is_found(store: Any) -> None:
-    """Earlier releases set none."""
+    """Earlier releases did not set the mark."""
     async with two_owners(store) as (ann, bob):
         await ann.runtime.create(perdure.AgentDefinition("assistant"), session_id="old", owner="ann")
         assert (await ann.open("old")).id == "old"
@@ -148,7 +148,7 @@ async def test_a_session_that_an_owner_has_without_a_mark_is_found(store: Any) -
 
 
 async def test_what_an_owner_creates_has_the_owners_mark(store: Any) -> None:
-    """Also forks and sessions without a name: an import for the owner takes no others."""
+    """Forks and sessions without a name have it too, and an import for the owner accepts no others."""
     async with two_owners(store) as (ann, _):
         made = [await ann.open(), await ann.open("x"), await ann.fork("x"), await ann.new_session("x")]
         assert {chat.id[:17] for chat in made} == {SessionId.under("ann", "x")[:17]}
@@ -234,7 +234,7 @@ async def test_connecting_as_an_owner_is_the_short_form(store: Any) -> None:
 
 
 async def test_a_person_is_erased_and_nobody_else(store: Any) -> None:
-    """Hidden sessions and forks too, with a receipt; and the words are found nowhere any more."""
+    """Hidden sessions and forks are erased too, with a receipt; the words are found nowhere any more."""
     async with two_owners(store) as (ann, bob):
         await (await ann.open("secret")).send("zanzibar", key="k")
         await ann.delete("secret")
@@ -253,7 +253,7 @@ async def test_a_person_is_erased_and_nobody_else(store: Any) -> None:
 
 
 async def test_a_persons_tokens_are_erased_with_them(store: Any) -> None:
-    """Nobody else's are, and an operator's are not."""
+    """Other owners' tokens stay, and so do an operator's."""
     async with two_owners(store) as (ann, _):
         given = [token(1, "ann"), token(2, "bob"), token(3, None), token(4, "ann")]
         for each in given:
@@ -300,7 +300,7 @@ async def test_a_deleted_session_is_hidden_until_it_is_restored(store: Any) -> N
 
 
 async def test_a_session_that_cannot_be_erased_is_named_and_not_tried_without_end(store: Any) -> None:
-    """One that runs elsewhere and does not stop in time is left, and the receipt says so."""
+    """A session that runs elsewhere and does not stop in time is left, and the receipt says so."""
     async with two_owners(store) as (ann, _):
         held = (await ann.info("hers")).id
         await ann.runtime.journal.claim(held, version=2, owner="another process")

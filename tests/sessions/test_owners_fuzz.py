@@ -1,8 +1,8 @@
-"""Whatever an owner tries with what is another's, it is as if the other had nothing: every verb, with every secret.
+"""Owners who try what belongs to another see nothing of it: every verb, with every secret.
 
 Bob has one of everything. Two others, who have nothing but a session of their own, call each verb side by side: one
-with an id, hash, key, cursor or word of Bob's, the other with one that nobody has. Both have to be told the same, and
-Bob's sessions have to be the same afterwards, byte for byte.
+with an id, hash, key, cursor or word of Bob's, the other with one that nobody has. Both have to get the same answer,
+and Bob's sessions have to be the same afterwards, byte for byte.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def connected(kind: str, where: Path) -> AsyncIterator[Sessions]:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What somebody has that could be tried by others, by its kind; and the same number of things that nobody has."""
+    """Secrets by kind: those of somebody that others could try, and as many that nobody has."""
 
     real: Mapping[str, Sequence[Any]]
     none: Mapping[str, Sequence[Any]]
@@ -108,7 +108,7 @@ class Secrets:
 
 
 async def bobs_estate(app: Sessions) -> Secrets:
-    """Give Bob a session of every sort, and return all by which it could be reached."""
+    """Give Bob a session of every sort, and return everything by which it could be reached."""
     bob = app.of("bob")
     chat = await bob.open("bobs-chat", CLERK, tags=["bobs-tag"])
     chunks = [chunk async for chunk in chat.stream(SECRET, Media("image/png", data=IMAGE), key="bobs-key")]
@@ -128,7 +128,7 @@ async def bobs_estate(app: Sessions) -> Secrets:
     await bob.schedule("bobs-digest", SECRET, cron="0 7 * * MON", session_id="bobs-fork")
     loops = [loop.loop_id for name in ("bobs-chat", "bobs-parallel") for loop in (await bob.record(name)).loops]
     every = [*await bob.list(), *await bob.list(status="deleted")]
-    assert len(every) == 8  # the sub-agent's among them
+    assert len(every) == 8  # with the sub-agent's
     names = sorted(info.id for info in every)
     plain = [name.removeprefix(mark_of("bob")) for name in names]
     calls = [waiting.pending_calls[0], waiting.pending_calls[0].id, waiting.pending_calls[0].digest]
@@ -177,7 +177,7 @@ async def exported(sessions: Sessions, name: str) -> bytes:
 
 
 async def place_of_nobody(app: Sessions) -> str | None:
-    """Return where a page of sessions ended that are gone."""
+    """Return the end of a page of sessions that are gone."""
     for name in ("1", "2", "3"):
         await app.of("dan").open(name)
     page = await app.of("dan").list(limit=2)
@@ -186,7 +186,7 @@ async def place_of_nobody(app: Sessions) -> str | None:
 
 
 async def file_of_nobody(app: Sessions) -> bytes:
-    """Return the file of a session that is gone, and was like Bob's."""
+    """Return the file of a session that is gone, and that was like Bob's."""
     dan = app.of("dan")
     await (await dan.open("dans-hidden")).inject({"role": "user", "content": SECRET})
     await dan.delete("dans-hidden")
@@ -196,9 +196,9 @@ async def file_of_nobody(app: Sessions) -> bytes:
 
 
 _NEW = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-"""An id that was made on the way, and is another at each call."""
+"""An id that was made on the way, and differs at each call."""
 Call = Callable[[Sessions, str, Any], Any]
-"""Calls a verb of somebody's, who has a session of this name, with a secret."""
+"""A call of a verb with a secret, by somebody who has a session of this name."""
 
 
 NEXT_YEAR = datetime.now(UTC) + timedelta(days=365)
@@ -209,7 +209,7 @@ def _media(it: str) -> Media:
 
 
 def _name(call: Any) -> str:
-    """Return the id of a call, which may be given as it was shown."""
+    """Return the id of a call, as it may have been shown."""
     return str(getattr(call, "id", call))
 
 
@@ -374,7 +374,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "of": [("owner", lambda who, mine, it: who.of(it))],
     "expecting": [("id", lambda who, mine, it: who.expecting(1).rename(it, "mine now"))],
 }
-# What a verb of a handle is given, beside the session that the handle stands for.
+# The arguments of a handle's verbs, beside the session that the handle stands for.
 GIVEN: dict[str, Any] = {
     "message": {"role": "user", "content": "hi"},
     "keep_last": 1,
@@ -400,14 +400,14 @@ def verbs_of(kind: type) -> set[str]:
 
 
 def test_no_verb_is_forgotten() -> None:
-    """A new verb needs a line in PROBES: what could an owner try with it that is somebody else's?"""
+    """A new verb needs a line in PROBES: what of another owner's could somebody try with it?"""
     assert set(PROBES) == verbs_of(Sessions)
     # A handle's verbs are those of its session, which are called with its id.
     assert verbs_of(Chat) - set(PROBES) == {"check_and_rotate"}
 
 
 async def outcome(who: Sessions, made: Callable[[], Any], it: Any) -> str:
-    """Tell what a call came to, in words that name neither the caller nor what it tried."""
+    """Return the outcome of a call, in words that name neither the caller nor what it tried."""
     try:
         found = made()
         if inspect.isasyncgen(found):
@@ -425,14 +425,14 @@ async def outcome(who: Sessions, made: Callable[[], Any], it: Any) -> str:
 
 
 def named_in(it: Any) -> list[str]:
-    """Return the texts by which something that was tried may be named in an answer."""
+    """Return the texts by which an answer may name what was tried."""
     if isinstance(it, bytes):
         return [f"{mark_of('bob')}bobs-hidden", f"{mark_of('dan')}dans-hidden"]
     return [it] if isinstance(it, str) else [it.id] if it is not None else []
 
 
 def described(value: Any) -> Any:
-    """Return what an answer tells, without ids and times, which no two sessions share."""
+    """Return the content of an answer, without ids and times, which no two sessions share."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -458,7 +458,7 @@ def described(value: Any) -> Any:
 
 
 class Probing:
-    """Two owners who call the same verbs: one with what Bob has, one with what nobody has."""
+    """Two owners who call the same verbs: one with Bob's secrets, one with secrets that nobody has."""
 
     def __init__(self, app: Sessions, number: int) -> None:
         self.spy, self.control = app.of(f"spy-{number}"), app.of(f"con-{number}")
@@ -475,14 +475,14 @@ class Probing:
 
 
 async def state_of(app: Sessions, session_ids: Sequence[str]) -> dict[str, Any]:
-    """Return all that is stored of sessions, and how their headers stand."""
+    """Return all that is stored of sessions, and their headers."""
     headers = {each: (await app.store.list(id=each)).all() for each in session_ids}
     return {each: (headers[each], await app.store.dump(each)) for each in session_ids}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", STORES if TORTURE else ("memory", "sqlite"))
 async def test_nothing_of_anothers_is_read_changed_or_revealed(kind: str, tmp_path: Path) -> None:
-    """Each verb, with each id, hash, key, cursor and word of another owner's."""
+    """Each verb is tried with each id, hash, key, cursor and word of another owner's."""
     async with connected(kind, tmp_path) as app:
         secrets = await bobs_estate(app)
         await asyncio.sleep(0.15)  # until the claim of the killed run has lapsed
@@ -500,13 +500,13 @@ async def test_nothing_of_anothers_is_read_changed_or_revealed(kind: str, tmp_pa
             assert await state_of(app, bobs) == before, verb
         assert not heard
         await app.rename(bobs[0], "heard of")
-        assert heard  # nobody has ended what others listen to
+        assert heard  # nobody has closed the sessions that others listen to
         listening.cancel()
 
 
 @pytest.mark.parametrize("kind", STORES if TORTURE else ("memory", "sqlite"))
 async def test_a_session_that_has_anothers_id_as_its_name_leads_nowhere_else(kind: str, tmp_path: Path) -> None:
-    """An owner may call a session by any name. Whatever is done with it is done to the owner's own."""
+    """An owner may give a session any name. Every verb on it reaches the owner's own session."""
     async with connected(kind, tmp_path) as app:
         secrets = await bobs_estate(app)
         await asyncio.sleep(0.15)
@@ -536,7 +536,7 @@ async def test_a_session_that_has_anothers_id_as_its_name_leads_nowhere_else(kin
 
 @pytest.mark.parametrize("kind", STORES if TORTURE else ("memory", "sqlite"))
 async def test_a_handle_on_anothers_session_is_a_handle_on_none(kind: str, tmp_path: Path) -> None:
-    """Nobody is given one; but who makes one reaches nothing by it."""
+    """No verb returns one, and a handle that is made directly reaches nothing."""
     async with connected(kind, tmp_path) as app:
         secrets = await bobs_estate(app)
         await asyncio.sleep(0.15)

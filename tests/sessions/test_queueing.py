@@ -1,4 +1,4 @@
-"""Messages that are left to workers: which keys they may have, and who sends them."""
+"""Messages that are left to workers: the keys that they may have, and the processes that send them."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ async def waiting_in(sessions: Sessions) -> int:
 
 
 async def answered(sessions: Sessions, texts: int) -> list[str]:
-    """Have a worker answer all that waits. Return what was said by users."""
+    """Let a worker answer everything that waits. Return what users said."""
     async with Worker(sessions) as worker:
         running = asyncio.create_task(worker.run())
-        # A session that is being run is not among those that wait, though more may wait in it.
+        # A running session is not listed as waiting, though more messages may wait in it.
         while (backlog := await sessions.queue()).waiting or backlog.running:  # noqa: ASYNC110  # nothing tells its end
             await asyncio.sleep(0.01)
         worker.stop()
@@ -62,7 +62,7 @@ async def answered(sessions: Sessions, texts: int) -> list[str]:
 
 @pytest.mark.parametrize("key", ["until", "schedule:digest"])
 async def test_a_key_that_a_pause_or_a_schedule_would_take_for_its_own_is_refused(key: str) -> None:
-    """The message would be gone with the end of a pause or of a schedule. At once it may be sent under any key."""
+    """The end of a pause or a schedule would remove the message. Sent at once, it may have any key."""
     later = now() + timedelta(hours=1)
     async with connect("memory://", model="offline") as sessions:
         await sessions.open("a")
@@ -79,7 +79,7 @@ async def test_a_key_that_a_pause_or_a_schedule_would_take_for_its_own_is_refuse
 
 @pytest.mark.parametrize("verb", ["send", "start", "stream", "enqueue"])
 async def test_an_empty_key_is_refused(verb: str) -> None:
-    """It would quietly be no key at all, and the message be sent twice."""
+    """It would be taken for no key, and the message sent twice."""
     async with connect("memory://", model="offline") as sessions:
         await sessions.open("a")
         begun = getattr(sessions, verb)("a", "Hello", key="")
@@ -91,7 +91,7 @@ async def test_an_empty_key_is_refused(verb: str) -> None:
 
 @pytest.mark.parametrize("cron", ["*/5 * * * * *", "0 7 * *", "", "@daily", None])
 async def test_a_schedule_has_five_fields(cron: str) -> None:
-    """A sixth would mean seconds, which nobody who writes one for cron means."""
+    """A sixth would mean seconds, and nobody who writes one for cron means that."""
     async with connect("memory://", model="offline") as sessions:
         with pytest.raises(InvalidData, match="5 fields"):
             await sessions.schedule("digest", "Write it.", cron=cron)
@@ -100,7 +100,7 @@ async def test_a_schedule_has_five_fields(cron: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_no_other_verb_sends_what_is_left_to_workers(tmp_path: Path, verb: str) -> None:
-    """The process that leaves a message may lack the tools for it. It still may rename the session, or talk in it."""
+    """The process that leaves a message may lack the tools for it. It may still rename the session, or talk in it."""
     model = ScriptedDriver(["yes"] * 9)
     async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=model, compaction=None) as sessions:
         await sessions.open("a")
@@ -112,7 +112,7 @@ async def test_no_other_verb_sends_what_is_left_to_workers(tmp_path: Path, verb:
 
 
 async def test_a_message_that_is_queued_behind_one_for_workers_keeps_its_place(tmp_path: Path) -> None:
-    """Both wait for a worker, who sends them in their order."""
+    """Both wait for a worker, which sends them in their order."""
     async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"] * 9)) as sessions:
         await sessions.open("a")
         await sessions.enqueue("a", "first")
@@ -122,7 +122,7 @@ async def test_a_message_that_is_queued_behind_one_for_workers_keeps_its_place(t
 
 
 async def test_what_a_timer_has_put_into_an_inbox_is_for_workers(tmp_path: Path) -> None:
-    """Whoever rings it: a worker that has died since may have."""
+    """A worker sends it, even if another process rings the timer."""
     async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"] * 9)) as sessions:
         await sessions.open("a")
         await sessions.enqueue("a", "later", at=now() - timedelta(seconds=1))
@@ -134,7 +134,7 @@ async def test_what_a_timer_has_put_into_an_inbox_is_for_workers(tmp_path: Path)
 
 
 async def test_a_key_that_was_left_for_later_keeps_its_time() -> None:
-    """The same message again, for another time or for now, leaves nothing and tells the time that stands."""
+    """Leaving the message again, for another time or for now, changes nothing and returns the time that counts."""
     first, second = (now() + timedelta(hours=hours) for hours in (1, 2))
     async with connect("memory://", model="offline") as sessions:
         await sessions.open("a")
@@ -151,7 +151,7 @@ async def test_a_key_that_was_left_for_later_keeps_its_time() -> None:
 
 
 async def test_one_who_waits_for_a_message_that_is_taken_back_is_told() -> None:
-    """Before it is asked for, and while it is waited for, from another connection."""
+    """Waiting raises InputRefused, whether it began before the message was dropped or after it."""
     async with connect("memory://", model="offline") as sessions:
         await sessions.open("a")
         left = await sessions.enqueue("a", "Hello", key="k", at=now() + timedelta(hours=1))
@@ -195,7 +195,7 @@ async def test_a_schedule_that_is_not_there_is_not_ended() -> None:
 
 
 async def test_a_message_that_brings_a_tool_which_the_agent_has_is_refused() -> None:
-    """It could never be sent, and would hold up all that comes behind it."""
+    """It could never be sent, and would block all messages behind it."""
 
     @tool
     def weather() -> str:
@@ -231,7 +231,7 @@ async def test_nothing_is_left_with_a_session_that_is_deleted() -> None:
 
 
 async def test_the_answer_of_a_worker_is_streamed_where_its_message_was_left(tmp_path: Path) -> None:
-    """A connection without a model or tools shows it as it is written, and a second request from the beginning."""
+    """A connection without a model or tools shows it while it is written; a second request shows it from the start."""
     store, words = f"sqlite:///{tmp_path / 'a.db'}", [f"word {number} " for number in range(5)]
     model = ScriptedDriver([Chunks([Delay(0.1, word) for word in words])])
     async with connect(store) as web, connect(store, driver=model) as desk, Worker(desk) as worker:
@@ -253,7 +253,7 @@ async def test_the_answer_of_a_worker_is_streamed_where_its_message_was_left(tmp
 
 
 async def test_a_stream_of_a_message_that_failed_raises(tmp_path: Path) -> None:
-    """A page that shows the stream is told so, and does not wait."""
+    """A page that shows the stream gets the error, and does not wait."""
     store = f"sqlite:///{tmp_path / 'a.db'}"
     async with connect(store) as web, connect(store, driver=ScriptedDriver([])) as desk, Worker(desk) as worker:
         await web.open("a")

@@ -1,4 +1,4 @@
-"""A connection that recovers in the background: nobody waits for it, and no answer is cut off by leaving."""
+"""A connection that recovers in the background: nobody waits for it, and leaving cuts no answer off."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def activity(app: perdure.Sessions, name: str) -> str:
 
 
 async def test_nobody_waits_for_it() -> None:
-    """The connection opens at once; whoever follows a killed run gets its answer."""
+    """The connection opens at once, and following a killed run gives its answer."""
     slow = Chunks(["The ", Delay(0.3, "end.")])
     async with MemoryStore() as store:
         await left_behind(store, "a", "b")
@@ -79,7 +79,7 @@ async def test_it_looks_again() -> None:
 
 
 async def test_a_follower_that_meets_a_killed_run_has_it_recovered_at_once() -> None:
-    """It does not wait for the next look, which comes after a lease."""
+    """The follower does not wait for the next look, which comes after a lease."""
     answers = ScriptedDriver(["Done."])
     async with MemoryStore() as store, perdure.connect(store, driver=answers, recover=True, lease=60) as app:
         await app.open("s")
@@ -97,7 +97,7 @@ async def _is_idle(app: perdure.Sessions, name: str) -> bool:
 
 
 async def test_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """It stops no other recovery, and neither does a store that fails once."""
+    """It stops no other recovery, and a store that fails once stops none either."""
 
     @tool
     def gone() -> str:
@@ -174,7 +174,7 @@ class Refusing:
 
 
 async def test_a_hook_that_raises_stops_no_other_recovery() -> None:
-    """In the background, or by `recover()`: the run of its session is left, and the others are continued."""
+    """Its session's run is left and the others continue, in the background and in `recover()`."""
     async with MemoryStore() as store:
         await left_behind(store, "a", "b", "c")
         driver = ScriptedDriver(lambda _: "The end.")
@@ -256,7 +256,7 @@ async def test_a_message_that_waits_may_be_cancelled() -> None:
 
 
 async def test_a_message_waits_for_no_recovery_of_others(tmp_path: Path) -> None:
-    """A run that another process recovers raises SessionBusy, whatever is recovered here."""
+    """A run that another process recovers raises SessionBusy, whatever this connection recovers."""
     async with SqliteStore(tmp_path / "s.db") as store, SqliteStore(tmp_path / "s.db") as other:
         await left_behind(store, "s")
         driver = ScriptedDriver(lambda _: Delay(1.0, "Done."))
@@ -268,7 +268,7 @@ async def test_a_message_waits_for_no_recovery_of_others(tmp_path: Path) -> None
 
 
 async def test_a_fork_does_not_wait_for_the_recovery_of_its_parent() -> None:
-    """A fork has a parent, and no caller: its own recovery begins at once, and so does SessionBusy."""
+    """A fork has a parent but no caller: its own recovery begins at once, and a message to it raises SessionBusy."""
     driver = ScriptedDriver(lambda request: Delay(30.0 if request.messages[-1].text == "Tell me." else 0.1, "Done."))
     async with MemoryStore() as store:
         async with perdure.connect(store, driver=ScriptedDriver(lambda _: HALF), grace=0.0) as app:
@@ -294,7 +294,7 @@ def pay() -> str:
 
 
 async def test_a_message_after_a_recovery_that_waits_for_a_person() -> None:
-    """It raises what it raises without recover=True, and a decision continues the run."""
+    """It raises the same error as without recover=True, and a decision continues the run."""
     agent = perdure.AgentDefinition("payer", tools=("pay",))
     async with MemoryStore() as store:
         async with perdure.connect(store, driver=ScriptedDriver([HALF]), tools=[pay], grace=0.0) as app:
@@ -308,7 +308,7 @@ async def test_a_message_after_a_recovery_that_waits_for_a_person() -> None:
 
 
 async def test_a_decision_waits_for_the_recovery_of_one_that_was_left() -> None:
-    """Nothing waits for it then, and it is told so."""
+    """By then no call waits for a decision, and an error says so."""
     agent = perdure.AgentDefinition("payer", tools=("pay",))
     driver = ScriptedDriver([perdure.ToolCall("pay"), Delay(0.2, "Done.")])
     async with MemoryStore() as store:
@@ -357,7 +357,7 @@ async def test_a_message_that_waits_when_its_connection_is_left() -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
 async def test_a_message_waits_for_the_recovery_of_sub_agents(pause: float) -> None:
-    """Of a caller and its sub-agent, both killed, the message to the caller recovers each once."""
+    """A caller and its sub-agent were both killed: a message to the caller recovers each of them once."""
     kid = perdure.AgentDefinition("kid", description="A helper.", system_prompt="kid")
 
     def respond(request: Any) -> Any:
@@ -417,7 +417,7 @@ def test_a_message_waits_for_the_recovery_without_await(tmp_path: Path) -> None:
 
 
 async def test_what_was_recovered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """In the background, and by the message that comes first."""
+    """The log has recoveries in the background, and those by the next message."""
     async with MemoryStore() as store:
         await left_behind(store, "a", "b")
         with caplog.at_level(logging.INFO, "perdure.recovery"):

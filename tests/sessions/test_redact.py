@@ -1,4 +1,4 @@
-"""`connect(redact=…)`: what redactors find is nowhere, whichever way it came; the model is sent what is stored."""
+"""`connect(redact=…)`: what redactors find is stored nowhere, and the model is sent the stored text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def url_of(kind: str, where: Path) -> str:
 
 
 def stored(kind: str, where: Path) -> Iterator[bytes]:
-    """Every byte that a store has, as it stands and unpacked."""
+    """Return every byte that a store has, as it is and unpacked."""
     for path in (each for each in where.rglob("*") if each.is_file()):
         yield path.read_bytes()
     cells: list[object] = []
@@ -90,7 +90,7 @@ def stored(kind: str, where: Path) -> Iterator[bytes]:
 
 
 async def told(sessions: Sessions) -> AsyncIterator[str]:
-    """All that can be read of sessions: their heads, views, histories, records, inboxes and timers."""
+    """Return all that can be read of sessions: their heads, views, histories, records, inboxes and timers."""
     for info in (await sessions.list(limit=1000)).all():
         yield repr(await sessions.session(info.id))
         yield repr(await sessions.history(info.id))
@@ -121,14 +121,14 @@ ASK = external_tool("ask", f"Asks {CANARY}", {"type": "object", "properties": {"
 
 
 class Model:
-    """Answers by the last word of what it was asked, always with the canary; keeps what it was sent."""
+    """A model that answers by the last word of its request, always with the canary, and keeps its requests."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.sent.append(repr((request.system_prompt, list(request.messages))))
-        last = [message for message in request.messages if message.role != "system"][-1]  # behind it is a warning
+        last = [message for message in request.messages if message.role != "system"][-1]  # a warning follows it
         calls = {
             "look": ToolCall("look", {"what": CANARY, CANARY: "as a name"}),
             "spend": ToolCall("spend", {"on": CANARY}),
@@ -284,7 +284,7 @@ async def _import(sessions: Sessions, chat: Chat) -> None:
 
 
 async def exported(text: str) -> bytes:
-    """A session of another store, as a file."""
+    """Return a session of another store, as a file."""
     file = io.BytesIO()
     async with perdure.connect("memory://", driver=ScriptedDriver([ToolCall("look", {"what": text}), text])) as others:
         await (await others.open("other")).send(text)
@@ -313,7 +313,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_canary_is_nowhere(kind: str, verb: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whichever verb brings a secret, it is in no byte of the store, no event, no log line, and not sent to a model."""
+    """Whichever verb brings a secret, no byte of the store, no event, no log line and no request to a model has it."""
     model, bus, heard = Model(), EventBus(), list[str]()
     bus.wiretap(lambda event: heard.append(repr(event)))
     agent = AgentDefinition("keeper", system_prompt=f"You know {CANARY}", metadata={"of": CANARY})
@@ -332,7 +332,7 @@ async def test_a_canary_is_nowhere(kind: str, verb: str, tmp_path: Path, caplog:
 
 @pytest.mark.parametrize("kind", ["file", "sqlite", "postgres"])
 async def test_without_redactors_the_canary_is_found(kind: str, tmp_path: Path) -> None:
-    """The look at a store's bytes does find what was not redacted."""
+    """The search through a store's bytes does find what was not redacted."""
     async with perdure.connect(url_of(kind, tmp_path), driver=Model(), **OPTIONS) as sessions:
         await (await sessions.open("chat")).send(f"a {CANARY}")
         shown = [each async for each in told(sessions)]
@@ -342,7 +342,7 @@ async def test_without_redactors_the_canary_is_found(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_the_model_is_sent_what_is_stored(kind: str, tmp_path: Path) -> None:
-    """A tool is called with what is on record, and a later turn sees the same as the first did."""
+    """A tool is called with the arguments on record, and a later turn sees the same text as the first did."""
     seen: list[str] = []
 
     @perdure.tool
@@ -363,7 +363,7 @@ async def test_the_model_is_sent_what_is_stored(kind: str, tmp_path: Path) -> No
 
 
 async def test_counts_are_on_record() -> None:
-    """The run's record says how often which redactor has replaced something, and so does each message."""
+    """The run's record says how often each redactor has replaced something, and so does each message."""
     driver = ScriptedDriver(["no secrets here", f"{CANARY} and {CANARY}"])
     async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=driver) as app:
         chat = await app.open("chat")
@@ -376,7 +376,7 @@ async def test_counts_are_on_record() -> None:
 
 
 async def test_a_repeated_key_is_known_by_the_redacted_text(tmp_path: Path) -> None:
-    """The digest of a key is that of what is stored, so that it tells nobody the secret."""
+    """The digest of a key is that of the stored text, so that it reveals nothing of the secret."""
     driver = ScriptedDriver(lambda _: "yes")
     async with perdure.connect(url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=driver) as app:
         chat = await app.open("chat")
@@ -404,7 +404,7 @@ def number(text: str) -> str:
 async def test_a_redactor_that_fails_keeps_nothing_of_the_message(
     kind: str, bad: Callable[[str], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is said is refused, an answer or a result ends the run as failed, and the session can be used on."""
+    """A message is refused, an answer or a result fails the run, and the session stays usable."""
 
     @perdure.tool
     def explode() -> str:
@@ -436,7 +436,7 @@ async def test_a_redactor_that_fails_keeps_nothing_of_the_message(
 
 
 async def test_names_are_refused() -> None:
-    """Ids, owners, tags, keys and names of agents are stored as they are, so that a secret in one is refused."""
+    """Ids, owners, tags, keys and names of agents are stored unchanged, so a secret in one is refused."""
     async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=ScriptedDriver(["yes"])) as app:
         chat = await app.open("chat")
         refused: list[Awaitable[object]] = [
@@ -471,7 +471,7 @@ async def test_a_stream_is_what_the_answer_will_be(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_is_cut_off_keeps_no_half_of_a_secret(tmp_path: Path) -> None:
-    """What is held back when a model breaks off is not kept."""
+    """Text that is held back when a model breaks off is not kept."""
     script = Chunks(["I will say: ", CANARY[:12], DriverError("it broke")])
     async with perdure.connect(
         url_of("sqlite", tmp_path), redact=redactors.DEFAULT, driver=ScriptedDriver([script])
@@ -483,7 +483,7 @@ async def test_an_answer_that_is_cut_off_keeps_no_half_of_a_secret(tmp_path: Pat
 
 
 async def test_a_session_is_recovered_with_what_was_stored(tmp_path: Path) -> None:
-    """A run that was killed behind a redacted step continues with the redacted texts, and counts them all."""
+    """A run that was killed after a redacted step continues with the redacted texts, and counts them all."""
     driver = ScriptedDriver([ToolCall("look", {"what": CANARY}), f"so {CANARY}"])
     store = FailingStore(perdure.SqliteStore(tmp_path / "s.db"))
     async with perdure.connect(store, redact=redactors.DEFAULT, driver=driver, tools=[look]) as app:
@@ -502,7 +502,7 @@ async def test_a_session_is_recovered_with_what_was_stored(tmp_path: Path) -> No
 
 
 async def test_an_archive_with_a_secret_in_its_head_is_refused() -> None:
-    """A name, a prompt or metadata of an archive cannot be changed without changing what vouches for it."""
+    """A name, a prompt or metadata of an archive cannot be changed without changing its checksum."""
     file = io.BytesIO()
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as others:
         await others.open("other", AgentDefinition("x", system_prompt=f"You know {CANARY}"))
@@ -531,7 +531,7 @@ async def test_a_store_that_redacts_serves_everywhere(tmp_path: Path) -> None:
 
 
 async def test_an_adapter_over_a_store_that_redacts(tmp_path: Path) -> None:
-    """What another framework saves is redacted in texts, arguments and results, and given back in its own form."""
+    """Items of another framework are redacted in texts, arguments and results, and returned in its own form."""
     pytest.importorskip("agents")
     from perdure.adapters.openai_agents import PerdureSession
 
@@ -562,7 +562,7 @@ class Reading:
 @pytest.mark.parametrize("padding", [0, 9_000], ids=["inline", "apart"])
 @pytest.mark.parametrize("media_type", ["text/plain", "TEXT/CSV; charset=utf-8", "application/json", "image/svg+xml"])
 async def test_a_file_that_is_a_text_is_redacted(tmp_path: Path, media_type: str, padding: int) -> None:
-    """It is stored, sent and named by its hash as redactors have left it, also if it waits in an inbox."""
+    """It is stored, sent and named by the hash of its redacted bytes, also if it waits in an inbox."""
     model = Reading()
     note = Media(media_type, data=f"é {CANARY} 4111 1111 1111 1111{' ' * padding}".encode(), name="note")
     clean = f"é {MARK} [redacted:card-number]{' ' * padding}".encode()
@@ -620,7 +620,7 @@ async def test_a_redacted_file_is_shared_with_forks_and_copies(tmp_path: Path, k
     ],
 )
 async def test_other_files_are_stored_as_they_are(media_type: str, data: bytes) -> None:
-    """To replace bytes in them would break them."""
+    """Replacing bytes in them would break them."""
     async with perdure.connect("memory://", redact=redactors.DEFAULT, driver=Reading()) as app:
         chat = await app.open("s")
         await chat.send("see", Media(media_type, data=data))

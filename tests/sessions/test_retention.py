@@ -1,4 +1,4 @@
-"""Sessions are kept as long as rules say, on every store, and those under hold whatever they say."""
+"""Sessions are kept as long as rules say, on every store; a hold keeps a session whatever the rules say."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store_of(kind: str, where: Path) -> Any:
 
 @asynccontextmanager
 async def connected(kind: str, where: Path, **options: Any) -> AsyncIterator[tuple[Sessions, FrozenClock]]:
-    """Sessions whose clock moves by a millisecond with each look; at the end nothing may be wrong with the store."""
+    """Yield sessions whose clock moves by a millisecond at each look. In the end the store must have no problem."""
     clock = FrozenClock(tick=0.001)
     with ids.use(clock=clock):
         given = {"driver": ScriptedDriver(answer), "tools": [pay], "subagents": [HELPER], "compaction": None, **options}
@@ -59,7 +59,7 @@ def days(clock: FrozenClock, count: float) -> None:
 
 
 async def applied(app: Sessions, policy: Any = None) -> RetentionReport:
-    """Apply rules, after a dry run that has told the same."""
+    """Apply rules, after a dry run with the same report."""
     told = await app.apply_retention(policy, dry_run=True)
     report = await app.apply_retention(policy)
     for name in ("sessions", "versions", "messages", "bytes", "erased", "pruned", "left"):
@@ -77,7 +77,7 @@ def why(report: RetentionReport) -> dict[str, str]:
 
 @every_store
 async def test_every_rule(kind: str, tmp_path: Path) -> None:
-    """Age, idle time and the number of versions; of all, of a tag, of an owner, and of a session itself."""
+    """Rules limit age, idle time and the number of versions: for all, a tag, an owner or one session."""
     policy = RetentionPolicy(
         default=Retention(idle=30 * DAY),
         tags={"audit": Retention(age=100 * DAY), "brief": Retention(idle=5 * DAY), "vip": Retention()},
@@ -108,7 +108,7 @@ async def test_every_rule(kind: str, tmp_path: Path) -> None:
             assert {*report.erased} == gone
             assert await names(app) == before - gone
         assert await names(app) == {"audit", "both", "vip"}
-        await (await app.open("audit")).send("still here")  # which does not make it younger
+        await (await app.open("audit")).send("still here")  # does not make it younger
         days(clock, 40)
         assert {*(await applied(app)).erased} == {"audit", "both"}
         assert not await app.store.exists("hidden")
@@ -116,7 +116,7 @@ async def test_every_rule(kind: str, tmp_path: Path) -> None:
 
 @every_store
 async def test_what_goes_on_stays_until_it_has_ended(kind: str, tmp_path: Path) -> None:
-    """A session that waits for a person, or has messages or timers, is left and told of; the next round takes it."""
+    """A session that waits for a person, or has messages or timers, is left and reported; the next round erases it."""
     async with connected(kind, tmp_path, keep=Retention(idle=DAY)) as (app, clock):
         waits = await app.open("approval")
         await waits.send("pay it")
@@ -141,7 +141,7 @@ async def test_what_goes_on_stays_until_it_has_ended(kind: str, tmp_path: Path) 
 
 @every_store
 async def test_forks_stay_whole(kind: str, tmp_path: Path) -> None:
-    """What a fork shows of a session that goes is kept for it, and goes with the last that shows it."""
+    """Messages of an erased session that a fork shows are kept, until the last such fork is erased."""
     async with connected(kind, tmp_path, keep=Retention(idle=10 * DAY)) as (app, clock):
         parent = await app.open("parent")
         for text in ("one", "two"):
@@ -159,7 +159,7 @@ async def test_forks_stay_whole(kind: str, tmp_path: Path) -> None:
 
 @every_store
 async def test_a_hold_is_on_record(kind: str, tmp_path: Path) -> None:
-    """When it was placed and when it was lifted stays on record, though versions are forgotten in between."""
+    """The times when it was placed and lifted stay on record, though versions are forgotten in between."""
     async with connected(kind, tmp_path) as (app, _):
         chat = await app.open("s")
         await chat.send("one")
@@ -187,7 +187,7 @@ async def test_a_hold_is_on_record(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_fork_begins_with_its_parents_hold_and_rule(tmp_path: Path) -> None:
-    """They are its own then: lifted from one, the hold is still on the other."""
+    """They are the fork's own then: a hold that is lifted from one session stays on the other."""
     async with connected("memory", tmp_path) as (app, _):
         parent = await app.open("parent")
         await parent.hold()
@@ -201,7 +201,7 @@ async def test_a_fork_begins_with_its_parents_hold_and_rule(tmp_path: Path) -> N
 
 
 async def test_bulk_verbs_leave_what_is_under_hold_and_tell(tmp_path: Path) -> None:
-    """The receipt of an erased owner names it with the tag, a purge does not count it."""
+    """The receipt of an erased owner names the session with the tag; a purge does not count it."""
     async with connected("sqlite", tmp_path) as (app, clock):
         ada = app.of("ada")
         for name in ("a", "b"):
@@ -222,7 +222,7 @@ async def test_bulk_verbs_leave_what_is_under_hold_and_tell(tmp_path: Path) -> N
 
 
 async def test_an_owner_reaches_only_its_own_sessions(tmp_path: Path) -> None:
-    """Nobody sets rules for others, or applies them to others; and no owner lifts a hold."""
+    """An owner cannot set or apply rules for others, and cannot lift a hold."""
     async with connected("memory", tmp_path) as (app, clock):
         ada, bob = app.of("ada"), app.of("bob")
         hers, his = await ada.open("s"), await bob.open("s")
@@ -261,7 +261,7 @@ async def test_two_at_once(kind: str, tmp_path: Path) -> None:
 
 
 async def test_one_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
-    """A message that comes between the look and the erasure keeps a session."""
+    """A message between the look and the erasure keeps a session."""
     async with connected("memory", tmp_path) as (app, clock):
         chat = await app.open("s")
         days(clock, 2)
@@ -277,7 +277,7 @@ async def test_one_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
 
 
 async def test_a_clock_that_is_set_back_erases_nothing(tmp_path: Path) -> None:
-    """What seems to be from the future is not old."""
+    """A session that seems to be from the future is not old."""
     async with connected("memory", tmp_path, keep=Retention(idle=DAY, age=DAY)) as (app, clock):
         await (await app.open("s")).send("one")
         days(clock, -400)
@@ -286,7 +286,7 @@ async def test_a_clock_that_is_set_back_erases_nothing(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_done_without_rules(tmp_path: Path) -> None:
-    """Without any, and by a rule that names nothing, all is kept."""
+    """Without rules, or with a rule that names nothing, everything is kept."""
     async with connected("memory", tmp_path) as (app, clock):
         await (await app.open("s")).send("one")
         days(clock, 4000)
@@ -296,7 +296,7 @@ async def test_nothing_is_done_without_rules(tmp_path: Path) -> None:
 
 
 async def test_wrong_rules_are_refused(tmp_path: Path) -> None:
-    """InvalidData names what is wrong, before anything is looked at."""
+    """InvalidData names what is wrong, before any session is read."""
     with pytest.raises(InvalidData, match=r"\$\.keep"):
         perdure.connect("memory://", keep="30d")  # type: ignore[arg-type]  # which is refused
     async with connected("memory", tmp_path) as (app, _):
@@ -318,7 +318,7 @@ def test_the_blocking_face_has_the_same() -> None:
 
 
 def test_policy_files(tmp_path: Path) -> None:
-    """A TOML file says the rules; what is wrong with it is told with the file and the field."""
+    """A TOML file has the rules; an error in it names the file and the field."""
     file = tmp_path / "retention.toml"
     file.write_text('idle = "90d"\n[tags.audit]\nage = "7y"\n[owners."ada lovelace"]\nversions = 3\n')
     assert perdure.load_policy(file) == RetentionPolicy(
@@ -361,7 +361,7 @@ POLICY = RetentionPolicy(
 
 @given(steps=STEPS)
 async def test_nothing_is_lost_that_is_held_or_young(steps: list[tuple[str, Any]]) -> None:
-    """Whatever was done before, a round takes what is over, and all else shows what it has shown."""
+    """A round erases what is over, and everything else shows what it has shown, whatever was done before."""
     async with connected("memory", Path()) as (app, clock):
         made: list[str] = []
         for number, (verb, value) in enumerate(steps):

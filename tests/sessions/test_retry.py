@@ -64,7 +64,7 @@ async def test_a_key_that_runs_again_leaves_what_others_have_said_since(url: str
 
 
 async def test_a_queued_message_whose_run_failed_is_asked_once(url: str) -> None:
-    """Sent again behind another run, it takes its own failed run back when its turn comes."""
+    """Sent again behind another run, it removes its own failed run when its turn comes."""
     answers: list[Any] = [DriverError("down"), Delay(0.2, "other"), "fine"]
     driver = ScriptedDriver(lambda _: answers.pop(0))
     async with perdure.connect(url, driver=driver) as app:
@@ -78,7 +78,7 @@ async def test_a_queued_message_whose_run_failed_is_asked_once(url: str) -> None
 
 
 async def test_a_key_runs_again_after_a_compaction(url: str) -> None:
-    """What the compaction covers stays covered."""
+    """Covered messages stay covered."""
     async with perdure.connect(url, driver=numbered(2), compaction=None) as app:
         chat = await app.open("s")
         await chat.send("before")
@@ -92,7 +92,7 @@ async def test_a_key_runs_again_after_a_compaction(url: str) -> None:
 
 
 async def test_a_retry_takes_over_the_key_of_its_run(url: str) -> None:
-    """The key tells what the retry came to, and repeats nothing."""
+    """The key returns the retry's answer, and repeats nothing."""
     driver = numbered(1, 2)
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -111,7 +111,7 @@ async def test_a_retry_takes_over_the_key_of_its_run(url: str) -> None:
 
 
 async def test_a_retry_under_a_key_of_its_own_runs_once(url: str) -> None:
-    """A second click on it returns what the first came to, and the first key keeps its own answer."""
+    """A second retry with its key returns the first one's result, and the first key keeps its own answer."""
     driver = numbered()
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -138,7 +138,7 @@ async def test_a_retry_is_asked_for_the_same_form(url: str) -> None:
 
 
 async def test_one_undo_takes_a_retry_back(url: str) -> None:
-    """What was shown before it is shown again; the next undo takes the message back."""
+    """The view before it is shown again; the next undo takes the message back."""
     async with perdure.connect(url, driver=numbered()) as app:
         chat = await app.open("s")
         await chat.send("hi")
@@ -164,7 +164,7 @@ async def test_a_retry_after_an_undo_sends_the_last_question_that_is_shown(url: 
 
 
 async def test_a_retry_can_be_started_and_streamed(url: str) -> None:
-    """It outlives its caller if it is started; a stream that is left stops it, unless it is detached."""
+    """A started retry outlives its caller; a stream that is left stops it, unless it is detached."""
     driver = ScriptedDriver(lambda _: Chunks(("one ", "two ", Delay(0.1, ""), "three")))
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -198,7 +198,7 @@ def who(caller: ToolContext[str]) -> str:
 
 
 async def outcome(made: Any) -> Any:
-    """Return what a verb comes to, or all that a stream yields."""
+    """Return the result of a verb, or everything that a stream yields."""
     return [chunk async for chunk in made] if hasattr(made, "__anext__") else await made
 
 
@@ -242,7 +242,7 @@ AGAIN: dict[str, Again] = {
 
 @pytest.mark.parametrize("verb", AGAIN)
 async def test_a_repeated_run_that_was_killed_is_recovered_from_where_it_began(kept: str, verb: str) -> None:
-    """Without the run that it repeats, under its key, and with nothing shown twice."""
+    """It continues without the run that it repeats, under its key, and shows nothing twice."""
     async with perdure.connect(kept, driver=numbered(1)) as app:
         chat = await app.open("s")
         await chat.inject({"role": "user", "content": "before"})
@@ -274,7 +274,7 @@ async def test_a_fork_of_a_retrys_loop_begins_where_it_ended(kept: str) -> None:
 
 
 async def test_a_retry_of_a_run_that_waits_for_approval_follows_its_key(url: str) -> None:
-    """Retried and approved, the key tells the answer."""
+    """After the retry and the approval, the key returns the answer."""
     pay = tool(name="pay", needs_approval=True)(lambda: "paid")
     answers: list[Any] = [DriverError("down"), ToolCall("pay"), "Paid."]
     async with perdure.connect(url, driver=ScriptedDriver(lambda _: answers.pop(0)), tools=[pay]) as app:
@@ -303,7 +303,7 @@ async def test_a_key_tells_that_it_is_running_again(url: str) -> None:
 
 
 async def test_two_retries_at_once_ask_the_question_once_each(url: str) -> None:
-    """The second is refused while the first runs, or repeats what that came to."""
+    """The second is refused while the first runs, or repeats the first one's result."""
     async with perdure.connect(url, driver=numbered()) as app:
         chat = await app.open("s")
         await chat.send("hi")

@@ -41,7 +41,7 @@ def texts(session: AgentSession) -> list[str]:
 
 
 class Fails(ScriptedDriver):
-    """Fails the first time that something is asked, and answers it the second time."""
+    """A driver that fails the first time for each text, and answers it the second time."""
 
     def __init__(self, *, after: float = 0.0, held: Sequence[str] = ()) -> None:
         self.asked: list[str] = []
@@ -50,7 +50,7 @@ class Fails(ScriptedDriver):
         super().__init__(self._answer)
 
     def release(self, text: str) -> None:
-        """Let a text that is held be answered; until then its run is under way, however slow the machine is."""
+        """Let a held text be answered; until then its run is under way, however slow the machine is."""
         self._held[text].set()
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
@@ -67,7 +67,7 @@ class Fails(ScriptedDriver):
 
 
 async def test_a_retry_goes_before_what_waits_and_loses_none_of_it(url: str) -> None:
-    """What others have left with the session is answered behind the message that is sent again."""
+    """A message that waits in the inbox is answered after the one that is sent again."""
     async with perdure.connect(url, driver=Fails()) as app:
         chat = await app.open("s")
         with pytest.raises(RunFailed):
@@ -105,7 +105,7 @@ async def test_a_retry_while_a_queued_message_is_answered_changes_nothing(url: s
 
 
 async def test_a_retry_that_is_overtaken_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run begins in the very moment: the failed one is still shown, and can be retried later."""
+    """Another run begins at that moment: the failed one is still shown, and can be retried later."""
     driver = Fails(held=["Other."])
     async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
@@ -129,7 +129,7 @@ async def test_a_retry_that_is_overtaken_changes_nothing(url: str, monkeypatch: 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 4])
 async def test_a_retry_after_a_compaction_sends_the_last_message_again(url: str, keep_last: int) -> None:
-    """The run that was taken back stays in what the compaction covers, and only there."""
+    """The removed run stays in what the compaction covers, and only there."""
     async with perdure.connect(url, driver=ScriptedDriver(lambda _: "an answer"), compaction=None) as app:
         chat = await app.open("s")
         await chat.send("First.")
@@ -152,7 +152,7 @@ async def test_a_retry_after_a_compaction_sends_the_last_message_again(url: str,
 async def test_a_retry_shows_nothing_again_that_was_cut_since(
     url: str, verb: str, given: tuple[int, ...], left: list[str]
 ) -> None:
-    """What the run came to is taken out of the view as it is now, not of the one that the run has left."""
+    """The run's messages are removed from the present view, not from the one that the run has left."""
     async with perdure.connect(url, driver=ScriptedDriver(lambda _: "an answer"), compaction=None) as app:
         chat = await app.open("s")
         await chat.send("First.")
@@ -163,7 +163,7 @@ async def test_a_retry_shows_nothing_again_that_was_cut_since(
 
 
 async def test_a_retry_of_a_run_that_was_approved_begins_from_its_message(url: str) -> None:
-    """Its calls, their results and its answer are out of the view, and it waits for a person again."""
+    """Its calls, their results and its answer leave the view, and it waits for a person again."""
     till = Till()
     till.go.set()
     driver = ScriptedDriver([ToolCall("pay", {"amount": 7}), "It is done."])
@@ -178,7 +178,7 @@ async def test_a_retry_of_a_run_that_was_approved_begins_from_its_message(url: s
 
 
 async def test_a_compaction_beside_a_retry_waits_or_is_refused(url: str) -> None:
-    """Whichever comes first, the message is answered once more, and nothing else is changed."""
+    """In either order, the message is answered once more, and nothing else is changed."""
     driver = Fails(after=0.1)
     async with perdure.connect(url, driver=driver, compaction=None) as app:
         chat = await app.open("s")
@@ -196,7 +196,7 @@ async def test_a_compaction_beside_a_retry_waits_or_is_refused(url: str) -> None
 
 
 class Till:
-    """A tool that a person has to approve, and that is held until it is let go."""
+    """A tool that needs a person's approval, and that is held until the test lets it go."""
 
     def __init__(self) -> None:
         self.begun, self.go, self.paid = asyncio.Event(), asyncio.Event(), 0
@@ -211,7 +211,7 @@ class Till:
 
 
 async def lapse(store: Any) -> None:
-    """End the lease of a claim, as if the process that has it had stood still for long."""
+    """End the lease of a claim, as if its process had been stopped for long."""
 
     def job() -> Any:
         return (yield Update("session", {"expires": 1.0}, {"id": "s"}))
@@ -220,7 +220,7 @@ async def lapse(store: Any) -> None:
 
 
 async def test_an_approval_that_another_process_recovers_is_told_so_and_pays_once(url: str) -> None:
-    """The run of the approval stands still for longer than its lease, and is recovered elsewhere meanwhile."""
+    """The run of the approval is stopped for longer than its lease, and is recovered elsewhere meanwhile."""
     till, other = Till(), Till()
     script = [ToolCall("pay", {"amount": 7}), "It is done."]
     async with (
@@ -237,7 +237,7 @@ async def test_an_approval_that_another_process_recovers_is_told_so_and_pays_onc
         till.go.set()
         with pytest.raises((perdure.ClaimLost, perdure.SessionConflict, SessionBusy)):
             await listening
-        assert (till.paid, other.paid) == (1, 0)  # what became of the call is not known, so it is not made again
+        assert (till.paid, other.paid) == (1, 0)  # the call's outcome is unknown, so it is not made again
         said = texts(await here.session("s"))
         assert said[-1] == "It is done."
         assert said.count("It is done.") == 1
@@ -265,7 +265,7 @@ def mended(session: AgentSession, data: Any) -> str:
 
 
 async def test_a_context_that_cannot_be_made_lets_a_killed_run_wait(url: str) -> None:
-    """Recovery says why, goes on with the others, and leaves the run as it was; a good function recovers it."""
+    """Recovery says why, continues with the others, and leaves the run unchanged; a good function recovers it."""
     script = [ToolCall("whoami", {}), Delay(30, "never")]
     async with perdure.connect(url, driver=ScriptedDriver(script), tools=[whoami], grace=0.05) as app:
         for name in ("s", "t"):
@@ -321,7 +321,7 @@ async def test_a_queued_message_waits_until_its_context_can_be_made(url: str) ->
 
 
 async def test_an_owner_is_erased_beside_runs_and_queues(url: str) -> None:
-    """All runs stop, what was queued is sent by nobody, and those who wait are told."""
+    """All runs stop, queued messages are not sent, and everybody who waits gets an error."""
     driver = ScriptedDriver(lambda request: Delay(30, "too late"))
     async with perdure.connect(url, driver=driver) as app:
         ann, bob = app.of("ann"), app.of("bob")
@@ -349,7 +349,7 @@ async def test_an_owner_is_erased_beside_runs_and_queues(url: str) -> None:
 
 
 async def test_a_started_run_is_not_erased_under_its_caller(url: str) -> None:
-    """SessionBusy, until it is stopped; then nothing of it is left, and its handle says so."""
+    """It raises SessionBusy until the run is stopped; then nothing of it is left, and its handle says so."""
     async with perdure.connect(url, driver=ScriptedDriver([Delay(30, "too late")])) as app:
         chat = await app.open("s")
         run = await chat.start("Go.")
@@ -367,7 +367,7 @@ async def test_a_started_run_is_not_erased_under_its_caller(url: str) -> None:
 
 
 async def test_no_fork_comes_to_be_anothers(url: str) -> None:
-    """Neither by the name of a fork, nor by an action, nor by a tag: it is its parent's owner's."""
+    """A fork belongs to its parent's owner, whatever its name, the action or its tags say."""
     async with perdure.connect(url, driver=ScriptedDriver(["hello"])) as app:
         ann, bob = app.of("ann"), app.of("bob")
         await (await ann.open("s")).send("Hi.")

@@ -1,4 +1,4 @@
-"""What a model was sent in a step, told by the record: the same as the driver was really given."""
+"""The record shows what a model was sent in a step: the same as the driver was really given."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answers(request: ModelRequest) -> Message:
 
 
 async def told(sessions: perdure.Sessions, session_id: str) -> list[tuple[str, list[Message]]]:
-    """Return what the record tells of every step of every run, in order."""
+    """Return the record's account of every step of every run, in order."""
     found = []
     for header in (await sessions.record(session_id)).loops:
         loop = await sessions.loop(session_id, header.loop_id)
@@ -53,7 +53,7 @@ def given(requests: Sequence[ModelRequest]) -> list[tuple[str, list[Message]]]:
 
 
 async def test_the_record_tells_what_was_sent(tmp_path: Path) -> None:
-    """In a plain run, with instructions of its own, after a decision, after a trim, a rewind and a compaction."""
+    """It works in a plain run, with instructions, after a decision, a trim, a rewind and a compaction."""
     driver = ScriptedDriver(answers)
     async with perdure.connect(f"sqlite:///{tmp_path}/s.db", driver=driver, tools=[look, refund]) as sessions:
         chat = await sessions.open("a", CLERK)
@@ -85,7 +85,7 @@ async def test_a_view_that_was_compacted_in_a_run_is_told_as_it_was_sent(tmp_pat
 
 
 async def test_branches_and_retries_are_told_apart(tmp_path: Path) -> None:
-    """A run that was begun in place of another did not see it; every branch was sent the same."""
+    """A run that replaces another did not see that one; every branch was sent the same."""
     driver = ScriptedDriver(answers)
     async with perdure.connect(f"sqlite:///{tmp_path}/s.db", driver=driver, tools=[look]) as sessions:
         chat = await sessions.open("a", CLERK)

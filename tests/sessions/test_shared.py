@@ -43,7 +43,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty directory to work in, and no settings."""
+    """Change to an empty directory without settings."""
     for name in ("PERDURE_STORE", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -71,7 +71,7 @@ def close_all() -> None:
 
 
 def test_any_loop_and_any_thread_may_use_it(url: str) -> None:
-    """Four event loops in threads and four threads without one write to a session: nothing is lost or doubled."""
+    """Four event loops in threads and four plain threads write to one session: nothing is lost or doubled."""
     store = perdure.shared(url)
     store.wait(store.create(new_session("Hello", id="s")))
 
@@ -105,7 +105,7 @@ def test_any_loop_and_any_thread_may_use_it(url: str) -> None:
 
 
 def test_two_names_of_one_file_are_one_store(here: Path) -> None:
-    """Relative or not, by a link or not, with options or not; another file is another store."""
+    """The path may be relative or a link, with or without options; another file is another store."""
     (here / "real").mkdir()
     (here / "link").symlink_to(here / "real")
     one = perdure.shared("sqlite:///real/s.db")
@@ -120,7 +120,7 @@ def test_two_names_of_one_file_are_one_store(here: Path) -> None:
     assert perdure.shared("memory://") is perdure.shared("memory://")
     os.chdir(here / "real")
     assert perdure.shared("sqlite:///s.db") is one
-    one.wait(one.create(new_session(id="s")))  # where it was when it was asked for
+    one.wait(one.create(new_session(id="s")))  # the path at the time of the request
     assert (here / "real" / "s.db").exists()
 
 
@@ -139,7 +139,7 @@ def test_nothing_happens_before_it_is_used(here: Path) -> None:
 
 @pytest.mark.parametrize("by", ["data directory", "perdure.toml", "PERDURE_STORE"])
 def test_the_default_is_the_store_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    """What a program keeps with `perdure.shared()`, `perdure ls` lists."""
+    """`perdure ls` lists what a program keeps with `perdure.shared()`."""
     if by == "perdure.toml":
         (here / "perdure.toml").write_text('store = "sqlite:///mine.db"\n')
         (here / "deep").mkdir()
@@ -168,7 +168,7 @@ def test_what_is_no_url_is_refused_at_once(here: Path, wrong: str) -> None:
 
 
 def test_a_store_that_could_not_be_opened_is_tried_again(here: Path) -> None:
-    """Each caller hears why; once it is mended the same store works."""
+    """Each caller gets the reason; once the file is mended, the same store works."""
     (here / "s.db").write_text("this is no database, and it is longer than any header would be" * 20)
     store = perdure.shared("sqlite:///s.db")
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_a_store_that_could_not_be_opened_is_tried_again(here: Path) -> None:
 
 
 def test_it_can_do_what_its_kind_can(url: str) -> None:
-    """No more and no less: what asks a store for its abilities gets the same answer, but that it waits."""
+    """It has the same abilities as a store of that kind, except that its calls wait."""
     store, kind = perdure.shared(url), perdure.store_of(url)
     assert isinstance(store, perdure.SessionStore)
     assert isinstance(store, Opened)
@@ -190,7 +190,7 @@ def test_it_can_do_what_its_kind_can(url: str) -> None:
 
 
 async def test_a_connection_on_it_works_in_every_loop(url: str) -> None:
-    """Agents run in the caller's loop, on the one store; closing a connection leaves it open to others."""
+    """Agents run in the caller's loop, on the one store; closing a connection leaves the store open to others."""
 
     async def converse(name: str) -> str:
         async with perdure.connect(perdure.shared(url), driver=ScriptedDriver([f"Hello, {name}"])) as sessions:
@@ -206,7 +206,7 @@ async def test_a_connection_on_it_works_in_every_loop(url: str) -> None:
 
 
 def test_followers_hear_across_loops(url: str) -> None:
-    """`follow` in one loop tells what a run in another says."""
+    """`follow` in one loop returns the text of a run in another."""
 
     async def follow() -> str:
         async with perdure.connect(perdure.shared(url)) as sessions:
@@ -239,7 +239,7 @@ async def test_a_caller_that_is_cancelled_cancels_no_work(here: Path) -> None:
 
 
 async def test_who_waits_while_it_is_closed_is_told(here: Path) -> None:
-    """Not as if the caller itself were cancelled. The next to come opens it again."""
+    """It raises an error, and the caller is not cancelled. The next call opens the store again."""
     store, begun = perdure.shared("sqlite:///s.db"), threading.Event()
 
     async def work() -> None:
@@ -266,7 +266,7 @@ def test_waiting_inside_its_own_loop_is_refused(here: Path) -> None:
 
 
 def test_the_callers_clock_counts(here: Path) -> None:
-    """What a caller has set for its task holds in the store's loop too."""
+    """A clock that a caller has set for its task is used in the store's loop too."""
     store, clock = perdure.shared("memory://"), FrozenClock()
     session = store.wait(store.create(new_session(id="s")))
     with use(clock=clock):
@@ -278,7 +278,7 @@ def script(text: str, *arguments: str, timeout: float = 120) -> subprocess.Compl
     """Run a program of its own, for which warnings are errors."""
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(text), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    # A loop in development mode tells of every callback that took 0.1 s, as any may on a machine with other work.
+    # A loop in development mode reports every callback of 0.1 s, which any may take on a machine with other work.
     done.stderr = "".join(line for line in done.stderr.splitlines(True) if not line.startswith("Executing <"))
     return done
 
@@ -348,7 +348,7 @@ BUSY_FORK = """
 
 
 def test_a_process_that_is_busy_may_be_forked(tmp_path: Path) -> None:
-    """Locks that other threads hold at that moment hold nobody up in the child."""
+    """Locks that other threads hold at the moment of the fork block nobody in the child."""
     done = script(BUSY_FORK, url_of("sqlite", tmp_path))
     assert (done.stderr, done.returncode) == ("", 0)
 
@@ -379,7 +379,7 @@ STUCK_FORK = """
 
 
 def test_a_child_that_cannot_be_made_safe_is_told(tmp_path: Path) -> None:
-    """As one that was forked by the store's own thread. The parent goes on."""
+    """A child that was forked by the store's own thread raises an error. The parent works on."""
     done = script(STUCK_FORK, url_of("sqlite", tmp_path))
     first, second = done.stdout.splitlines()
     assert "Fork before the store is used" in first
@@ -409,7 +409,7 @@ CLAIM_FORK = """
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_fork_leaves_runs_under_way_their_claims(kind: str, tmp_path: Path) -> None:
-    """What is closed for the moment of the fork is the file, not the store."""
+    """The file is closed for the moment of the fork; the store is not."""
     done = script(CLAIM_FORK, url_of(kind, tmp_path))
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
@@ -437,7 +437,7 @@ EXIT = """
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_interpreters_exit_closes_it(kind: str, tmp_path: Path) -> None:
-    """Quietly, though no thread can be started and no executor used any more; claims lapse as on any closing."""
+    """It closes without a warning, though no thread or executor can be used any more; claims lapse as usual."""
     done = script(EXIT, url_of(kind, tmp_path))
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
     if kind != "memory":
@@ -447,13 +447,13 @@ async def test_the_interpreters_exit_closes_it(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.sample(3)
 class TestSharedStore(StoreContract, JournalContract, NamesContract, ChronicleContract, SketchContract):
-    """It keeps the promises of the store that it is."""
+    """A shared store keeps the contracts of its kind."""
 
     def open_store(self, where: Path) -> Any:
         return _closed_at_the_end(f"sqlite:///{where}/sessions.db")
 
     def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
-        """This one does not: whoever uses it next opens it again."""
+        """A shared store does not: its next use opens it again."""
         store = perdure.shared(f"sqlite:///{tmp_path}/sessions.db")
         store.wait(store.create(new_session("Hello", id="s")))
         store.close()

@@ -41,7 +41,7 @@ async def test_a_started_run_needs_nobody_to_listen(url: str) -> None:
         chat = await sessions.open("s")
         run = await chat.start("Go.")
         async for _ in run.stream():
-            break  # who leaves stops nothing
+            break  # leaving stops nothing
         assert (await run.result()).text == "one two three"
         assert run.is_done
 
@@ -109,7 +109,7 @@ async def _has_answer(chat: perdure.Chat) -> bool:
 
 
 async def test_leaving_the_connection_gives_started_runs_their_grace(tmp_path: Path) -> None:
-    """One that ends within it is saved; another is interrupted, and recovered by the next connection."""
+    """A run that ends within it is saved; another is interrupted, and the next connection recovers it."""
     url = f"sqlite:///{tmp_path / 's.db'}"
     async with perdure.connect(url, driver=ScriptedDriver([Delay(0.05, "done")])) as sessions:
         await (await sessions.open("quick")).start("Go.")
@@ -147,7 +147,7 @@ async def test_decisions_stream_what_follows(url: str, decision: str) -> None:
 
 
 async def test_a_key_tells_what_came_of_it(url: str) -> None:
-    """Nothing is started by asking, and the answer follows the run: not sent, under way, answered."""
+    """Asking starts nothing, and the answer follows the run: not sent, under way, answered."""
     async with perdure.connect(url, driver=ScriptedDriver([Delay(0.1, "42")])) as sessions:
         chat = await sessions.open("s")
         assert await chat.result("k") is None
@@ -229,7 +229,7 @@ def test_the_blocking_face_has_them_too(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_key_streams_the_answer_that_is_there(url: str) -> None:
-    """Whoever goes by the offsets of chunks has it whole at the end."""
+    """A reader that uses the offsets of chunks has the whole text at the end."""
     async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as sessions:
         chat = await sessions.open("s")
         first, _ = await heard(chat.stream("Go.", key="k"))

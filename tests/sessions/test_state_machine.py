@@ -45,7 +45,7 @@ ANY = st.integers(0, 1_000)
 
 
 class Side:
-    """A store, the face on it, and the model of it."""
+    """A store, the connection to it, and its model."""
 
     def __init__(self, kind: str, folder: Path, driver: ScriptedDriver) -> None:
         self.kind = kind
@@ -56,7 +56,7 @@ class Side:
         self.face: Sessions
 
     async def open(self) -> None:
-        # Few sessions are kept at hand, so that most of what is read comes from the store.
+        # Few sessions are kept in memory, so that most reads go to the store.
         self.face = perdure.connect(self._store(), driver=self._driver, tools=[look], live=3)
         await self.face.__aenter__()
 
@@ -80,7 +80,7 @@ def look(word: str) -> str:
 
 
 class Verbs(RuleBasedStateMachine):
-    """Two stores, of different kinds, and what is done to the sessions in them."""
+    """Two stores of different kinds, and the verbs on their sessions."""
 
     kind = "memory"
 
@@ -120,7 +120,7 @@ class Verbs(RuleBasedStateMachine):
         return self.side.face
 
     def _pick(self, which: int, older: int) -> NaiveSession:
-        """A session to do something to, on either side; there is always one."""
+        """Return a session to act on, on either side; there is always one."""
         self.side = self.sides[1 if older % 5 == 4 and self.sides[1].naive.sessions else 0]
         found = self.naive.any_session(which)
         return found if found is not None else self._opened(None)
@@ -137,7 +137,7 @@ class Verbs(RuleBasedStateMachine):
         return message.id
 
     def _compare(self, ids: list[str], messages: Any) -> None:
-        """Messages are those of the model, to the letter; what a redaction has changed is looked at once more."""
+        """Compare messages with the model's, to the letter; one that a redaction changed is compared once more."""
         assert [message.id for message in messages] == ids
         for message in messages:
             if message.id in self.naive.changed:
@@ -153,7 +153,7 @@ class Verbs(RuleBasedStateMachine):
         self.naive.messages[message.id] = after
 
     def _check(self, session: NaiveSession, older: int) -> None:
-        """Now and at some older version, a session is what the model says."""
+        """Compare a session with the model, now and at some older version."""
         found = self._do(self.face.session(session.id))
         assert found.version == len(session.versions)
         self._compare(shown(session.view), found.state.messages)
@@ -261,7 +261,7 @@ class Verbs(RuleBasedStateMachine):
         self._check(session, older)
         self._check_history(session)
 
-    # What is shown
+    # The view
 
     @rule(which=ANY, older=ANY, keep=st.integers(0, 12))
     def trim(self, which: int, older: int, keep: int) -> None:
@@ -321,7 +321,7 @@ class Verbs(RuleBasedStateMachine):
         self._check_history(session)
 
     def _compacted(self, head: list[str], strategy: str) -> list[str | None] | None:
-        """What is shown in place of the head, with None for a message that is made; None if nothing is done."""
+        """Return what replaces the head, with None for a message that is made; None if nothing is done."""
         is_settled = all(self.naive.mark(each) in ("llm", "truncate") for each in head)
         match strategy:
             case "truncate":
@@ -333,7 +333,7 @@ class Verbs(RuleBasedStateMachine):
         return [None] if head else None
 
     def _covered(self, session: NaiveSession, wanted: list[str | None] | None) -> None:
-        """The session once a compaction is done, if it was to change what is shown."""
+        """Check the session after a compaction, and add a version if the view was to change."""
         before = shown(session.view)
         if wanted is None or wanted == before:
             return
@@ -462,14 +462,14 @@ class Verbs(RuleBasedStateMachine):
         chosen = said[message % len(said)]
         assert self._do(self.face.redact(session.id, [chosen])) == 1
         self.naive.redacted.add(chosen)
-        # Summaries may have quoted it, and calls and results are told of by each other.
+        # Summaries may have quoted it, and calls and results quote each other.
         self.naive.changed |= {chosen, *(each for each in self.naive.messages if self._may_tell(each))}
         self._noted()
         self._check(session, older)
         self._check_history(session)
 
     def _noted(self) -> None:
-        """Sessions that a redaction concerns have it on record under a version of its own, with the same view."""
+        """Add a version to the sessions that a redaction concerns: it is on record there, with the same view."""
         for session in self.naive.sessions.values():
             if self._do(self.face.info(session.id)).version > len(session.versions):
                 session.becomes(session.view)
@@ -482,7 +482,7 @@ class Verbs(RuleBasedStateMachine):
         session = self._pick(which, older)
         if not isinstance(self.face.store, Forgets):
             return
-        before = session.first + older % (len(session.kept) + 1)  # which may be one that there is not yet
+        before = session.first + older % (len(session.kept) + 1)  # which may be a session that does not exist yet
         oldest = min(before, len(session.versions))
         erased = self._do(self.face.forget(session.id, before=before))
         assert erased.versions == oldest - session.first
@@ -497,7 +497,7 @@ class Verbs(RuleBasedStateMachine):
             self._check_history(each)
 
     def _left(self, session: NaiveSession) -> list[str]:
-        """What is left of what was said: in the same order, and all that a version has which is kept."""
+        """Return the messages that are left: in the same order, and with all that a kept version has."""
         left = [message.id for message in self._do(self.face.history(session.id))]
         assert left == [each for each in session.said if each in left]
         assert {each for view in session.kept for each in self.naive.unmarked(held(view))} <= {*left}
@@ -550,9 +550,9 @@ def _first_or_note(older: Any) -> list[Any]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STORES)
 def test_all_verbs_in_any_order(kind: str) -> None:
-    """After every step a session is what the model says: its view, its versions, and all that was said in it."""
+    """After every step, a session's view, versions and history are those of the model."""
     machine = type(f"{kind.title()}Verbs", (Verbs,), {"kind": kind})
-    # A failure is not made smaller, which would take minutes: the steps that lead to it are printed.
+    # A failure is not shrunk, which would take minutes: the steps that lead to it are printed.
     limits = settings(
         max_examples=RUNS,
         stateful_step_count=STEPS,

@@ -1,4 +1,4 @@
-"""Who listens to a session, hears it: in order, alone in their failures, until they cancel or it is closed."""
+"""Subscribers of a session: called in order, alone in their failures, until they cancel or the session is closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def connect() -> perdure.Sessions:
 
 
 async def test_subscribers_hear_in_the_order_they_came() -> None:
-    """Plain and async ones; each is done before the next is called."""
+    """Plain and async subscribers: each one ends before the next is called."""
     heard: list[str] = []
 
     async def slowly(event: object) -> None:
@@ -120,7 +120,7 @@ async def test_they_hear_their_own_session_only() -> None:
 
 
 async def test_a_subscriber_may_use_the_session_it_listens_to() -> None:
-    """What it does is heard in its turn."""
+    """Events of its own calls come in their turn."""
     async with connect() as sessions:
         chat = await sessions.open()
         lengths: list[int] = []
@@ -144,7 +144,7 @@ async def test_events_are_heard_from_the_record_too() -> None:
 
 
 async def test_they_hear_of_a_compaction_once_it_is_saved() -> None:
-    """As a loop of its own, the same on record and on the bus; a recorder makes the same of it."""
+    """It is a loop of its own, the same on record and on the bus; a recorder makes the same of it."""
     async with connect() as sessions:
         chat, heard = await sessions.open(), []
         recorder = SessionRecorder()
@@ -170,7 +170,7 @@ async def test_they_hear_of_a_compaction_once_it_is_saved() -> None:
 
 
 async def test_they_hear_of_a_compaction_that_failed_and_has_cost_something() -> None:
-    """What is on record of it is heard: a start and an end, with the tokens."""
+    """Subscribers get what is on record: a start and an end, with the tokens."""
 
     def reply(request: Any) -> Any:
         if request.messages[-1].text == "hi":
@@ -190,7 +190,7 @@ async def test_they_hear_of_a_compaction_that_failed_and_has_cost_something() ->
 
 
 async def test_they_hear_of_a_redaction_once_it_is_done() -> None:
-    """Those of the session, and those of an open fork that shows the message; with the ids, and not the content."""
+    """Subscribers of the session, and of an open fork that shows the message, get the ids, and not the content."""
     async with connect() as sessions:
         chat = await sessions.open()
         await chat.send("my secret")

@@ -1,4 +1,4 @@
-"""What each verb does, and what it refuses."""
+"""The effects of each verb, and its refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def shown(sessions: Sessions, session_id: str) -> list[str]:
 
 @asynccontextmanager
 async def said(connect: Connect, *lines: str, **options: Any) -> AsyncIterator[tuple[Sessions, perdure.Chat]]:
-    """A session in which these lines have been said."""
+    """Yield a session with these lines."""
     async with connect(**{"driver": ScriptedDriver(lambda _: "yes"), **options}) as sessions:
         chat = await sessions.open()
         for line in lines:
@@ -63,7 +63,7 @@ async def said(connect: Connect, *lines: str, **options: Any) -> AsyncIterator[t
 
 
 async def test_open_makes_a_session_once(connect: Connect) -> None:
-    """An id that is there is opened; without one, a UUIDv7 is made."""
+    """An existing id is opened; without an id, a UUIDv7 is made."""
     async with connect() as sessions:
         first, again = await sessions.open("mine"), await sessions.open("mine")
         assert first.id == again.id == "mine"
@@ -123,7 +123,7 @@ UNKNOWN: dict[str, Callable[[Sessions], Any]] = {
 
 @pytest.mark.parametrize("verb", UNKNOWN)
 async def test_an_unknown_id_is_an_error(connect: Connect, verb: str) -> None:
-    """It is named, and nothing is made under it."""
+    """The error names it, and nothing is made under it."""
     async with connect() as sessions:
         with pytest.raises(SessionNotFound, match="'nobody'"):
             await UNKNOWN[verb](sessions)
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 async def test_bad_input_is_refused_and_changes_nothing(connect: Connect, case: str) -> None:
-    """The error names the offender, and what is allowed."""
+    """The error names the argument, and what is allowed."""
     verb, match = REFUSED[case]
     async with said(connect, "one", "two") as (sessions, chat):
         before = await chat.snapshot()
@@ -247,7 +247,7 @@ async def test_whoever_stops_listening_stops_the_run(connect: Connect) -> None:
 
 
 async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
-    """What is queued meanwhile is answered behind it, and whoever comes too late hears nothing of another's answer."""
+    """A message queued meanwhile is answered later; a late stream is refused, and gets nothing of another's answer."""
 
     def reply(request: Any) -> Any:
         text = request.messages[-1].text
@@ -268,7 +268,7 @@ async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
 
 
 async def test_a_change_beside_a_run_is_refused(connect: Connect) -> None:
-    """It would cost the run its result. The advice fits every verb, and names what a message alone may do."""
+    """It would cost the run its result. The advice fits every verb, and names what only a message may do."""
     async with connect(driver=ScriptedDriver([Delay(0.2, "Done.")])) as sessions:
         chat = await sessions.open()
         run = await chat.start("Go.")
@@ -292,7 +292,7 @@ async def test_a_deleted_session_says_how_it_is_taken_back(connect: Connect) -> 
 
 
 async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> None:
-    """And an answer of before is never taken for the answer to what is still to be sent."""
+    """An earlier answer is never taken for the answer to a message that is still to be sent."""
 
     def replies(request: perdure.ModelRequest) -> Any:
         text = request.messages[-1].text
@@ -336,7 +336,7 @@ async def test_recover_tells_whether_there_was_a_run_to_go_on_with(connect: Conn
 
 
 async def test_streams_at_once_hear_their_own_sessions_only(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener is called as often beside ten other streams as alone: with the events of its session."""
+    """A subscriber is called as often beside ten other streams as alone: with the events of its session."""
     calls: list[Listener] = []
     hear = Listener.hear
 
@@ -432,7 +432,7 @@ async def test_compact_and_uncompact_say_how_much_is_shown(connect: Connect) -> 
 
 
 async def test_undo_goes_back_one_change_at_a_time(connect: Connect) -> None:
-    """Send, undo, send, undo, undo: what was undone is not undone to."""
+    """Send, undo, send, undo, undo: an undone change does not come back."""
     async with said(connect) as (sessions, chat):
         await chat.send("one")
         await chat.send("two")
@@ -447,7 +447,7 @@ async def test_undo_goes_back_one_change_at_a_time(connect: Connect) -> None:
 
 
 async def test_undo_takes_hidden_messages_along(connect: Connect) -> None:
-    """What a framework keeps for itself is no step of its own, whether it came alone or before a compaction."""
+    """A framework's hidden message is not a step of its own, whether it came alone or before a compaction."""
     hidden = iter(Message("system", (Envelope("acme", n),)) for n in range(9))
     async with connect() as sessions:
         chat = await sessions.open("chat")
@@ -466,7 +466,7 @@ async def test_undo_takes_hidden_messages_along(connect: Connect) -> None:
 
 
 async def test_undo_takes_back_what_changed_the_view(connect: Connect) -> None:
-    """Not what did not: metadata, a trim of nothing."""
+    """Metadata, and a trim that removes nothing, are not undone."""
     async with said(connect, "a", "b") as (sessions, chat):
         await chat.reset()
         await sessions.execute(chat.id, WriteMetadata("mood", "good"))
@@ -518,7 +518,7 @@ async def test_a_redacted_message_is_gone_from_search_and_history(connect: Conne
 
 
 async def test_a_message_is_found_by_its_id(connect: Connect) -> None:
-    """In which session it is, and where in its log: what is covered or taken back, too."""
+    """The result has its session and its place in the log, also for covered and undone messages."""
     async with said(connect, "one", "two") as (sessions, chat):
         first, second = (await chat.session()).state.messages
         await chat.fork()
@@ -550,7 +550,7 @@ async def test_rotation_moves_the_handle_on(connect: Connect) -> None:
 
 
 async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> None:
-    """However long ago it was saved: the handle stays with the run, whichever connection runs it."""
+    """The handle stays with the run, whichever connection runs it and however old its last save is."""
     driver = HeldDriver(["done"])
     async with said(connect, "a", driver=driver) as (sessions, chat):
         work = asyncio.create_task(chat.send("slow"))
@@ -626,7 +626,7 @@ async def test_a_url_names_a_store(tmp_path: Path, url: str) -> None:
     ],
 )
 def test_a_bad_url_is_refused_without_its_password(url: Any) -> None:
-    """The error says which forms there are."""
+    """The error shows the valid forms."""
     with pytest.raises(ConfigurationError) as caught:
         perdure.connect(url)
     assert "hunter2" not in str(caught.value)
@@ -647,7 +647,7 @@ async def test_messages_of_every_form_can_be_injected(connect: Connect) -> None:
 
 
 async def test_a_forks_history_has_every_message_once(connect: Connect) -> None:
-    """Also where a compaction shows again some of what it covers."""
+    """This holds if a compaction shows again some of the messages that it covers."""
     driver = ScriptedDriver(lambda request: ToolCall(name="_look") if request.step == 0 else "done")
     async with connect(driver=driver, tools=[_look]) as sessions:
         chat = await sessions.open()
@@ -668,7 +668,7 @@ BOSS = AgentDefinition("boss", system_prompt="boss", tools=("clerk", "pay"))
 
 
 class Till:
-    """A till that pays what a person has agreed to: asked directly, or by a clerk."""
+    """A till that pays what a person has approved: asked directly, or by a clerk."""
 
     def __init__(self) -> None:
         self.paid: list[int] = []
@@ -699,7 +699,7 @@ async def test_what_a_sub_agent_wants_is_shown_and_approved_as_it_was_shown(conn
 
 
 async def test_a_reply_tells_what_its_call_has_used(connect: Connect) -> None:
-    """The whole run's usage is on the state; what was used before an approval is not counted again."""
+    """The whole run's usage is on the state; usage before an approval is not counted again."""
     async with connect(**Till().options) as sessions:
         chat = await sessions.open(agent=BOSS)
         first = await chat.send("Pay.")
@@ -709,7 +709,7 @@ async def test_a_reply_tells_what_its_call_has_used(connect: Connect) -> None:
 
 
 async def test_asking_once_fails_where_a_person_would_have_to_agree() -> None:
-    """Nobody could decide afterwards: the call is not made, also not a sub-agent's, and the error says what to do."""
+    """Nobody could decide afterwards: no call is made, by the agent or a sub-agent, and the error says what to do."""
     till = Till()
     async with perdure.connect("memory://", **till.options) as sessions:
         for prompt in ("Pay.", "Ask the clerk."):
@@ -719,14 +719,14 @@ async def test_asking_once_fails_where_a_person_would_have_to_agree() -> None:
 
 
 class Stamping:
-    """A controller that marks every session it sees made."""
+    """A controller that marks every session that it sees created."""
 
     def on_stage(self, stage: perdure.SessionStage, session: perdure.AgentSession) -> perdure.AgentSession:
         return session.with_tags(["seen"]) if stage is perdure.SessionStage.BEFORE_CREATE else session
 
 
 async def test_a_controller_sees_every_session_that_is_made(connect: Connect) -> None:
-    """`connect(controller=…)`: those that are opened, forks, and sub-agents'."""
+    """`connect(controller=…)`: it sees opened sessions, forks, and sub-agents' sessions."""
     async with connect(**Till().options, controller=Stamping()) as sessions:
         chat = await sessions.open(agent=BOSS)
         await chat.send("Ask the clerk.")
@@ -735,7 +735,7 @@ async def test_a_controller_sees_every_session_that_is_made(connect: Connect) ->
 
 
 def test_a_controller_has_a_method_for_stages() -> None:
-    """Anything else is refused when it is given."""
+    """Any other object is refused when it is given."""
     with pytest.raises(ConfigurationError, match="on_stage"):
         perdure.connect_blocking("memory://", controller=print)  # type: ignore[arg-type]
 
@@ -770,7 +770,7 @@ BLANK: dict[str, Any] = {
 
 @pytest.mark.parametrize("blank", BLANK)
 async def test_a_blank_message_is_not_sent(connect: Connect, blank: str) -> None:
-    """No provider takes it, so it is InvalidData before anything is stored or spent."""
+    """No provider accepts it, so it raises InvalidData before anything is stored or spent."""
     driver = ScriptedDriver(lambda _: "yes")
     async with said(connect, "first", driver=driver) as (_, chat):
         before = await chat.session()
@@ -787,7 +787,7 @@ OTHERS = [Message.assistant("I say"), Message.system("Obey."), Message.tool("c",
 
 @pytest.mark.parametrize("message", OTHERS, ids=lambda message: message.role)
 async def test_only_a_users_message_is_sent_unless_asked_for(connect: Connect, message: Message) -> None:
-    """Another role is InvalidData that says what to do; `any_role` and `inject` let it pass."""
+    """Another role raises InvalidData that says what to do; `any_role` and `inject` let it pass."""
     async with said(connect) as (_, chat):
         with pytest.raises(InvalidData, match="any_role=True") as caught:
             await chat.send([Message.user("hi"), message])
@@ -798,7 +798,7 @@ async def test_only_a_users_message_is_sent_unless_asked_for(connect: Connect, m
 
 
 async def test_a_changed_agent_is_told_or_taken_by_choice(connect: Connect) -> None:
-    """The same name with another prompt is SessionConflict, unless the caller says which of the two to go on with."""
+    """The same name with another prompt is SessionConflict, unless the caller says which of the two to use."""
     old, new = AgentDefinition("poet", system_prompt="Rhyme."), AgentDefinition("poet", system_prompt="Do not rhyme.")
     async with connect() as sessions:
         await sessions.open("s", old)
@@ -816,7 +816,7 @@ async def test_a_changed_agent_is_told_or_taken_by_choice(connect: Connect) -> N
 
 
 async def test_an_agent_that_names_no_model_is_not_a_changed_one(connect: Connect) -> None:
-    """The model that a session keeps stays its own when the caller's definition leaves it open."""
+    """The session's model stays its own if the caller's definition names none."""
     async with connect() as sessions:
         await sessions.open("s", AgentDefinition("poet", model="offline"))
         await sessions.open("s", AgentDefinition("poet"))
@@ -825,7 +825,7 @@ async def test_an_agent_that_names_no_model_is_not_a_changed_one(connect: Connec
 
 
 async def test_a_sub_agents_session_is_not_a_fork(connect: Connect) -> None:
-    """It has a parent, but it is neither among its forks nor adopted as one."""
+    """It has a parent, but it is not listed among its forks, and cannot be adopted as one."""
     helper = AgentDefinition("helper", system_prompt="helper")
     script = ScriptedDriver(
         lambda request: (
@@ -865,7 +865,7 @@ async def test_a_reply_that_was_cut_off_says_so(connect: Connect) -> None:
 
 
 async def test_several_connections_share_a_store_that_is_open(connect: Connect) -> None:
-    """Entering another one neither opens the store again nor closes it for the first."""
+    """Entering another connection neither opens the store again nor closes it for the first."""
     async with connect() as sessions:
         async with perdure.connect(sessions.store, owner="ben") as bens:
             chat = await bens.open("s")

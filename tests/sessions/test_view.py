@@ -44,19 +44,19 @@ def texts(messages: Any) -> list[str]:
 
 
 def page(view: View) -> tuple[str, list[str], list[str], str]:
-    """Return what a page shows first of all."""
+    """Return what a page shows at first."""
     return view.activity, texts(view.messages), texts(view.asked), view.text
 
 
 async def heard_after(sessions: Sessions, view: View, text: str | None = None) -> str:
-    """Return the text of the run that a page has which follows from the view on."""
+    """Return the text of the run that a page gets when it follows from the view on."""
     return shown(await all_of(sessions.follow("s", after=view.cursor)), view.text if text is None else text)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_page_that_is_loaded_during_a_run(kind: str, tmp_path: Path) -> None:
-    """It has what was said before, the question and the answer so far; following from its cursor gives the rest."""
+    """It has the earlier messages, the question and the answer so far; following from its cursor gives the rest."""
     async with connected(kind, tmp_path, ScriptedDriver(lambda request: SLOW)) as (app, elsewhere):
         chat = await app.open("s")
         assert page(await elsewhere.view("s")) == ("idle", [], [], "")
@@ -86,7 +86,7 @@ async def _has_said(sessions: Sessions) -> bool:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_run_that_waits_for_approval_is_shown_with_its_calls(kind: str, tmp_path: Path) -> None:
-    """It stays the run under way until it has ended: before the decision, behind it, and beside a compaction."""
+    """It stays the run under way until it has ended: before the decision, after it, and beside a compaction."""
     driver = ScriptedDriver(lambda request: SLOW if request.step else ASKS)
     async with connected(kind, tmp_path, driver, tools=[pay]) as (app, elsewhere):
         chat = await app.open("s")
@@ -121,7 +121,7 @@ async def test_a_session_that_waits_is_shown_so_though_it_was_compacted(tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_run_is_shown_until_it_is_recovered(kind: str, tmp_path: Path) -> None:
-    """The page that follows it sees the recovered answer, whole and once."""
+    """A page that follows it gets the recovered answer, whole and once."""
     async with store_of(kind, tmp_path) as store:
         async with perdure.connect(store, driver=ScriptedDriver([HALF]), grace=0.0) as app:
             await (await app.open("s")).start("Tell me.")
@@ -137,7 +137,7 @@ async def test_a_killed_run_is_shown_until_it_is_recovered(kind: str, tmp_path: 
 
 
 async def test_what_steers_a_run_waits_until_it_is_taken_in(tmp_path: Path) -> None:
-    """Then it is among what the run has said and was told."""
+    """After that it is among the run's own messages."""
 
     @tool
     async def slow() -> str:
@@ -159,7 +159,7 @@ async def test_what_steers_a_run_waits_until_it_is_taken_in(tmp_path: Path) -> N
 
 
 async def test_of_a_parallel_evaluation_the_question_is_shown(tmp_path: Path) -> None:
-    """Nobody knows yet which answer is going to be selected."""
+    """Nobody knows yet which answer will be selected."""
     driver = ScriptedDriver(lambda request: Delay(0.3, f"by {request.model.name}"))
     async with connected("sqlite", tmp_path, driver) as (app, elsewhere):
         await app.open("s")
@@ -181,7 +181,7 @@ async def _is_asked(sessions: Sessions) -> bool:
 
 
 async def test_a_run_that_failed_is_over(tmp_path: Path) -> None:
-    """Its question is shown; following it says again what it failed with."""
+    """Its question is shown; following it gives the same error again."""
     async with connected("sqlite", tmp_path, ScriptedDriver([perdure.DriverError("no line")])) as (app, elsewhere):
         chat = await app.open("s")
         with pytest.raises(RunFailed):
@@ -193,7 +193,7 @@ async def test_a_run_that_failed_is_over(tmp_path: Path) -> None:
 
 
 async def test_what_was_undone_is_not_shown_again(tmp_path: Path) -> None:
-    """A page that follows from there hears the next run only."""
+    """A page that follows from there gets the next run only."""
     async with connected("sqlite", tmp_path, ScriptedDriver(lambda request: "Answer.")) as (app, elsewhere):
         chat = await app.open("s")
         await chat.send("One")
@@ -261,7 +261,7 @@ def _slowly(request: Any) -> Chunks:
 
 @given(pauses=st.lists(st.integers(0, 30), min_size=4, max_size=8), gap=st.integers(0, 30))
 async def test_a_view_is_one_state(pauses: list[int], gap: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Beside runs that begin and end: nothing is shown twice, nothing is missing, and its cursor leads on from it."""
+    """Runs begin and end meanwhile: nothing is shown twice, nothing is missing, and its cursor leads on from it."""
     driver = ScriptedDriver(_slowly)
     async with connected("sqlite", tmp_path_factory.mktemp("view"), driver) as (app, elsewhere):
         chat = await app.open("s")

@@ -1,4 +1,4 @@
-"""What the tests of the file store share: small sessions, and their files."""
+"""Helpers for the tests of the file store: small sessions, and their files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 SMALL = AgentDefinition("a")
 OF_THE_STORE = {".perdure", ".perdure.lock"}
 AFTER_ERASURES = OF_THE_STORE | {".erasures", ".erasures.lock"}
-"""What is there besides sessions once something was erased."""
+"""The files besides sessions once something was erased."""
 AFTER_GROUPS = {".group.lock"}
-"""What is there once several sessions were changed together."""
+"""The file that is left once several sessions were changed together."""
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc which file a handle is")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
@@ -29,7 +29,7 @@ def small(*said: str, id: str = "s") -> AgentSession:
 
 
 def log_of(session: AgentSession) -> LogRef:
-    """The log in which a session's last message stands."""
+    """Return the log that holds a session's last message."""
     ref = [*session.state.transcript.spans()][-1].tape.ref
     assert ref is not None
     return ref
@@ -52,7 +52,7 @@ def lines_of(where: Path, name: str = "s.jsonl") -> list[bytes]:
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:
-    """Change one bit where it stands; the second time it is as before."""
+    """Flip one bit in place; a second call restores it."""
     with path.open("r+b") as file:
         file.seek(place)
         (byte,) = file.read(1)

@@ -1,4 +1,4 @@
-"""Does one thing to copies of a directory, and is killed at the first, second, third … step of it.
+"""Do one thing to copies of a directory, and get killed at the first, second, third … step of it.
 
 `python -m tests.stores.killed VERB WHERE` works on copies of WHERE/before and prints how many steps there are: the copy
 of that number is the first in which nobody was killed.
@@ -23,7 +23,7 @@ STEPS = ("write", "fsync", "rename", "unlink", "ftruncate")
 
 
 async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None) -> None:
-    """One write to a family of two sessions, `parent` and `child`."""
+    """Do one write to a family of two sessions, `parent` and `child`."""
     async with FileStore(where) as store:
         parent, child = await store.load("parent"), await store.load("child")
         assert parent is not None
@@ -53,7 +53,7 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
 
 
 def kill_at(fatal: int) -> None:
-    """Let this process die before the step of that number, or half-way if it is a write."""
+    """Let this process die before the step with that number, or in the middle of it if it is a write."""
     taken = 0
 
     def deadly(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def kill_at(fatal: int) -> None:
 
 
 def is_killed(verb: str, where: Path, step: int) -> bool:
-    """Do it in a process of its own, which is single-threaded when it begins."""
+    """Do it in a new process, which is single-threaded when it begins. Return whether it was killed."""
     pid = os.fork()
     if pid == 0:
         asyncio.run(act(verb, where, lambda: kill_at(step)))

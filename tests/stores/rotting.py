@@ -1,4 +1,4 @@
-"""What the attacks of bit rot share: stores with a bit of everything in them, and spies that see what is read."""
+"""Helpers for the attacks of bit rot: stores with a bit of everything in them, and spies that note what is read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perdure.testing.samples import say
 
 PAGE = 4096
 CROWD_IN_FILES = 20
-"""A list reads each of them, and nothing is gained by more."""
+"""A list reads each of them; more of them would test nothing else."""
 THE_CROWD = {f"crowd-{number:03d}{end}" for number in range(CROWD) for end in ("", "-child")}
 LEFT_TO_CHECK = ("list", "names", "queue", "lenient", "notes")
-"""The kinds of questions that an index or a note answers: a row that is lost is missed by a check alone."""
+"""The kinds of questions that an index or a note answers: only a check notices a row that is lost."""
 KINDS = ("main", "search", "wal", "file")
 UNPROTECTED = {
     "session": ("expires", "priority", "since", "epoch", "taken"),
@@ -34,11 +34,11 @@ UNPROTECTED = {
     "meta": ("value", "erasures", "uid"),
     "rate": ("name", "until"),
 }
-"""Columns that nothing says again. They are named in docs/reliability.md."""
+"""Columns whose values are stored nowhere else. docs/reliability.md names them."""
 
 
 class Scene(NamedTuple):
-    """A store with a bit of everything, closed, and what it answers."""
+    """A closed store with a bit of everything, and its answers."""
 
     where: Path
     open_store: OpenStore
@@ -57,7 +57,7 @@ def open_files(where: Path) -> FileStore:
 
 
 async def furnished(kind: str, where: Path, *, traced: bool = True) -> Scene:
-    """A scene in a directory that is empty, for the damage of one kind of file."""
+    """Return a scene in an empty directory, for the damage of one kind of file."""
     open_store: OpenStore = open_files if kind == "file" else open_sqlite
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
@@ -65,7 +65,7 @@ async def furnished(kind: str, where: Path, *, traced: bool = True) -> Scene:
             await furnish(store, crowd=CROWD_IN_FILES if kind == "file" else CROWD)
             orders = ("created",) if kind == "file" else ("created", "updated")
             questions = await questions_of(store, crowd=THE_CROWD, orders=orders)
-            for question in questions:  # what is indexed when it is first asked for is there from now on
+            for question in questions:  # the first question builds indexes that are there from now on
                 if question.kind == "lenient":
                     await question.ask(store)
             forget_claims(store)
@@ -88,7 +88,7 @@ async def furnished(kind: str, where: Path, *, traced: bool = True) -> Scene:
 
 
 async def _leave_log(where: Path) -> None:
-    """Leave some commits in the log, as a process does that is killed."""
+    """Leave some commits in the log, as a killed process does."""
     before, worker.IDLE_SECONDS = worker.IDLE_SECONDS, 600.0
     try:
         async with open_sqlite(where) as store:
@@ -112,7 +112,7 @@ def hits(kind: str) -> Callable[[str], bool]:
 
 
 class RottenDatabase(RottenFiles):
-    """The file of a SQLite store. Damage to nothing but columns that nothing protects is left out, as in PostgreSQL."""
+    """The file of a SQLite store. Damage to unprotected columns alone is left out, as in PostgreSQL."""
 
     def __init__(self, where: Path, **options: Any) -> None:
         super().__init__(where, **options)
@@ -183,7 +183,7 @@ class _SpiedFile(apsw.VFSFile):
 
 
 class _Spy(apsw.VFS):
-    """Sees which pages SQLite reads."""
+    """A spy on the pages that SQLite reads."""
 
     def __init__(self) -> None:
         super().__init__("perdure-spy", "unix", makedefault=True)
@@ -193,7 +193,7 @@ class _Spy(apsw.VFS):
 
 
 def watch_pages() -> Callable[[], set[Hashable]]:
-    """Note the pages that are read from now on; return what tells them, and ends it."""
+    """Note the pages that are read from now on; return a function that returns them and stops the watch."""
     spy = _Spy()
     _seen.clear()
 

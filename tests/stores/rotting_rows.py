@@ -21,13 +21,13 @@ DERIVED = frozenset({"words", "seal", "name_hash"})
 
 
 class RottenRows:
-    """The rows of a schema. Triggers and checks do not see the change, as they do not see damage to a disk."""
+    """The rows of a schema. Triggers and checks do not see the change, just as they do not see damage on a disk."""
 
     def __init__(self, dsn: str, schema: str, *, naming: bool = False) -> None:
         self._db = psycopg.connect(dsn, autocommit=True)
         self._db.execute("SET session_replication_role = replica")
         self._schema = schema
-        for table in ("key", "log"):  # or the database would make a new seal for what is damaged
+        for table in ("key", "log"):  # otherwise the database would make a new seal for the damaged row
             name = sql.Identifier(schema, table)
             self._db.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN seal DROP EXPRESSION").format(name))
         self._columns = self._db.execute(

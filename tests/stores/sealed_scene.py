@@ -1,4 +1,4 @@
-"""A store in which every kind of row says the same canary word, and ways to look for it and to change single bytes."""
+"""A store in which every kind of row has the same canary word, and ways to look for it and to change single bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def opened(url: str, ring: FileKeyRing | None, *, live: int = 128) -> Asyn
 
 
 async def say_everything(sessions: Sessions) -> tuple[str, str]:
-    """Write the word wherever a session can have it. Return the ids of a session, and of a fork that is being run."""
+    """Write the word wherever a session can have it. Return the ids of a session and of a fork that is being run."""
     mine = sessions.of(OWNER)
     agent = AgentDefinition("birds", system_prompt=f"You know the {WORD}. " * 30, tools=("look_up",))
     chat = await mine.open(f"{OWNER}-1", agent)

@@ -1,4 +1,4 @@
-"""PostgreSQL over a line that is cut when a commit was sent: what was asked for is done once, or not at all."""
+"""PostgreSQL over a line that is cut after a commit was sent: the request is carried out once, or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMES: tuple[When, ...] = ("before", "after", "after", "during")
 
 
 def server() -> Path | tuple[str, int]:
-    """Return where the tests' server listens."""
+    """Return the address on which the tests' server listens."""
     found = conninfo_to_dict(postgres_server.dsn())
     host, port = str(found.get("host", "localhost")), int(found.get("port") or 5432)
     return Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)
@@ -73,7 +73,7 @@ async def _error_of(work: Any) -> PerdureError | None:
 
 
 async def test_what_was_sent_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store recognises its own write by the operation's id. Without that it takes it for somebody else's."""
+    """A store recognises its own write by the operation's id. Without the id it takes the write for somebody else's."""
     wrong, cuts = await attacked(tmp_path / "rounds", ROUNDS, seed=1)
     monkeypatch.setattr(writer, "_was_made", _never)
     lost, _ = await attacked(tmp_path / "control", ROUNDS, seed=1)

@@ -86,7 +86,7 @@ async def test_what_no_id_begins_with_is_refused(store: Any, odd: str) -> None:
 
 
 async def test_a_damaged_session_has_its_id_still(tmp_path: Path) -> None:
-    """So that a person can name it, and be told what is wrong with it."""
+    """A damaged session is found by its id, so that a person can name it and learn what is wrong with it."""
     async with FileStore(tmp_path / "sessions") as store:
         await filled(store)
     for file in _files(tmp_path / "sessions", "abz"):
@@ -121,13 +121,13 @@ async def test_a_damaged_session_is_found_by_its_end(tmp_path: Path) -> None:
 async def test_sqlite_finds_them_by_an_index(
     tmp_path: Path, part: Callable[..., IdPart], found: str, by: str, owner: str | None
 ) -> None:
-    """The cost is that of what is found, however many sessions there are."""
+    """The cost depends on how many are found, not on how many sessions there are."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         for number in range(100):
             await store.create(new_session("hello", id=f"ab-{number}{number}", owner="ada"))
     db = apsw.Connection(str(path))
-    db.execute("ANALYZE")  # which tells the planner that most sessions are one owner's
+    db.execute("ANALYZE")  # tells the planner that most sessions belong to one owner
     plans: list[str] = []
 
     def explain(connection: apsw.Cursor, statement: str, bindings: Any) -> bool:
@@ -146,7 +146,7 @@ async def test_sqlite_finds_them_by_an_index(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("owner", [None, "ada"])
 async def test_postgres_finds_the_ends_by_an_index(tmp_path: Path, owner: str | None) -> None:
-    """Whether or not the planner knows how many sessions there are, and whose."""
+    """The index is used before and after the planner knows how many sessions there are and who owns them."""
     schema = postgres_server.schema_of(tmp_path)
     async with PostgresStore(postgres_server.dsn(), schema=schema) as store:
         await store.create(new_session("hello", id="x-4af2", owner=owner))

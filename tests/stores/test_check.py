@@ -1,4 +1,4 @@
-"""Every promise that a store makes beneath its sessions: broken in one way, it is named, and by nothing else."""
+"""Every promise that a store makes beneath its sessions: a check names the one that was broken, and no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perdure.testing.samples import fork, new_session, show
 
 
 class Damage(NamedTuple):
-    """Something done to a store, and what is to be said of it: of which session, and in which words."""
+    """Something done to a store, and what a check reports: the session, and the words."""
 
     done: Any
     session: str | None
@@ -129,7 +129,7 @@ ROWS = (
     Damage("UPDATE timer SET name = 'x' WHERE name = 'wake'", "talk", "timer 'x': its checksum does not match"),
     Damage("UPDATE timer SET sid = 999", None, "timer 999: it belongs to no session"),
     Damage("UPDATE rate SET until = -1", None, "rate 'a key': it is not a time"),
-    # Tokens: none may come to open more than was given.
+    # Tokens: none may give more rights than were granted.
     Damage("UPDATE token SET owner = NULL", None, "token 'aaaaaaaaaaaa': its columns do not say what its body says"),
     Damage("UPDATE token SET id = 'x' WHERE owner = 'ada'", None, "token 'x': its columns do not say what its body"),
     Damage("UPDATE token SET digest = 'x' WHERE owner = 'ada'", None, "its columns do not say what its body says"),
@@ -145,7 +145,7 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories of stores in which a good deal has happened, told once."""
+    """Return directories of stores in which a good deal has happened; each story is told once."""
     where = tmp_path_factory.mktemp("originals")
 
     async def tell(kind: str) -> None:
@@ -176,7 +176,7 @@ async def assert_a_copy_is_sound(kind: str, where: Path, into: Path) -> None:
 
 
 def is_mended_by_a_copy(report: FsckReport, damage: Damage) -> bool:
-    """Whether that is what the report says, of the damage itself or of all that it has brought about."""
+    """Return whether the report says that a copy mends the damage, or everything that the damage has caused."""
     named = [each for each in report.problems if damage.said in f"{each.where}: {each.what}"]
     return any(_names_a_copy(each.repair) for each in named) or all(
         _names_a_copy(each.repair) or "in a copy of the store" in each.repair for each in report.problems
@@ -188,7 +188,7 @@ def _names_a_copy(repair: str) -> bool:
 
 
 def execute(path: Path, script: str) -> None:
-    # The index has checksums in its pages, which its own layer writes: what is wrong is in its rows.
+    # The index has checksums in its pages, which its own layer writes: the damage is in its rows.
     is_index = path.name.endswith("-search")
     connection = connect_with_sums(path, has_sums) if is_index else apsw.Connection(str(path))
     for statement in script.split(";"):
@@ -219,7 +219,7 @@ IN_SQLITE = (
 async def test_a_damaged_row_of_a_sqlite_file_is_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
 ) -> None:
-    """And where a copy is said to mend it, it does."""
+    """A check names the damaged row. Where it says that a copy mends it, a copy does."""
     shutil.copytree(await asyncio.to_thread(originals, "sqlite"), tmp_path, dirs_exist_ok=True)
     execute(tmp_path / "sessions.db", damage.done.format(erasures="value = -1 WHERE key = 'erasures'"))
     report = await checked("sqlite", tmp_path)
@@ -244,7 +244,7 @@ IN_SEARCH_INDEX = (
 async def test_a_search_index_that_claims_what_is_not_so_is_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
 ) -> None:
-    """Without it all is well again."""
+    """A check names the index. Once the index is deleted, the store has no problem left."""
     shutil.copytree(await asyncio.to_thread(originals, "sqlite"), tmp_path, dirs_exist_ok=True)
     execute(tmp_path / "sessions.db-search", damage.done)
     report = await checked("sqlite", tmp_path)
@@ -256,7 +256,7 @@ async def test_a_search_index_that_claims_what_is_not_so_is_named(
 
 
 async def test_a_search_index_that_is_no_database_is_named(originals: Callable[[str], Path], tmp_path: Path) -> None:
-    """It is read, and nothing is done to it."""
+    """A check reads the file and does not change it."""
     shutil.copytree(await asyncio.to_thread(originals, "sqlite"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "sessions.db-search").write_bytes(b"not a database, " * 512)
     assert_named(await checked("sqlite", tmp_path), Damage(None, None, "the search index: it cannot be read"))
@@ -264,7 +264,7 @@ async def test_a_search_index_that_is_no_database_is_named(originals: Callable[[
 
 
 async def test_a_search_index_that_a_power_cut_has_left_is_no_damage(tmp_path: Path) -> None:
-    """Its journal is beside it, to be rolled back when it is opened; the check does so, and finds it sound."""
+    """Its journal is beside it. The check rolls it back on opening, and finds the index sound."""
     (tmp_path / "open").mkdir()
     async with SqliteStore(tmp_path / "open" / "sessions.db") as store:
         await store.create(new_session("alpha", *(f"word{number}" for number in range(500))))
@@ -285,7 +285,7 @@ async def test_a_search_index_that_a_power_cut_has_left_is_no_damage(tmp_path: P
 
 
 async def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read error is told as one: restoring a backup would not help."""
+    """A read error is reported as a read error: restoring a backup would not help."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         await store.create(new_session("alpha"))
 
@@ -300,7 +300,7 @@ async def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path: Path, monkeyp
 
 
 async def test_a_search_index_may_be_behind(originals: Callable[[str], Path], tmp_path: Path) -> None:
-    """Of another store, or from before an erasure: the next search sees to that."""
+    """An index of another store, or one from before an erasure, is not a problem: the next search renews it."""
     original = await asyncio.to_thread(originals, "sqlite")
     for number, change in enumerate(("'elsewhere' WHERE key = 'uid'", "value - 1 WHERE key = 'erasures'")):
         shutil.copytree(original, tmp_path / str(number))
@@ -325,7 +325,7 @@ class Schema:
             assert self.db.execute(statement.encode()).rowcount, statement
 
     def _columns(self, table: str) -> list[str]:
-        """The columns that the database does not make itself."""
+        """Return the columns that the database does not compute itself."""
         asked = (
             "SELECT quote_ident(attname) FROM pg_attribute"
             " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''"
@@ -335,7 +335,7 @@ class Schema:
     def put_back(self) -> None:
         self.db.execute(f"TRUNCATE {', '.join(self._tables)}".encode())
         for name in self._tables:
-            if name == "waiting":  # which the triggers of `session` fill
+            if name == "waiting":  # the triggers of `session` fill it
                 continue
             columns = ", ".join(self._columns(name))
             insert = f'INSERT INTO "{name}" ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM "kept_{name}"'
@@ -379,7 +379,7 @@ IN_POSTGRES = (
 async def test_a_damaged_row_of_a_postgres_schema_is_named(
     schema: Schema, originals: Callable[[str], Path], tmp_path: Path, damage: Damage
 ) -> None:
-    """And where a copy is said to mend it, it does; what is the same in both dialects is copied above."""
+    """A check names the row. Where it says that a copy mends it, a copy does; tests above copy what SQLite has too."""
     schema.damage(damage.done.format(erasures="erasures = -1"))
     report = await checked("postgres", originals("postgres"))
     assert_named(report, damage)
@@ -388,7 +388,7 @@ async def test_a_damaged_row_of_a_postgres_schema_is_named(
 
 
 def rewrite(where: Path, name: str, change: Callable[[Line], Line]) -> None:
-    """Change lines of a log, and seal them again. Its document, which would tell, is made anew when it is missing."""
+    """Change lines of a log and seal them again. Remove its document, which would show the change."""
     path = where / "sessions" / f"{name}.jsonl"
     path.write_bytes(rewritten(path.read_bytes(), "damage", change))
     path.with_suffix(".json").unlink()
@@ -402,7 +402,7 @@ def append(where: Path, name: str, *lines: Line) -> None:
 
 
 def changing(stem: str, of_kind: str, /, **fields: Any) -> Callable[[Path], None]:
-    """Have all lines of a kind say something else."""
+    """Return a function that changes fields in all lines of a kind."""
 
     def change(given: Line) -> Line:
         return msgspec.structs.replace(given, **fields) if given.kind == of_kind else given
@@ -464,7 +464,7 @@ IN_FILES = (
 async def test_lines_of_a_file_that_do_not_add_up_are_named(
     originals: Callable[[str], Path], tmp_path: Path, damage: Damage
 ) -> None:
-    """Each with a checksum that matches: no flipped bit does that, but a hand or a fault in a program may."""
+    """A check names lines whose checksums match: no flipped bit causes this, but a person or a faulty program may."""
     shutil.copytree(await asyncio.to_thread(originals, "file"), tmp_path, dirs_exist_ok=True)
     damage.done(tmp_path)
     assert_named(await checked("file", tmp_path), damage)
@@ -481,7 +481,7 @@ async def test_what_is_kept_of_others_may_have_gaps(tmp_path: Path) -> None:
 
 
 def changed(session: str, table: str, values: dict[str, Any] | None, **where: Any) -> Callable[[Any], None]:
-    """Give rows of a session other values, or none: then they are lost."""
+    """Return a function that gives rows of a session other values, or deletes them if `values` is None."""
 
     def change(store: Any) -> None:
         answer = store._engine._tables.answer
@@ -515,7 +515,7 @@ IN_MEMORY = (
 
 @pytest.mark.parametrize("damage", IN_MEMORY, ids=lambda damage: damage.said)
 async def test_what_a_memory_store_has_lost_is_named(damage: Damage) -> None:
-    """It is checked as the others are."""
+    """A memory store is checked like the others."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with MemoryStore() as store:

@@ -1,4 +1,4 @@
-"""Every verb of every store refuses what it cannot mean: a typed error says where, and nothing changes."""
+"""Every verb of every store refuses senseless arguments: a typed error says where, and nothing changes."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
-    """Open a store with a session that is free and one that is claimed, and what a verb can be given of them."""
+    """Open a store with a free and a claimed session. Yield it with valid arguments for its verbs."""
     store: Any = perdure.store_of(url)
     async with store:
         free = await store.save(await store.create(new_session("a", id="free")), key=Key("k", "d"))
@@ -244,7 +244,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
 
 
 async def state_of(store: Any) -> Any:
-    """Return all that a verb could have changed."""
+    """Return everything that a verb could have changed."""
     per_session = [
         (
             await store.load(each),
@@ -275,7 +275,7 @@ async def test_a_verb_refuses_what_it_cannot_mean(url: str) -> None:
 
 
 async def told_of(store: Any, verb: str, given: dict[str, Any]) -> str | None:
-    """Return what is wrong with how a verb refuses; None if nothing is."""
+    """Return what is wrong with a verb's refusal, or None if it is right."""
     if isinstance(given.get("log"), LogRef) and given["log"].origin == "here":
         given["log"] = LogRef((await store.log_of("free"))[0].origin, given["log"].key)
     try:
@@ -291,14 +291,14 @@ async def told_of(store: Any, verb: str, given: dict[str, Any]) -> str | None:
 
 
 def arguments(store: Any, verb: str, good: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a verb cannot do without."""
+    """Return the arguments that a verb requires."""
     parameters = inspect.signature(getattr(store, verb)).parameters.values()
     needed = (each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
     given = {each.name: good[each.name] for each in needed if each.name in good}
     return {"session": new_session("c")} if verb == "create" else given
 
 
-# These are called by the archive alone, which checks what it is given.
+# Only the archive calls these, and it checks its own arguments.
 OF_THE_ARCHIVE = {"at", "copy_out", "count", "landing", "lapse_claims", "repair", "require_copyable"}
 
 
@@ -316,7 +316,7 @@ async def test_every_parameter_of_every_verb_is_tried(url: str) -> None:
 
 
 async def test_a_value_within_a_value_is_refused(url: str) -> None:
-    """What a session, or the place of a message, is made of is looked at before anything is written."""
+    """A verb checks the parts of a session, and the place of a message, before it writes anything."""
     async with opened(url) as (store, good):
         before, session = await state_of(store), good["session"]
         placed: Any = StoredAt

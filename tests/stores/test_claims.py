@@ -1,4 +1,4 @@
-"""Who is taken for gone: only a process that is known to have ended."""
+"""Claims of processes that are gone: only a process that is known to have ended is taken for gone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nothing_read_yet() -> None:
 
 @contextmanager
 def another() -> Iterator[Holder]:
-    """A holder in another process that lives."""
+    """Return a holder in another process that lives."""
     script = (
         "import msgspec, sys; from perdure.stores.claims import Holder;"
         "print(msgspec.json.encode(Holder.here('other')).decode(), flush=True); sys.stdin.read()"
@@ -57,7 +57,7 @@ def another() -> Iterator[Holder]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: OSError, fails: Callable[[str], bool]) -> None:
-    """Have reads of some files fail."""
+    """Make reads of some files fail."""
     read = Path.read_text
 
     def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
@@ -76,7 +76,7 @@ def test_a_process_that_has_ended_is_gone() -> None:
 
 
 def test_a_look_at_many_claims_looks_for_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many claims it holds; another process is another question, and so is another look."""
+    """A look reads each process once, however many claims it holds. A new look reads it again."""
     read: list[str] = []
     failing(monkeypatch, OSError(), lambda path: bool(read.append(path)))
     with another() as holder:
@@ -89,7 +89,7 @@ def test_a_look_at_many_claims_looks_for_each_process_once(monkeypatch: pytest.M
 
 
 def test_a_live_holder_is_not_gone_for_one_without_handles() -> None:
-    """A process that has no file handle left cannot look, and takes nobody for dead."""
+    """A process without a free file handle cannot look, and takes nobody for dead."""
     with another() as holder:
         with no_handles():
             assert not holder.is_gone
@@ -106,14 +106,14 @@ def test_a_claim_taken_without_handles_is_not_a_dead_ones() -> None:
 
 
 def test_a_start_time_once_read_is_known_without_handles() -> None:
-    """What a process has read of itself is not read again."""
+    """A process keeps what it has read about itself, and needs no file handle for it later."""
     before = Holder.here("me")
     with no_handles():
         assert Holder.here("me") == before
 
 
 def test_a_process_reads_of_itself_once_and_its_child_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No claim costs a look into /proc. A fork may stand in another namespace, under the same number."""
+    """A claim does not read /proc again. A fork does: it may be in another namespace, under the same number."""
     looks: list[str] = []
     read, link = Path.read_text, os.readlink
     monkeypatch.setattr(Path, "read_text", lambda path: looks.append(str(path)) or read(path))

@@ -1,4 +1,4 @@
-"""Commits in the event loop's own thread: as durable as others, and the loop waits for nobody's lock."""
+"""Commits in the event loop's own thread: as durable as others, and the loop never waits for a lock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def here(path: Path, **options: Any) -> SqliteStore:
 
 
 async def test_what_is_brief_is_committed_in_the_loop(tmp_path: Path, threads: list[threading.Thread]) -> None:
-    """A save, a claim, an append; the saves of one turn of the loop share a commit."""
+    """A save, a claim and an append commit in the loop; the saves of one turn of the loop share a commit."""
     async with here(tmp_path) as store:
         await until(lambda: store._engine.opened.writer._connection is not None)
         one, two = await asyncio.gather(store.create(new_session("Hello")), store.create(new_session("Hi")))
@@ -76,7 +76,7 @@ async def test_a_large_change_goes_to_the_thread(tmp_path: Path, threads: list[t
 
 
 async def test_a_lock_that_is_held_does_not_hold_up_the_loop(tmp_path: Path, threads: list[threading.Thread]) -> None:
-    """The save goes to the thread, which waits; other tasks go on meanwhile."""
+    """The save goes to the thread, which waits; meanwhile other tasks continue."""
     async with here(tmp_path, lock_timeout=20.0) as store:
         session = await store.create(new_session("Hello"))
         threads.clear()
@@ -103,7 +103,7 @@ async def test_a_lock_that_is_never_given_back_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_stranger_that_writes_does_not_hold_up_the_loop(tmp_path: Path) -> None:
-    """Another program may hold SQLite's own lock, and know nothing of the lock beside the file."""
+    """Another program may hold SQLite's own lock without knowing of the lock beside the file."""
     async with here(tmp_path) as store:
         session = await store.create(new_session("Hello"))
         stranger = apsw.Connection(str(tmp_path / "sessions.db"))
@@ -118,7 +118,7 @@ async def test_a_stranger_that_writes_does_not_hold_up_the_loop(tmp_path: Path) 
 
 
 async def longest_stall(seconds: float) -> float:
-    """Return how long the loop stood still at most, within so many seconds."""
+    """Return the longest time that the loop stood still within the given seconds."""
     longest, last = 0.0, time.monotonic()
     end = last + seconds
     while last < end:
@@ -128,7 +128,7 @@ async def longest_stall(seconds: float) -> float:
 
 
 async def test_loops_in_two_threads_share_a_store(tmp_path: Path) -> None:
-    """Both commit, or have it done; no save is lost, and each is of the version that it says."""
+    """Two loops save to one store: no save is lost, and each makes a version."""
     async with here(tmp_path) as store:
         ids = [(await store.create(new_session("Hello"))).id for _ in range(2)]
 
@@ -158,7 +158,7 @@ async def test_a_save_that_is_refused_fails_alone(tmp_path: Path) -> None:
 
 
 async def test_a_sync_that_fails_closes_the_store_to_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the thread: after it no success can be trusted."""
+    """As in the thread, the store refuses saves afterwards: no success could be trusted."""
 
     def fails(self: Any, connection: apsw.Connection, batch: Any) -> bool:
         raise apsw.IOError("disk I/O error")
@@ -174,7 +174,7 @@ async def test_a_sync_that_fails_closes_the_store_to_writers(tmp_path: Path, mon
 
 
 async def test_an_interruption_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come in the midst of a commit, for it is in the main thread."""
+    """Ctrl-C may come in the middle of a commit, since the commit is in the main thread."""
 
     def interrupted(self: Any, connection: apsw.Connection, batch: Any) -> bool:
         raise KeyboardInterrupt
@@ -192,7 +192,7 @@ async def test_an_interruption_leaves_nothing_open(tmp_path: Path, monkeypatch: 
 
 
 async def test_the_log_is_emptied_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a long write-ahead log nor an idle one is left as it is, and no loop waits for it."""
+    """A long write-ahead log is emptied, and so is an idle one; no loop waits for it."""
     monkeypatch.setattr(schema, "CHECKPOINT_PAGES", 20)
     monkeypatch.setattr(workers, "IDLE_SECONDS", 0.05)
     emptied: list[threading.Thread] = []
@@ -303,7 +303,7 @@ def test_the_setting_is_yes_or_no(tmp_path: Path, made: Callable[[Path], object]
 
 
 def test_blocking_sessions_commit_in_their_loop(tmp_path: Path, threads: list[threading.Thread]) -> None:
-    """Unless their URL says otherwise."""
+    """They commit in their loop unless their URL turns that off."""
     for option, is_writers in (("", False), ("?commit_in_loop=off", True)):
         with perdure.connect_blocking(f"sqlite:///{tmp_path}/sessions.db{option}", model="offline") as sessions:
             chat = sessions.open()

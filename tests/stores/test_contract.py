@@ -61,7 +61,7 @@ class EveryContract(
     TokenContract,
     VersionsContract,
 ):
-    """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
+    """The contracts that all stores keep. A file's rows are what its lines say: that engine is not tried by itself."""
 
 
 class TestMemoryStore(EngineContract):

@@ -19,7 +19,7 @@ from perdure.testing.disk import is_available
 from perdure.testing.samples import new_session, say
 
 ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 6
-"""How often a control is played."""
+"""The number of rounds of a control."""
 ON_A_LYING_DISK = "what fails is reported as done"
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs Linux and a C compiler")
 
@@ -70,7 +70,7 @@ class TestFileStore(DiskFaultContract):
 
 
 class SqliteOnALyingDisk(TestSqliteStore):
-    """The control: no store can withstand a disk that reports what failed as done."""
+    """The control: no store can withstand a disk that reports success for what failed."""
 
     __test__ = False
     lies = True
@@ -78,7 +78,7 @@ class SqliteOnALyingDisk(TestSqliteStore):
 
 
 class FilesOnALyingDisk(TestFileStore):
-    """The control: no store can withstand a disk that reports what failed as done."""
+    """The control: no store can withstand a disk that reports success for what failed."""
 
     __test__ = False
     lies = True
@@ -89,7 +89,7 @@ class FilesOnALyingDisk(TestFileStore):
 
 
 class PassesErrorsOn(TestSqliteStore):
-    """The control: what SQLite or the system says is not put into perdure's words."""
+    """The control: errors of SQLite and the system are not turned into StoreError."""
 
     __test__ = False
     rounds = ROUNDS
@@ -101,7 +101,7 @@ class PassesErrorsOn(TestSqliteStore):
 
 
 class BelievesShortWrites(TestFileStore):
-    """The control: what a write returns is not looked at."""
+    """The control: the return value of a write is ignored."""
 
     __test__ = False
     rounds = ROUNDS
@@ -112,7 +112,7 @@ class BelievesShortWrites(TestFileStore):
 
 
 class IgnoresWrites(TestFileStore):
-    """The control: a write that fails is taken for one that did not."""
+    """The control: a failed write counts as done."""
 
     __test__ = False
     rounds = ROUNDS
@@ -130,7 +130,7 @@ _reading = folder.Folder.reading
 
 
 class TakesUnreadForDamage(TestFileStore):
-    """The control: once a file could not be read, all that follows is refused as damaged."""
+    """The control: a file that could not be read is reported as damaged."""
 
     __test__ = False
     rounds = ROUNDS
@@ -150,7 +150,7 @@ class TakesUnreadForDamage(TestFileStore):
 
 
 class IgnoresSyncs(TestFileStore):
-    """The control: a sync that fails is taken for one that did not."""
+    """The control: a failed sync counts as done."""
 
     __test__ = False
     rounds = ROUNDS
@@ -165,7 +165,7 @@ class IgnoresSyncs(TestFileStore):
 
 
 class PassesSystemErrorsOn(TestFileStore):
-    """The control: what the system says is not put into perdure's words."""
+    """The control: errors of the system are not turned into StoreError."""
 
     __test__ = False
     rounds = ROUNDS

@@ -1,4 +1,4 @@
-"""Loading the end of a view, and what is at hand without waiting."""
+"""Loads of the end of a view, and what a store has in memory without waiting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @asynccontextmanager
 async def filled(make: Any, count: int) -> AsyncIterator[Store]:
-    """A store with a session "a" of so many messages, of which nothing is at hand."""
+    """Yield a store with a session "a" of `count` messages, none of which is in memory."""
     async with make() as store:
         session = await SessionRuntime(store).create(AgentDefinition("toy"), session_id="a")
         for start in range(0, count, 10):
@@ -68,19 +68,19 @@ async def loaded(store: Store, last: int | None) -> AgentSession:
 
 
 async def test_the_end_is_read_and_the_rest_is_not(make: Any) -> None:
-    """The view has its length, its last messages can be looked at, and the others raise NotLoaded."""
+    """The view has its length. Its last messages can be read, and the others raise NotLoaded."""
     async with filled(make, 40) as store:
         view = (await loaded(store, 5)).state.transcript
         assert (len(view), [message.text for message in view[-5:]]) == (40, ["35", "36", "37", "38", "39"])
         with pytest.raises(NotLoaded):
             list(view)
         assert texts(await store.load("a")) == [str(number) for number in range(40)]
-        if not isinstance(store, FileStore):  # which keeps nothing at hand
+        if not isinstance(store, FileStore):  # which keeps nothing in memory
             assert texts(await loaded(store, 5)) == [str(number) for number in range(40)]
 
 
 async def test_a_longer_end_is_read_without_the_rest(make: Any) -> None:
-    """Also if a shorter one is at hand, of a session or of a fork, whose messages are in another's log."""
+    """A longer end is read even if a shorter one is in memory, also for a fork whose messages are in another's log."""
     async with filled(make, 40) as store:
         fork = await ForkSession(dst="b").execute_on(await loaded(store, None))
         await store.create(fork)
@@ -96,7 +96,7 @@ async def test_a_longer_end_is_read_without_the_rest(make: Any) -> None:
 
 
 async def test_what_is_appended_to_an_end_is_saved(make: Any) -> None:
-    """A save puts new messages behind what was never read, in as many versions as one likes."""
+    """A save puts new messages behind those that were never read, in any number of versions."""
     async with filled(make, 40) as store:
         for number in range(40, 45):
             kept = await store.save(added(await loaded(store, number % 3), number), whole=False)
@@ -107,13 +107,13 @@ async def test_what_is_appended_to_an_end_is_saved(make: Any) -> None:
 
 
 async def test_a_save_returns_the_whole_session_unless_told_otherwise(make: Any) -> None:
-    """What was not read is read then, as it always was."""
+    """A save reads the messages that were not loaded, and returns all of them."""
     async with filled(make, 20) as store:
         assert texts(await store.save(added(await loaded(store, 0), 20))) == [str(number) for number in range(21)]
 
 
 async def test_an_end_that_begins_in_a_block_is_read_with_all_before_it(make: Any) -> None:
-    """A compaction's summary is read as one, and the caller has at least what was asked for."""
+    """A compaction's summary is read as a whole, so that the caller gets at least the number asked for."""
     async with filled(make, 20) as store:
         session = await loaded(store, None)
         shown = [Message.user(f"short {number}") for number in range(4)]
@@ -128,7 +128,7 @@ async def test_an_end_that_begins_in_a_block_is_read_with_all_before_it(make: An
 
 
 async def test_ends_and_wholes_agree(make: Any) -> None:
-    """Whatever is appended, cut and forked through ends is what one who loads all reads."""
+    """Changes made through ends of a view give the same view as a full load, whether they append, cut or fork."""
     chance = random.Random(7)
     async with filled(make, 30) as store:
         expected = [str(number) for number in range(30)]
@@ -163,7 +163,7 @@ async def test_what_was_erased_is_not_at_hand(make: Any) -> None:
 
 
 async def test_a_number_that_is_none_is_refused(make: Any) -> None:
-    """A count is 0 or more."""
+    """`last` has to be a whole number of 0 or more."""
     async with filled(make, 1) as store:
         for last in (-1, 1.5, "3"):
             with pytest.raises(InvalidData):
@@ -171,7 +171,7 @@ async def test_a_number_that_is_none_is_refused(make: Any) -> None:
 
 
 async def test_a_glance_is_of_the_newest_version(tmp_path: Path) -> None:
-    """It returns what is at hand as long as nobody else has saved, and never waits."""
+    """It returns what is in memory as long as nobody else has saved, and never waits."""
     async with (
         filled(lambda: SqliteStore(tmp_path / "store.db"), 10) as store,
         SqliteStore(tmp_path / "store.db") as other,

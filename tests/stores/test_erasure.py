@@ -1,4 +1,4 @@
-"""Redaction and clearing up, looked at from beneath: no byte of a store tells what was replaced."""
+"""Redaction and clearing up, seen from beneath: no byte of a store shows what was replaced."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def pay(card: str) -> str:
 
 
 def bytes_of(where: Path) -> bytes:
-    """Every byte of a store, and what its packed rows unpack to."""
+    """Return every byte of a store, and its packed rows unpacked."""
     found = [path.read_bytes() for path in where.rglob("*") if path.is_file()]
     for path in where.rglob("sessions.db"):
         db = apsw.Connection(str(path))
@@ -95,13 +95,13 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def remainders(where: Path) -> list[Path]:
-    """What is left of logs whose sessions are gone."""
+    """Return the remainders of logs whose sessions are gone."""
     return list(where.glob("*@*.jsonl"))
 
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
-    """A run with tools that failed and succeeded, a compaction and a fork: all is replaced, and all still reads."""
+    """A run with failed and successful tools, a compaction and a fork: all is replaced, and all still reads."""
     script: list[Any] = [
         Message.assistant(f"I try {SECRET}.", tool_calls=[ToolCall("pay", {"card": SECRET + "0"}, id="c1")]),
         Message.assistant("Once more.", tool_calls=[ToolCall("pay", {"card": SECRET}, id="c2")]),
@@ -138,7 +138,7 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("how", ["erase", "redact"])
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 async def test_nothing_of_an_answer_under_way_is_left(tmp_path: Path, kind: str, how: str) -> None:
-    """Neither of one that was never finished, nor of the pieces of those that were, beside many others."""
+    """Neither an answer that was never finished nor the pieces of finished ones are left, among many other sessions."""
     secret = {3, 4, 29}
     async with STORES[kind](tmp_path) as store:
         sessions = [await store.create(new_session("hello", id=f"s{number}")) for number in range(30)]
@@ -154,7 +154,7 @@ async def test_nothing_of_an_answer_under_way_is_left(tmp_path: Path, kind: str,
             await store.save(sessions[number].with_state(state), claim=claims[number][0], written=appended.written)
         await store.release(claims[29][0], interrupted=True)
     assert SECRET.encode() in bytes_of(tmp_path)
-    async with STORES[kind](tmp_path) as store:  # whose file has taken in what was in its log
+    async with STORES[kind](tmp_path) as store:  # its file has taken in what was in its log
         for number in sorted(secret):
             if how == "erase":
                 await store.delete(f"s{number}")
@@ -166,7 +166,7 @@ async def test_nothing_of_an_answer_under_way_is_left(tmp_path: Path, kind: str,
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_runs_summary_comes_back_neither_by_search_nor_by_recovery(tmp_path: Path, kind: str) -> None:
-    """A run that compacted and was killed is redacted before it is recovered: the model is sent nothing of it."""
+    """A run that compacted and was killed is redacted before recovery: the model is not sent the redacted text."""
     clock = FrozenClock(tick=0.0001)
     with use(clock=clock):
         async with opened(kind, tmp_path) as store:
@@ -214,7 +214,7 @@ async def _killed_after_compacting(store: Any, session_id: str) -> None:
 @pytest.mark.parametrize("other", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kind: str, other: str) -> None:
-    """A copy of it has no difference to report, and its export is taken for the same session where it came from."""
+    """A copy of a redacted session has no difference to report. Its own store takes its export for the same session."""
     async with opened(kind, tmp_path / "one") as store, opened(other, tmp_path / "two") as target:
         session = await store.create(new_session())
         user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
@@ -240,7 +240,7 @@ async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kin
 async def test_what_an_earlier_release_has_redacted_is_the_same_session(
     tmp_path: Path, kind: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its messages were not in canonical form; their export is taken for the same where it came from, and in copies."""
+    """Its messages are not in canonical form; its own store, and copies, still take their export for the same."""
     async with opened(kind, tmp_path / "one") as store, opened(other, tmp_path / "two") as target:
         said = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
         result = Message.tool("c1", f"paid with {SECRET}", name="pay")
@@ -259,11 +259,11 @@ async def test_what_an_earlier_release_has_redacted_is_the_same_session(
 
 
 FAMILY = {"s": None, "f": "s", "g": "f", "h": "s"}
-"""Sessions, and what each was forked from."""
+"""Sessions, each with the session that it was forked from."""
 
 
 async def a_family(store: Any) -> dict[str, bytes]:
-    """Create a session that says something secret, and its forks; return the export of each by itself."""
+    """Create a session with a secret, and its forks. Return a separate export of each."""
     made: dict[str, AgentSession] = {}
     for name, parent in FAMILY.items():
         new = new_session(f"Pay with {SECRET}", id=name) if parent is None else fork(made[parent], id=name)
@@ -290,7 +290,7 @@ async def redacted_through(store: Any, name: str, present: Collection[str]) -> N
     "order", [*permutations(FAMILY, 2), *permutations(FAMILY, 3), *permutations(FAMILY)], ids="".join
 )
 async def test_copies_that_came_one_by_one_are_redacted_through_any_of_them(order: tuple[str, ...]) -> None:
-    """A fork without its parent has a copy of what it shows; so has a parent that comes later, and every other fork."""
+    """Forks and parents that were imported one by one have copies of a message; a redaction through any reaches all."""
     async with MemoryStore() as source:
         exports = await a_family(source)
     for name in order:
@@ -302,7 +302,7 @@ async def test_copies_that_came_one_by_one_are_redacted_through_any_of_them(orde
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_copies_are_redacted_in_every_store(tmp_path: Path, kind: str) -> None:
-    """Also where the session that they were copied from was erased before one of them came."""
+    """The copies are redacted even if the session they were copied from was erased before one of them came."""
     async with MemoryStore() as source:
         exports = await a_family(source)
     async with opened(kind, tmp_path) as store:
@@ -314,7 +314,7 @@ async def test_copies_are_redacted_in_every_store(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("order", ["gf", "fg"])
 async def test_copies_of_copies_are_redacted(order: str) -> None:
-    """Forks that were copied twice, each time without the session that they were forked from."""
+    """Forks that were copied twice, each time without their parent, are redacted."""
     async with MemoryStore() as source, MemoryStore() as between, MemoryStore() as store:
         exports = await a_family(source)
         for name in "fg":
@@ -328,7 +328,7 @@ async def test_copies_of_copies_are_redacted(order: str) -> None:
 
 
 async def test_another_message_of_the_same_id_is_not_redacted() -> None:
-    """Ids that callers give may come again: only copies of one log have the same message at the same place."""
+    """Callers may give the same id twice: only copies of one log have the same message at the same place."""
     async with MemoryStore() as store:
         for name in ("a", "b"):
             session = new_session(id=name)
@@ -354,7 +354,7 @@ async def test_no_byte_of_a_redacted_message_is_left(tmp_path: Path, kind: str) 
 
 
 async def test_a_torn_tail_that_was_set_aside_goes_too(tmp_path: Path) -> None:
-    """What killed writers have left may tell of anything."""
+    """Files that killed writers have left may contain the message, and are removed."""
     async with FileStore(tmp_path) as store:
         session = await store.create(new_session(SECRET))
         (tmp_path / f"{session.id}.torn-1").write_text(f"half a line with {SECRET}")
@@ -367,7 +367,7 @@ async def test_a_torn_tail_that_was_set_aside_goes_too(tmp_path: Path) -> None:
 async def test_a_killed_redaction_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
-    """A file store may be killed between two files: every session still loads, and a repetition ends the work."""
+    """A file store may be killed between two files: every session still loads, and a second redaction ends the work."""
     async with FileStore(tmp_path) as store:
         parent = await store.create(new_session(f"code {SECRET}", "ok"))
         child = await store.create(say(fork(parent), f"echo: code {SECRET}"))
@@ -412,10 +412,10 @@ async def test_a_killed_redaction_can_be_repeated(
 async def test_a_redaction_that_was_cut_short_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int, way: str
 ) -> None:
-    """Killed between two logs, it is finished by the next open.
+    """A redaction that was killed between two logs is finished by the next open.
 
-    One that a release before this has left, or that cannot be finished at once, is reported by a check, and finished
-    by gc, the next redaction and a deletion.
+    A check reports one that an earlier release has left, or that cannot be finished at once. gc, the next redaction or
+    a deletion finishes it.
     """
     async with FileStore(tmp_path) as store:
         parent = await store.create(new_session(f"code {SECRET}", "ok"))
@@ -455,7 +455,7 @@ async def test_a_redaction_that_was_cut_short_is_finished(
 
 
 async def test_a_redaction_that_is_locked_or_gone_is_no_hindrance_to_open(tmp_path: Path) -> None:
-    """What somebody has locked is left to them, and what is not there is left to gc. Nobody waits for it."""
+    """Opening skips locked and missing sessions without waiting; gc finishes their redactions."""
     async with FileStore(tmp_path) as store:
         await store.create(new_session("a", id="s"))
         folder = Folder(tmp_path)
@@ -472,7 +472,7 @@ async def test_a_redaction_that_is_locked_or_gone_is_no_hindrance_to_open(tmp_pa
 
 
 async def test_a_hint_of_a_redaction_that_is_over_goes(tmp_path: Path) -> None:
-    """A process may be killed after the redaction, before its hint is removed."""
+    """A process may be killed after the redaction, before it removes the hint."""
     async with FileStore(tmp_path) as store:
         await store.create(new_session("a", id="s"))
     (tmp_path / ".redactions").mkdir()
@@ -483,7 +483,7 @@ async def test_a_hint_of_a_redaction_that_is_over_goes(tmp_path: Path) -> None:
 
 
 async def test_a_note_of_a_redaction_is_checked(tmp_path: Path) -> None:
-    """One that is damaged is reported and left; one without its session is removed."""
+    """A damaged note is reported and kept; a note without its session is removed."""
     async with FileStore(tmp_path) as store:
         session = await store.create(new_session("a", id="s"))
         write_intent(Folder(tmp_path), "gone", Request.of("gone", ["m"], "(gone)").pledge)
@@ -498,7 +498,7 @@ async def test_a_note_of_a_redaction_is_checked(tmp_path: Path) -> None:
 
 
 async def test_gc_erases_what_nobody_shows_in_sqlite(tmp_path: Path) -> None:
-    """Rows of a log without a session go, but for those that somebody shows; values that nobody uses go as well."""
+    """gc removes a log's rows that no session shows, and values that nobody uses."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         parent = await store.create(new_session("one", SECRET, "three"))
@@ -519,7 +519,7 @@ async def test_gc_erases_what_nobody_shows_in_sqlite(tmp_path: Path) -> None:
 async def test_gc_removes_the_traces_that_a_killed_deletion_has_left_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between its commit and the scrubbing, a deletion leaves text in the write-ahead log and the index."""
+    """A deletion killed between its commit and the scrubbing leaves text in the write-ahead log and the index."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session(f"code {SECRET}", "ok"))
         await store.create(new_session("another"))
@@ -541,7 +541,7 @@ async def test_gc_removes_the_traces_that_a_killed_deletion_has_left_in_sqlite(
 async def test_a_log_that_a_killed_redaction_was_writing_goes_with_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds all that was not to be redacted."""
+    """The unfinished log holds the messages that were not to be redacted."""
     async with FileStore(tmp_path) as store:
         session = await store.create(new_session("replace me", f"code {SECRET}"))
         with monkeypatch.context() as killing:
@@ -561,7 +561,7 @@ async def test_a_log_that_a_killed_redaction_was_writing_goes_with_its_session(
 async def test_gc_erases_what_a_killed_deletion_has_left_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A remainder that was not trimmed."""
+    """gc removes a remainder that was not trimmed."""
     async with FileStore(tmp_path) as store:
         parent = await store.create(new_session("one", "two"))
         child = await store.create(fork(parent))
@@ -577,7 +577,7 @@ async def test_gc_erases_what_a_killed_deletion_has_left_in_files(
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_hidden_sessions_can_be_listed_for_a_purge(tmp_path: Path, kind: str) -> None:
-    """By status, and by how long they have not been touched."""
+    """They are found by status, and by the time of their last change."""
     async with STORES[kind](tmp_path) as store:
         hidden = await store.create(new_session("one"))
         hidden = await store.save(hidden.deleted())
@@ -589,7 +589,7 @@ async def test_hidden_sessions_can_be_listed_for_a_purge(tmp_path: Path, kind: s
 
 
 async def test_many_are_erased_at_the_price_of_one(tmp_path: Path) -> None:
-    """Forks stay whole, one that runs is left, and the index forgets what is gone."""
+    """Forks stay whole, a running session is left, and the index forgets what is gone."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         made = [await store.create(new_session(f"word{number} shared", f"only{number}")) for number in range(20)]
         child = await store.create(fork(made[3]))
@@ -608,7 +608,7 @@ async def test_many_are_erased_at_the_price_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
 async def test_what_is_redacted_elsewhere_is_not_at_hand_here(tmp_path: Path, kind: str) -> None:
-    """Not even of a session that is kept at hand, as a running or followed one is."""
+    """A redaction by another store is seen even in a session that is pinned in memory."""
     async with opened(kind, tmp_path) as here, opened(kind, tmp_path) as elsewhere:
         here.pin("talk")
         session = await here.create(new_session(SECRET, "fine", id="talk"))
@@ -620,7 +620,7 @@ async def test_what_is_redacted_elsewhere_is_not_at_hand_here(tmp_path: Path, ki
 
 
 class ForkedTooLate:
-    """A fork beside which somebody redacts, between what it has read and what is created of it."""
+    """A fork with a redaction by somebody else between its read and its creation."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -636,7 +636,7 @@ class ForkedTooLate:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_that_was_read_before_a_redaction_is_made_again(tmp_path: Path, kind: str) -> None:
-    """What its own head has besides messages could quote what was redacted."""
+    """The fork is made again, since its own metadata could quote what was redacted."""
     async with opened(kind, tmp_path) as store:
         parent = await store.create(note(new_session(f"code {SECRET}", "ok"), "last", f"code {SECRET}"))
         action = ForkedTooLate(store)

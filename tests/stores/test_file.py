@@ -1,4 +1,4 @@
-"""What is particular to the file store: its files, its locks, and what erasure leaves of them."""
+"""Behaviour of the file store alone: its files, its locks, and what erasure leaves of them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TestLayout:
         assert names(tmp_path / "d") == OF_THE_STORE | {"s.json", "s.jsonl", "s.lock"}
 
     async def test_the_document_is_json_with_its_header_first(self, tmp_path: Path) -> None:
-        """The second line is the header; the whole is a session's document, which makes the same session."""
+        """The second line is the header; the whole file is a session's document, and reads back as the same session."""
         async with FileStore(tmp_path) as store:
             session = await store.save(say(await store.create(small("Hi", "Hé")), "Yo"))
         raw = (tmp_path / "s.json").read_text()
@@ -79,7 +79,7 @@ class TestLayout:
         assert AgentSession.from_dict(document).state == session.state
 
     async def test_the_log_is_lines_of_json(self, tmp_path: Path) -> None:
-        """Messages, heads, values and entries stand there in the order in which they were written."""
+        """Messages, heads, values and entries are in the log in the order in which they were written."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             claim, _ = await store.claim("s", version=1, owner="ann", entries=[Entry("start")])
@@ -104,7 +104,7 @@ class TestLayout:
         assert {stat.S_IMODE(path.stat().st_mode) for path in where.iterdir()} == {0o600}
 
     async def test_a_listing_reads_first_lines_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However long the conversations, a list reads a page or so of each session."""
+        """A list reads about a page of each session, however long the conversations are."""
         async with FileStore(tmp_path) as store:
             for number in range(3):
                 await store.create(small(*["word " * 1000] * 50, id=f"s{number}"))
@@ -123,7 +123,7 @@ class TestLayout:
         assert 0 < read < 3 * 8192
 
     async def test_files_that_are_none_of_ours_are_left_alone(self, tmp_path: Path) -> None:
-        """Strangers' files neither show in a list nor go with a session, whatever they are called."""
+        """Strangers' files are not listed and not deleted with a session, whatever their names."""
         strangers = {"README", "a b.json", ".hidden.json", "s.torn-x", "s.json.bak", "s-2.txt", "x@y.jsonl"}
         for name in strangers:
             (tmp_path / name).write_text("mine")
@@ -136,14 +136,14 @@ class TestLayout:
 
     @pytest.mark.parametrize("wrong", [-1, float("nan"), "soon", None])
     def test_a_time_out_is_a_number_of_seconds(self, wrong: Any) -> None:
-        """Anything else is refused before a file is touched."""
+        """Anything else is refused before the store touches a file."""
         with pytest.raises(InvalidData, match="lock_timeout"):
             FileStore("somewhere", lock_timeout=wrong)
         with pytest.raises(InvalidData, match="directory"):
             FileStore("")
 
     async def test_it_has_to_be_open(self, tmp_path: Path) -> None:
-        """Before `async with`, twice inside it, and after a fork of the process, the store says so."""
+        """Before `async with`, twice inside it, and after a fork of the process, the store raises an error."""
         store = FileStore(tmp_path)
         with pytest.raises(StoreError, match="not open"):
             await store.load("s")
@@ -170,7 +170,7 @@ class TestDocument:
 
     @pytest.mark.parametrize("bad", [b"", b"{}", b"not JSON", b"[]\n", b"\xff\xfe", b'{"info": {}}', b"{\n\n\n\n\n"])
     async def test_an_unreadable_document_is_invalid(self, tmp_path: Path, bad: bytes) -> None:
-        """Loading names path and reason, a list reports it, versions still load, and the next save heals it."""
+        """Loading names path and reason, a list reports it, older versions still load, and the next save heals it."""
         async with FileStore(tmp_path) as store:
             first = await store.create(small("Hi"))
             second = await store.save(say(first, "Yo"))
@@ -188,7 +188,7 @@ class TestDocument:
             assert await store.load("s") == third
 
     async def test_a_document_that_was_edited_is_invalid(self, tmp_path: Path) -> None:
-        """Readable is not editable: a change by hand is noticed, not taken up."""
+        """A person may read a document but not edit it: an edit is noticed and not taken up."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
             raw = (tmp_path / "s.json").read_text()
@@ -212,7 +212,7 @@ class TestDocument:
                 await store.load("s")
 
     async def test_a_document_alone_is_no_session(self, tmp_path: Path) -> None:
-        """Without its log a session is damaged, not empty: it cannot be loaded, written or replaced, but erased."""
+        """Without its log a session is damaged, not empty: it can be erased, but not loaded, written or replaced."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             (tmp_path / "s.jsonl").unlink()
@@ -233,7 +233,7 @@ class TestDocument:
             assert (await store.create(small("anew"))).version == 1
 
     async def test_without_its_document_a_session_is_whole(self, tmp_path: Path) -> None:
-        """A document that was removed is made anew by the next write, even one that makes no version."""
+        """The next write makes a removed document again, even a write that makes no version."""
         async with FileStore(tmp_path) as store:
             session = await store.save(say(await store.create(small("Hi")), "Yo"))
             for write in (lambda: store.post("s", Entry("steer")), lambda: store.save(session)):
@@ -261,7 +261,7 @@ class TestLapsed:
     """Runs that were killed are found without reading what was said."""
 
     async def test_lapsed_claims_are_found_behind_the_documents(self, tmp_path: Path) -> None:
-        """Claims that have run out are listed, the oldest session's first; given back ones and damaged ones are not."""
+        """Lapsed claims are listed, the oldest session's first. Released claims and damaged sessions are not listed."""
         clock = FrozenClock()
         async with FileStore(tmp_path) as store:
             with ids.use(clock=clock):
@@ -276,7 +276,7 @@ class TestLapsed:
                 assert await store.lapsed() == ["c", "b", "a"]
 
     async def test_a_document_made_during_a_run_does_not_hide_it(self, tmp_path: Path) -> None:
-        """A document is made from the log up to its version; the claim behind that is still seen."""
+        """A document is made from the log up to its version; the claim behind it is still seen."""
         clock = FrozenClock()
         async with FileStore(tmp_path) as store:
             with ids.use(clock=clock):
@@ -294,7 +294,7 @@ class TestLapsed:
     async def test_sessions_that_nobody_has_touched_are_not_read_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A look for lapsed claims reads the logs that have changed since the last one, whoever has changed them."""
+        """A look for lapsed claims reads only the logs that changed since the last one, in this store or another."""
         clock = FrozenClock()
         opened: list[str] = []
         reading = Folder.reading
@@ -319,10 +319,10 @@ class TestLapsed:
 
 
 class TestLocks:
-    """One writer a session, and nobody waits for ever."""
+    """One writer per session, and nobody waits for ever."""
 
     async def test_a_held_lock_times_out(self, tmp_path: Path) -> None:
-        """Writers of that session are told which lock it was; readers and other sessions go on."""
+        """Writers of that session get an error that names the lock; readers and other sessions continue."""
         async with FileStore(tmp_path, lock_timeout=0.05) as store:
             session = await store.create(small("Hi"))
             other = await store.create(small("fine", id="other"))
@@ -344,7 +344,7 @@ class TestLocks:
             assert not await store.exists("f")
 
     async def test_a_writer_waits_for_the_lock(self, tmp_path: Path) -> None:
-        """Within the time-out it just takes longer."""
+        """A write waits for the lock, within the time-out."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             with _held(tmp_path / "s.lock"):
@@ -354,7 +354,7 @@ class TestLocks:
             assert (await saving).version == 2
 
     async def test_a_locked_session_holds_up_no_other(self, tmp_path: Path) -> None:
-        """What others ask for is done at once, while three posts to a locked session wait for their time-out."""
+        """Requests for other sessions are carried out at once, while three posts to a locked session wait."""
         async with FileStore(tmp_path, lock_timeout=30.0) as store:
             session, other = await store.create(small("Hi")), await store.create(small("fine", id="other"))
             with _held(tmp_path / "s.lock"):
@@ -372,7 +372,7 @@ class TestLocks:
             assert (await forking).id == "f"
 
     async def test_what_waits_for_a_lock_is_carried_out_before_the_store_closes(self, tmp_path: Path) -> None:
-        """Leaving the block waits for what was handed in, as it does for what was not locked."""
+        """Leaving the block waits for the requests that were made, locked or not."""
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(FileStore(tmp_path))
             await store.create(small("Hi"))
@@ -386,7 +386,7 @@ class TestLocks:
             assert await post == 1
 
     async def test_the_lock_is_never_replaced(self, tmp_path: Path) -> None:
-        """Whatever is written, the lock stays the same file as long as the session is there."""
+        """The lock stays the same file as long as the session is there."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             before = (tmp_path / "s.lock").stat().st_ino
@@ -395,7 +395,7 @@ class TestLocks:
             assert (tmp_path / "s.lock").stat().st_ino == before
 
     async def test_who_waited_for_an_erased_session_locks_its_successor(self, tmp_path: Path) -> None:
-        """A lock that was deleted while somebody waited for it lets nobody in beside the holder of the new one."""
+        """If a lock is deleted while a writer waits for it, the writer does not enter beside the new lock's holder."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             with ExitStack() as new:
@@ -409,7 +409,7 @@ class TestLocks:
             assert (await saving).version == 2
 
     async def test_no_lock_is_left_for_a_session_that_is_not_there(self, tmp_path: Path) -> None:
-        """What finds nothing to write leaves nothing."""
+        """A write to a missing session leaves no file behind."""
         async with FileStore(tmp_path) as store:
             for verb in (
                 lambda: store.save(say(small("Hi"), "Yo")),
@@ -440,10 +440,10 @@ class TestLocks:
 
 
 class TestClosing:
-    """Leaving the block ends what the store holds, whoever leaves it and whenever."""
+    """Leaving the block ends what the store holds, in any process and at any time."""
 
     async def test_claims_lapse_when_the_store_is_closed(self, tmp_path: Path) -> None:
-        """A run that goes on cannot write any more, so that others may take it over at once."""
+        """A run whose store was closed cannot write any more, so that others may take it over at once."""
         async with FileStore(tmp_path) as other:
             async with FileStore(tmp_path) as store:
                 for name in ("kept", "saved", "released", "lost"):
@@ -459,7 +459,7 @@ class TestClosing:
             assert await other.is_claimed("lost")
 
     async def test_closing_that_is_cancelled_is_seen_through(self, tmp_path: Path) -> None:
-        """The thread and the handle go all the same."""
+        """A cancelled closing still ends the thread and closes the handle."""
         threads = threading.active_count()
         store = await FileStore(tmp_path).__aenter__()
         await store.create(small("Hi"))
@@ -475,7 +475,7 @@ class TestClosing:
         assert await post == 1
 
     async def test_a_forked_child_may_leave_the_block(self, tmp_path: Path) -> None:
-        """It has no thread to wait for; the parent's store is as it was."""
+        """A forked child has no thread to wait for; the parent's store is not affected."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
             child = os.fork()
@@ -488,7 +488,7 @@ class TestClosing:
             assert await store.load("s") is not None
 
     async def test_nothing_is_logged_of_a_write_whose_caller_has_gone(self, tmp_path: Path) -> None:
-        """A write that is refused after its caller was cancelled is of no interest to anybody."""
+        """A refused write whose caller was cancelled is not logged."""
         told: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         async with FileStore(tmp_path) as store:
@@ -511,11 +511,11 @@ def _status_of(child: int) -> int:
 
 
 class TestRemoved:
-    """What was removed or replaced under an open store takes no more writes that nobody would find."""
+    """A directory or log that was removed or replaced under an open store takes no more writes."""
 
     @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
     async def test_a_directory_that_is_gone_is_told(self, tmp_path: Path, how: str) -> None:
-        """Neither is anything acknowledged, nor a session said not to exist."""
+        """Nothing is acknowledged, and no session is reported as missing."""
         where = tmp_path / "store"
         async with FileStore(where) as store:
             session = await store.create(small("Hi"))
@@ -538,7 +538,7 @@ class TestRemoved:
     async def test_what_goes_while_it_is_written_is_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
     ) -> None:
-        """The last look is after the bytes are on the disk."""
+        """The last check comes after the bytes are on the disk."""
         where = tmp_path / "store"
         sync = os.fsync
 
@@ -549,7 +549,7 @@ class TestRemoved:
 
         async with FileStore(where) as store:
             await store.create(small("Hi"))
-            await store.post("s", Entry("steer"))  # which notes first that something waits
+            await store.post("s", Entry("steer"))  # the first post also notes that something waits
             monkeypatch.setattr(os, "fsync", removing)
             with pytest.raises(StoreError, match="removed"):
                 await store.post("s", Entry("steer"))
@@ -557,7 +557,7 @@ class TestRemoved:
     async def test_a_log_that_was_removed_is_not_begun_with_its_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Removed between the look and the write, it is not made again."""
+        """A log that is removed between the check and the write is not created again."""
         append = Folder.append
 
         def removing(folder: Folder, name: str, end: int, body: bytes) -> None:
@@ -583,7 +583,7 @@ class TestSymlinks:
     """A link is never followed, to read or to write."""
 
     async def test_a_linked_directory_is_refused(self, tmp_path: Path) -> None:
-        """Name the directory itself."""
+        """The error says to name the directory itself."""
         (tmp_path / "real").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "real")
         with pytest.raises(ConfigurationError, match="symbolic link"):
@@ -592,7 +592,7 @@ class TestSymlinks:
 
     @pytest.mark.parametrize("name", ["s.json", "s.jsonl", "s.lock", "s.json.tmp", ".perdure"])
     async def test_a_linked_file_is_not_followed(self, tmp_path: Path, name: str) -> None:
-        """What the link points to is neither shown nor changed."""
+        """The target of a link is neither shown nor changed."""
         where = tmp_path / "d"
         async with FileStore(where) as store:
             session = await store.create(small("Hi"))
@@ -615,7 +615,7 @@ class TestSymlinks:
         assert [type(outcome) for outcome in outcomes] == [expected[name]]
 
     async def test_a_pipe_holds_nobody_up(self, tmp_path: Path) -> None:
-        """Something that is no file under a session's name is reported, not waited for."""
+        """A pipe or a directory under a session's name is reported, and nobody waits for it."""
         os.mkfifo(tmp_path / "pipe.json")
         (tmp_path / "folder.json").mkdir()
         async with FileStore(tmp_path) as store:
@@ -625,7 +625,7 @@ class TestSymlinks:
             assert [type(error) for error in page.damaged] == [InvalidSessionFile] * 2
 
     async def test_no_name_leads_out_of_the_directory(self, tmp_path: Path) -> None:
-        """A log's key that looks like a path is the key of no log."""
+        """A key that looks like a path is never the key of a log."""
         (tmp_path / "outside.jsonl").write_text("secret")
         async with FileStore(tmp_path / "d") as store:
             session = await store.create(small("Hi"))
@@ -647,7 +647,7 @@ async def _outcome(where: Path, session: AgentSession) -> AgentSession:
 
 
 class TestErasure:
-    """What is deleted is in no file any more, and what others show stays."""
+    """A deleted session's bytes are gone from every file; what other sessions show stays."""
 
     async def test_no_byte_is_left(self, tmp_path: Path) -> None:
         """Messages, definition, metadata, entries and torn tails are gone from every file of the directory."""
@@ -688,7 +688,7 @@ class TestErasure:
         assert names(tmp_path) == AFTER_ERASURES
 
     async def test_a_fork_of_a_branch_keeps_the_branch(self, tmp_path: Path) -> None:
-        """What a run wrote to a log of its own, and a fork shows, is kept; what it wrote beside is not."""
+        """A message in a run's own log stays if a fork shows it; the run's other messages go."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             claim, _ = await store.claim("s", version=1, owner="ann")
@@ -703,7 +703,7 @@ class TestErasure:
         assert _left(tmp_path) == set()
 
     async def test_a_session_created_anew_is_a_stranger(self, tmp_path: Path) -> None:
-        """Under a deleted session's id, no fork is ever shown the successor's text, and each goes on by itself."""
+        """After a session's id is used again, no fork shows the successor's text, and each fork stays whole."""
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("old-0", "old-1"))
             await store.create(show(fork(parent, id="kept"), parent.state.transcript.cut(0, 1)))
@@ -725,7 +725,7 @@ class TestErasure:
             assert await store.load("s") == third
 
     async def test_what_a_killed_deletion_left_goes_with_the_next(self, tmp_path: Path) -> None:
-        """A remainder that nobody shows any more is found by any deletion, even one that finds no session."""
+        """Any deletion removes a remainder that nobody shows any more, even one that finds no session."""
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("erase-1"))
             await store.create(fork(parent, id="f"))
@@ -738,7 +738,7 @@ class TestErasure:
         assert _left(tmp_path) == set()
 
     async def test_a_claimed_session_stays(self, tmp_path: Path) -> None:
-        """SessionBusy, and every file is as it was."""
+        """A deletion raises SessionBusy, and every file is unchanged."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
             await store.claim("s", version=1, owner="ann")
@@ -795,7 +795,7 @@ class TestProcesses:
     """Several processes share a directory."""
 
     def test_processes_that_open_a_directory_at_once_agree_on_its_identity(self, tmp_path: Path) -> None:
-        """Whoever comes first gives the store its id, and all see each other's sessions."""
+        """One of them gives the store its id, and both see each other's sessions."""
         told = [_started(OPENS, tmp_path / "d", f"s{number}") for number in range(2)]
         assert [_heard(process) for process in told] == ["ready"] * 2
         for process in told:
@@ -806,7 +806,7 @@ class TestProcesses:
         assert len(asyncio.run(_ids(tmp_path / "d"))) == 2
 
     def test_a_fork_and_the_deletion_of_its_parent_do_not_race(self, tmp_path: Path) -> None:
-        """Whoever comes first, a fork that was created is whole, and one that was refused is not there."""
+        """A fork that was created is whole, and one that was refused is not there, in either order."""
         asyncio.run(_race_forks(tmp_path))
 
 

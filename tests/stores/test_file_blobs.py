@@ -1,4 +1,4 @@
-"""Images and files in a directory of sessions: one file for each, and what becomes of it when something goes wrong."""
+"""Images and files in a directory of sessions: each has one file, also when something goes wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blobs(where: Path) -> list[str]:
 
 
 async def test_there_is_no_directory_before_it_is_needed(tmp_path: Path) -> None:
-    """Small bytes stay in the log."""
+    """Small bytes stay in the log, so no directory is made."""
     async with FileStore(tmp_path) as store:
         await store.create(tell(new_session(id="it"), Message.user(Media("image/png", data=PHOTO[:100]))))
         await store.gc()
@@ -32,7 +32,7 @@ async def test_there_is_no_directory_before_it_is_needed(tmp_path: Path) -> None
 
 
 async def test_a_file_has_the_bytes_and_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """It can be opened by any program; logs and documents name it, and have none of its bytes."""
+    """Any program can open it; logs and documents name it, and contain none of its bytes."""
     async with FileStore(tmp_path) as store:
         await store.create(tell(new_session(id="it"), photo()))
         await store.create(tell(new_session(id="other"), photo()))
@@ -46,7 +46,7 @@ async def test_a_file_has_the_bytes_and_is_for_its_owner_alone(tmp_path: Path) -
 
 @pytest.mark.parametrize("how", ["removed", "cut short", "changed", "a link", "a directory"])
 async def test_damage_names_the_session_and_the_message(tmp_path: Path, how: str) -> None:
-    """The conversation still loads; another who sends the same bytes mends the file."""
+    """The conversation still loads, and a session that sends the same bytes mends the file."""
     async with FileStore(tmp_path) as store:
         await store.create(tell(say(new_session(id="it"), "Hello"), photo()))
     path = tmp_path / "blobs" / HASH
@@ -84,7 +84,7 @@ async def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 async def test_a_save_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are written before the log; if that cannot be, they are removed again. A second try succeeds."""
+    """The bytes are written before the log, and removed if the log cannot be written. A second try succeeds."""
     async with FileStore(tmp_path) as store:
         it = await store.create(new_session("Hello", id="it"))
         append = Folder.append
@@ -104,7 +104,7 @@ async def test_a_save_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_bytes_that_a_log_names_stay_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was appended is kept, so what it names has to be."""
+    """A message that was appended is kept, so the bytes that it names are kept too."""
     async with FileStore(tmp_path) as store:
         it = await store.create(new_session("Hello", id="it"))
         append = Folder.append
@@ -147,13 +147,13 @@ asyncio.run(main())
 
 
 def killed_at(where: Path, step: str) -> int:
-    """Save an image in a process that is killed before a step."""
+    """Save an image in a process that is killed before a step. Return its exit status."""
     return subprocess.run([sys.executable, "-c", KILLED, str(where), step], check=False).returncode
 
 
 @pytest.mark.parametrize(("step", "left"), [("put_in_place", [f"{HASH}.tmp"]), ("append", [HASH])])
 async def test_what_a_killed_writer_leaves_is_cleared_up(tmp_path: Path, step: str, left: list[str]) -> None:
-    """A message never names bytes that are not on the disk; what none names is reported, and `gc` removes it."""
+    """A message never names bytes that are not on the disk; `gc` removes bytes that no message names."""
     async with FileStore(tmp_path) as store:
         it = await store.create(new_session("Hello", id="it"))
     assert killed_at(tmp_path, step) == -signal.SIGKILL
@@ -174,7 +174,7 @@ async def test_what_a_killed_writer_leaves_is_cleared_up(tmp_path: Path, step: s
 async def test_what_another_process_has_come_to_show_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been written after the erasure has looked who shows what."""
+    """Another process may write a message with these bytes after the erasure has looked for messages that show them."""
     from perdure.stores.jobs import attachments
 
     async with FileStore(tmp_path) as one, FileStore(tmp_path) as other:
@@ -183,7 +183,7 @@ async def test_what_another_process_has_come_to_show_is_not_removed(
 
         def late(*given: Any) -> Any:
             yield from forgotten(*given)
-            for log in [*tmp_path.glob("old.jsonl")]:  # as if another had written it just now
+            for log in [*tmp_path.glob("old.jsonl")]:  # as if another process had written it just now
                 (tmp_path / "late.jsonl").write_bytes(log.read_bytes())
 
         monkeypatch.setattr(attachments, "forget_unused", late)

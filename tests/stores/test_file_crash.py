@@ -41,7 +41,7 @@ from perdure.testing.samples import fork, new_session, say, show, texts
 
 
 class TestFailingDisk:
-    """What the disk refuses is not kept, and a failed fsync is the end."""
+    """A refused write is not kept, and after a failed fsync the store refuses everything."""
 
     async def test_short_writes_are_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A disk that takes seven bytes at a time gets them all."""
@@ -55,7 +55,7 @@ class TestFailingDisk:
     async def test_a_full_disk_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
     ) -> None:
-        """Wherever the room runs out, the save is refused, no byte of it is left, and the next one passes."""
+        """Wherever the disk becomes full, the save is refused, none of its bytes are left, and the next one passes."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             before = files_in(tmp_path)
@@ -80,7 +80,7 @@ class TestFailingDisk:
     async def test_a_failed_fsync_poisons_the_store(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
     ) -> None:
-        """From then on every verb is a StoreError; another opening finds one whole version."""
+        """From then on every verb raises StoreError; a store that is opened afterwards finds one whole version."""
         calls = 0
 
         def fsync(handle: int) -> None:
@@ -105,7 +105,7 @@ class TestFailingDisk:
     async def test_the_log_is_on_disk_before_the_document_is_replaced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Document synced, log appended and synced, document renamed, directory synced: in this order."""
+        """The order: document synced, log appended and synced, document renamed, directory synced."""
         steps: list[str] = []
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
@@ -124,7 +124,7 @@ class TestFailingDisk:
     async def test_what_cannot_be_read_is_not_called_damaged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
     ) -> None:
-        """A read that fails says nothing of what is on the disk: it raises StoreError."""
+        """A failed read does not show what is on the disk: it raises StoreError."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
         async with FileStore(tmp_path) as store:
@@ -169,7 +169,7 @@ class TestFailingDisk:
     async def test_a_process_without_handles_calls_no_file_unreadable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What holds for every file is not said of one: a list raises StoreError."""
+        """A fault that affects every file is not blamed on one: a list raises StoreError."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
             monkeypatch.setattr(os, "open", _refusal(errno.EMFILE))
@@ -189,7 +189,7 @@ class TestFailingDisk:
     async def test_the_version_is_kept_whatever_becomes_of_the_document(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What is in the log is saved: a rename that fails is made good by the next write."""
+        """A version in the log is saved: if the rename fails, the next write makes the document again."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             with monkeypatch.context() as disk:
@@ -203,13 +203,13 @@ class TestFailingDisk:
 
 
 class TestFailingGroup:
-    """What is saved together is taken back together."""
+    """Sessions that are saved together are taken back together."""
 
     @pytest.mark.parametrize("room", [0, 700, 2000, 4000, 6000, 8000, 9000])
     async def test_a_full_disk_changes_none_of_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
     ) -> None:
-        """Wherever the room runs out, the save is refused, no byte of it is left, and the next one passes."""
+        """Wherever the disk becomes full, the save is refused, none of its bytes are left, and the next one passes."""
         async with FileStore(tmp_path) as store:
             old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             changes = [*(Change(say(each, "Yo" * 500)) for each in old), Change(small("new", id="c"))]
@@ -227,7 +227,7 @@ class TestFailingGroup:
     async def test_a_failed_fsync_leaves_all_of_them_or_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
     ) -> None:
-        """The store refuses more, and another opening finds both sessions at one version."""
+        """The store refuses more, and a store opened afterwards finds both sessions at one version."""
         calls = 0
 
         def fsync(handle: int) -> None:
@@ -247,7 +247,7 @@ class TestFailingGroup:
         assert ".group" not in names(tmp_path)
 
     def test_whoever_comes_first_finishes_what_was_decided(self, tmp_path: Path) -> None:
-        """A store that is open while another process is killed sees all of it, whatever it is asked first."""
+        """A store that is open while another process is killed sees the whole group, whatever its first question is."""
         asyncio.run(_prepare_family(tmp_path / "before"))
         left = files_in(_left_by_killed_group(tmp_path))
         for first in ("load", "list", "exists", "save", "delete", "check", "previews"):
@@ -255,7 +255,7 @@ class TestFailingGroup:
             asyncio.run(_ask_first(where, left, first))
 
     async def test_a_damaged_group_is_reported(self, tmp_path: Path) -> None:
-        """Every session loads as it is, fsck tells of the file, and the next group replaces it."""
+        """Every session loads unchanged, fsck reports the file, and the next group replaces it."""
         async with FileStore(tmp_path) as store:
             old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             _restored(tmp_path, {".group": b"00000000 {}"})
@@ -268,7 +268,7 @@ class TestFailingGroup:
 
     @pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 40), slice(40, None), slice(None)])
     async def test_a_growth_that_a_power_cut_has_torn_is_made_whole(self, tmp_path: Path, kept: slice) -> None:
-        """Whichever of its bytes came to the disk, with zeros for the others: all sessions of the group change."""
+        """Part of the growth is on the disk, the rest is zeros: all sessions of the group still change."""
         async with FileStore(tmp_path) as store:
             old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             before = files_in(tmp_path)
@@ -287,7 +287,7 @@ class TestFailingGroup:
             assert await store.check() == []
 
     async def test_a_release_that_knows_no_groups_has_written_meanwhile(self, tmp_path: Path) -> None:
-        """What it has written stays: a log that has moved on is not written over."""
+        """A log that another release has written to meanwhile is not overwritten."""
         async with FileStore(tmp_path) as store:
             a, b = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             end = len(files_in(tmp_path)["a.jsonl"])
@@ -299,7 +299,7 @@ class TestFailingGroup:
 
 
 def _left_by_killed_group(where: Path) -> Path:
-    """Return the directory of a store whose writer was killed when it had written one of three logs."""
+    """Return the directory of a store whose writer was killed between two logs of a group."""
     command = [sys.executable, "-m", "tests.stores.killed", "save-all", str(where)]
     steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
     before = files_in(where / "before")
@@ -312,7 +312,7 @@ def _left_by_killed_group(where: Path) -> Path:
 
 async def _ask_first(where: Path, left: dict[str, bytes], first: str) -> None:
     async with FileStore(where) as store:
-        _restored(where, left)  # what the other process has left appears while this one is open
+        _restored(where, left)  # the killed process's files appear while this store is open
         verbs: dict[str, Callable[[], Any]] = {
             "load": lambda: store.load("parent"),
             "list": store.list,
@@ -365,7 +365,7 @@ def _watched(verb: str, real: Callable[..., Any], steps: list[str]) -> Callable[
 
 
 class PowerCut:
-    """What a disk holds that keeps only what was synced: contents by file, and names by directory."""
+    """A disk that keeps only what was synced: contents by file, and names by directory."""
 
     def __init__(self, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._where = where
@@ -399,7 +399,7 @@ class PowerCut:
             self._synced[path.stat().st_ino] = path.read_bytes()
 
     def _note(self) -> None:
-        """The disk after a cut: with the names that were synced, those that were not, and one of those alone."""
+        """Note the disk after a cut: with the synced names, the names that were not synced, and one of those alone."""
         now = self._names_now()
         possible = [self._names, now, *({**self._names, name: now[name]} for name in now)]
         possible += [
@@ -409,7 +409,7 @@ class PowerCut:
         self.states += [state for state in map(self._state, possible) if state not in self.states]
 
     def kept(self) -> dict[str, bytes]:
-        """What is certain to survive."""
+        """Return the contents that are certain to survive."""
         return self._state(self._names)
 
     def _state(self, names: dict[str, int]) -> dict[str, bytes]:
@@ -417,13 +417,13 @@ class PowerCut:
 
 
 class TestPowerCut:
-    """What was acknowledged is on the disk, and what was not is whole or not there."""
+    """Acknowledged changes are on the disk; all others are whole or not there."""
 
     @pytest.mark.sample(2)
     @needs_proc
     @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete", "delete-many"])
     def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-        """Whatever had been synced when it failed, the store opens, and after the answer it holds what was asked."""
+        """Wherever the power fails, the store opens; after the answer it holds the change."""
         where = tmp_path / "d"
         asyncio.run(_prepare_family(where))
         with monkeypatch.context() as disk:
@@ -442,14 +442,14 @@ def _restored(where: Path, state: dict[str, bytes]) -> Path:
 
 
 class TestKilled:
-    """A process killed at any step leaves what was before, or what was to be."""
+    """A process killed at any step leaves the state before the change, or after it."""
 
     @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "verb", ["create", "save", "save-all", "append", "note", "delete", "delete-child", "delete-many"]
     )
     def test_killed_at_any_step(self, tmp_path: Path, verb: str) -> None:
-        """Each session loads as before or as after, others as before, and the next write passes."""
+        """Each session loads as before or after the change, others as before, and the next write succeeds."""
         asyncio.run(_prepare_family(tmp_path / "before"))
         command = [sys.executable, "-m", "tests.stores.killed", verb, str(tmp_path)]
         steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
@@ -460,7 +460,7 @@ class TestKilled:
         assert seen == sorted(seen, reverse=True), "once it is kept it stays kept"
 
     def test_a_redaction_that_was_killed_is_finished_by_the_next_open(self, tmp_path: Path) -> None:
-        """Killed at any step, it has not begun, or is done in every session as soon as anybody opens the store."""
+        """A redaction killed at any step has not begun, or is done in every session once somebody opens the store."""
         asyncio.run(_prepare_family(tmp_path / "before"))
         command = [sys.executable, "-m", "tests.stores.killed", "redact", str(tmp_path)]
         steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
@@ -517,7 +517,7 @@ async def _inspect(where: Path, verb: str) -> str:
 
 
 def _outcome_of_all(found: Mapping[str, AgentSession | None]) -> str:
-    """Say what became of sessions that were saved together: the same of all."""
+    """Return the outcome for sessions that were saved together, which has to be the same for all."""
     kept = {"new" in found, *(texts(found[name])[-1] == "more" for name in ("parent", "child"))}
     assert len(kept) == 1, "some are kept, and others are not"
     return "after" if kept == {True} else "before"
@@ -539,7 +539,7 @@ async def _finish_create(store: FileStore, created: AgentSession | None) -> None
 
 
 async def _erase_all(store: FileStore, where: Path) -> None:
-    """Whatever a killed process has left, deletion after deletion nothing of it stays."""
+    """Delete all sessions: nothing that a killed process has left remains."""
     for name in ("parent", "child", "new"):
         if await store.exists(name):
             await store.delete(name)

@@ -39,11 +39,11 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", [".perdure", "s.json", "s.jsonl"])
     def test_a_flipped_bit_anywhere(self, tmp_path: Path, name: str) -> None:
-        """Whatever byte of whatever file has changed, each answer is right or an error that says so."""
+        """Whichever byte of whichever file has changed, each answer is right or an error that says so."""
         asyncio.run(_flip_everywhere(tmp_path, name))
 
     async def test_a_log_cut_short_is_noticed(self, tmp_path: Path) -> None:
-        """A log that ends before what its document was made from has lost something, and says so."""
+        """A log that ends earlier than its document says has lost something, and raises an error that says so."""
         async with FileStore(tmp_path) as store:
             session = await store.save(say(await store.create(small("Hi")), "Yo"))
         lines = lines_of(tmp_path)
@@ -59,7 +59,7 @@ class TestDamage:
             assert await store.load("s") == session
 
     async def test_lines_that_were_lost_moved_or_repeated_are_noticed(self, tmp_path: Path) -> None:
-        """Each line has its number: taking one out, or two of them in another order, is damage."""
+        """Each line has its number: a missing line, or two that are swapped, are damage."""
         async with FileStore(tmp_path) as store:
             await store.save(say(await store.create(small("Hi")), "Yo"))
         lines = lines_of(tmp_path)
@@ -73,7 +73,7 @@ class TestDamage:
                     await store.load("s")
 
     async def test_versions_before_the_damage_stay_readable(self, tmp_path: Path) -> None:
-        """The newest version is refused, with the place; older ones load; nothing is written behind the damage."""
+        """The newest version raises an error with the place; older ones load; nothing is written behind the damage."""
         async with FileStore(tmp_path) as store:
             first = await store.create(small("Hi"))
             await store.save(say(first, "Yo"))
@@ -99,7 +99,7 @@ class TestDamage:
             assert other.info in (await store.list()).all()
 
     async def test_a_fork_reads_what_is_whole_of_a_damaged_parent(self, tmp_path: Path) -> None:
-        """Damage to what a fork does not show is none of its business, and it can still be saved."""
+        """Damage to messages that a fork does not show does not affect it, and it can still be saved."""
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("Hi"))
             child = await store.create(fork(parent, id="f"))
@@ -116,7 +116,7 @@ class TestDamage:
                 await store.load("f")
 
     async def test_what_is_at_hand_is_saved_beside_a_damaged_parent(self, tmp_path: Path) -> None:
-        """A fork in memory loses nothing because its parent's file went bad meanwhile."""
+        """A fork in memory loses nothing when its parent's file is damaged meanwhile."""
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("Hi"))
             child = await store.create(fork(parent, id="f"))
@@ -148,7 +148,7 @@ class TestDamage:
                     assert await store.load("f") == child
 
     async def test_a_damaged_fork_keeps_what_it_showed(self, tmp_path: Path) -> None:
-        """Where the line that notes what a fork shows is damaged, its heads say it again."""
+        """If the line that notes what a fork shows is damaged, the fork's heads still say it."""
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("Hi", "Yo"))
             child = await store.create(fork(parent, id="f"))
@@ -161,7 +161,7 @@ class TestDamage:
             assert await store.load("f") == child
 
     async def test_a_log_of_a_newer_format_is_not_guessed_at(self, tmp_path: Path) -> None:
-        """A log that a later release has written in another way is refused, with the reason."""
+        """A log in a later release's format is refused, with the reason."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             newer = encode_operation([line("log", str(log_of(session).key), body=b'{"format":99}')], 1)
@@ -198,7 +198,7 @@ async def _answers_of(where: Path, name: str) -> dict[str, Any]:
 
 
 async def _answers(store: FileStore, name: str) -> dict[str, Any]:
-    """What the store says of a session, with "damaged" where it says that."""
+    """Return the store's answers about a session, with "damaged" for each error of damage."""
     looks: dict[str, Callable[[], Awaitable[Any]]] = {"load": lambda: store.load("s")}
     if name == "s.json" or TORTURE:
         looks |= {"list": lambda: _listed(store)}
@@ -222,10 +222,10 @@ async def _listed(store: FileStore) -> Any:
 
 
 class TestTornTails:
-    """An operation that was not finished never was; its bytes are set aside, not lost."""
+    """An unfinished operation never happened; its bytes are set aside, not lost."""
 
     async def test_a_tail_cut_at_any_byte_is_ignored(self, tmp_path: Path) -> None:
-        """Readers see the last whole operation; the next writer sets the rest aside and goes on behind it."""
+        """Readers see the last whole operation; the next writer sets the rest aside and continues behind it."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             document, whole = (tmp_path / "s.json").read_bytes(), (tmp_path / "s.jsonl").read_bytes()
@@ -246,7 +246,7 @@ class TestTornTails:
             (tmp_path / torn).unlink()
 
     async def test_torn_tails_do_not_replace_each_other(self, tmp_path: Path) -> None:
-        """Each gets a number of its own, and an erasure takes them all."""
+        """Each torn tail gets a number of its own, and an erasure removes them all."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             for number in (1, 2):
@@ -258,7 +258,7 @@ class TestTornTails:
         assert names(tmp_path) == AFTER_ERASURES
 
     async def test_zeros_that_a_power_cut_has_left_are_torn(self, tmp_path: Path) -> None:
-        """Bytes that were never written, at the end or before a last page that was, are no damage."""
+        """Bytes that were never written, at the end or before the last page that was, are not damage."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             document, whole = (tmp_path / "s.json").read_bytes(), (tmp_path / "s.jsonl").read_bytes()
@@ -272,7 +272,7 @@ class TestTornTails:
                 assert texts(await store.save(say(session, "instead"))) == ["Hi", "instead"]
 
     async def test_zeros_before_what_was_kept_are_damage(self, tmp_path: Path) -> None:
-        """Where a later operation stands whole, nothing before it can have been unfinished."""
+        """An operation that has a later whole operation behind it cannot be unfinished."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             for kind in ("one", "two", "three"):

@@ -1,4 +1,4 @@
-"""The lock between processes: waited for with a time-out, fair, and kept by nobody who does not use it."""
+"""The lock between processes: waiting has a time-out and is fair, and no process keeps the lock without using it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FORK_OF_FILES = FORK.replace("file_lock import FileLock", "folder import Folder"
 
 @contextmanager
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process has the lock, until it is told to go."""
+    """Let another process hold the lock until it is told to release it."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -70,7 +70,7 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_lock_that_is_not_let_go_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    """After the time-out SessionLocked says which file and how long; when it is free again it can be taken."""
+    """After the time-out SessionLocked says which file and how long. Once the lock is free, it can be taken."""
     lock = FileLock(tmp_path / "lock", 0.05)
     with held(tmp_path / "lock"):
         for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_lock_that_is_not_let_go_is_not_waited_for_for_ever(tmp_path: Path) ->
 
 
 def test_a_lock_that_comes_in_time_is_had(tmp_path: Path) -> None:
-    """Who waits gets it when the other lets go, though an earlier attempt was given up."""
+    """A waiting process gets the lock when it is released, even if an earlier attempt timed out."""
     lock = FileLock(tmp_path / "lock", 0.01)
     with held(tmp_path / "lock") as other:
         with pytest.raises(SessionLocked), lock:
@@ -100,7 +100,7 @@ def test_a_lock_that_comes_in_time_is_had(tmp_path: Path) -> None:
 
 @contextmanager
 def orphan(script: str, path: Path) -> Iterator[None]:
-    """A process forks a child while it has the lock, and is killed; the child lives."""
+    """Fork a child of a process that holds the lock, and kill the process; the child lives."""
     process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
@@ -115,7 +115,7 @@ def orphan(script: str, path: Path) -> Iterator[None]:
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The child of a process that was killed while it had the lock holds nobody up."""
+    """The child of a process that was killed while it held the lock does not block others."""
     with orphan(FORK, tmp_path / "lock"), FileLock(tmp_path / "lock", 5):
         pass
 
@@ -128,7 +128,7 @@ async def test_a_forked_child_does_not_keep_a_sessions_lock(tmp_path: Path) -> N
 
 
 async def test_a_writer_that_was_stopped_stops_nobody_for_ever(tmp_path: Path) -> None:
-    """Saves, erasures, opening and closing end with SessionLocked while another process sits on the lock."""
+    """Saves, erasures, opening and closing end with SessionLocked while another process holds the lock."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path, lock_timeout=0.1) as store:
         session = await store.create(new_session("Hello"))
@@ -171,7 +171,7 @@ async def test_a_forked_child_leaves_the_store_at_once(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_flock(tmp_path: Path) -> None:
-    """Any unrelated close of the file would drop another kind of lock."""
+    """An unrelated close of the file would drop another kind of lock."""
     with FileLock(tmp_path / "lock"):
         os.close(os.open(tmp_path / "lock", os.O_RDWR))
         handle = os.open(tmp_path / "lock", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The rows of a file store's logs: which sessions they are of, and what becomes of lines that make none."""
+"""The rows of a file store's logs: the sessions they belong to, and lines that make no row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_sessions_that_were_born_at_the_same_time_are_two(
 
 
 async def test_a_version_that_nobody_can_read_is_not_erased(tmp_path: Path) -> None:
-    """A head of a form that a later release may write stops no search, and no erasure takes its session for gone."""
+    """A head in a later release's form stops no search, and no erasure takes its session for gone."""
     async with FileStore(tmp_path) as store:
         await store.create(small("keep me", id="later"))
         await store.create(small("keep me too", id="other"))
@@ -69,7 +69,7 @@ def _in_another_form(line: Line) -> Line:
 
 
 async def test_many_sessions_are_erased_and_their_forks_stay_whole(tmp_path: Path) -> None:
-    """One that runs is left, one that is not there is passed over, and what nobody shows is in no file any more."""
+    """A running session is left, a missing one is skipped, and what nobody shows is in no file any more."""
     async with FileStore(tmp_path) as store:
         made = [await store.create(small(f"shown{n}", id=f"s{n}")) for n in range(4)]
         await store.create(fork(made[1], id="f"))

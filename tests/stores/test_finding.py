@@ -1,4 +1,4 @@
-"""Messages by their ids, in stores that have an index of them: what is indexed when, and what older releases left."""
+"""Messages by their ids, in stores that index them: when a message is indexed, and what older releases left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def where(store: Any, message_id: str) -> list[tuple[str, int]]:
 
 
 async def test_saves_know_nothing_of_the_index(tmp_path: Path) -> None:
-    """It is made when a message is first asked for, and lags behind until the next is."""
+    """The index is made when a message is first looked up, and brought up to date at the next lookup."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         session = await store.create(tell(new_session(id="it"), Message.user("a", id="a")))
@@ -37,7 +37,7 @@ async def test_saves_know_nothing_of_the_index(tmp_path: Path) -> None:
 
 
 async def test_an_index_of_the_last_release_gets_ids(tmp_path: Path) -> None:
-    """It has words and no ids; its words stay."""
+    """An index with words and without ids gets ids; its words stay."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(tell(new_session(id="it"), *(Message.user(f"word{n}", id=f"m{n}") for n in range(50))))
@@ -54,7 +54,7 @@ async def test_an_index_of_the_last_release_gets_ids(tmp_path: Path) -> None:
 
 
 async def test_what_the_last_release_has_erased_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It erases words and knows nothing of ids, and numbers of rows are used again."""
+    """The last release erases words and leaves ids in the index, and SQLite uses row numbers again."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         for name in ("one", "two"):
@@ -69,7 +69,7 @@ async def test_what_the_last_release_has_erased_is_noticed(tmp_path: Path, monke
 
 
 async def test_words_are_not_indexed_for_an_id(tmp_path: Path) -> None:
-    """To look for an id is quick in a store that was never searched; and a search does not wait for ids."""
+    """Looking up an id is quick in a store that was never searched, and a search does not wait for ids."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(tell(new_session(id="it"), *(Message.user(f"word{n}", id=f"m{n}") for n in range(9))))
@@ -82,7 +82,7 @@ async def test_words_are_not_indexed_for_an_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["delete", "redact"])
 async def test_the_index_keeps_no_number_of_an_erased_message(tmp_path: Path, verb: str) -> None:
-    """What is erased from the store goes from it too; a redacted message has its id still. New rows are found."""
+    """An erased message leaves the index, a redacted one keeps its id, and new rows are found."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         for name in ("one", "two"):
@@ -101,7 +101,7 @@ async def test_the_index_keeps_no_number_of_an_erased_message(tmp_path: Path, ve
 
 
 async def test_a_wrong_number_in_the_index_leads_nowhere(tmp_path: Path) -> None:
-    """Two ids may have the same 64 bits: what a place holds is looked at."""
+    """Two ids may have the same 64 bits, so the store compares the id of the message that it finds."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(tell(new_session(id="it"), Message.user("a", id="a"), Message.user("b", id="b")))
@@ -114,10 +114,10 @@ async def test_a_wrong_number_in_the_index_leads_nowhere(tmp_path: Path) -> None
 
 
 async def test_what_an_older_release_has_indexed_is_found(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema without ids is brought up to date, and its words are indexed once more by the first who asks."""
+    """A schema without ids is brought up to date, and the first search indexes its words once more."""
     scripts = migrating.migrations()
     with monkeypatch.context() as patch:
-        # The release before did not write the column, which is here until the schema is left.
+        # The previous release did not write this column. It stays here until the schema is left.
         patch.setattr(migrating, "migrations", lambda: [*scripts[:8], "ALTER TABLE word ADD COLUMN named bigint"][:9])
         async with store_in(schema) as store:
             session = await store.create(new_session(*(f"word{n}" for n in range(250)), id="it"))

@@ -1,4 +1,4 @@
-"""Forgetting, looked at from beneath: no byte is left, a failure changes nothing, and space is used again."""
+"""Forgetting, seen from beneath: no byte is left, a failure changes nothing, and space is used again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pay(card: str) -> str:
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
-    """What it was asked, called and told, in versions, on record, in the inbox and in the index."""
+    """Requests, calls and results are gone from versions, the record, the inbox and the index."""
     script: list[Any] = [[ToolCall("pay", {"card": SECRET})], f"It is paid with {SECRET}.", "Good day.", "Good night."]
     async with STORES[kind](tmp_path) as store:
         runtime = SessionRuntime(store)
@@ -70,7 +70,7 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
         session = await runtime.execute(session.id, TrimTranscript(2))
         if kind != "memory":
             assert SECRET.encode() in bytes_of(tmp_path)
-        # What the last run was given is still named by its steps.
+        # The steps of the last run still name the messages that it was given.
         assert (await store.forget(session.id, before=session.version)).messages == 4
         assert SECRET.encode() not in bytes_of(tmp_path)
         assert await store.search(SECRET) == []
@@ -82,7 +82,7 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
 
 
 async def _told(store: Any) -> str:
-    """Return the id of a session with forks, a fork's fork, metadata and a compaction, that can forget most of it."""
+    """Create a session with forks, a fork's fork, metadata and a compaction. Return its id; most can be forgotten."""
     session = await store.create(new_session("one", "two", id="s"))
     child = await store.create(say(fork(session, id="child"), "three"))
     await store.create(fork(child, id="grandchild"))
@@ -100,7 +100,7 @@ async def _everything(store: Any) -> list[Any]:
 async def test_a_failure_at_any_statement_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Wherever it fails, every session is what it was; once nothing fails, all is done."""
+    """Wherever it fails, every session is unchanged; once nothing fails, all is done."""
     place = (MemoryEngine, "_answer") if kind == "memory" else (_NotingRows, "answer_unindexed")
     real = getattr(*place)
     async with STORES[kind](tmp_path) as store:
@@ -132,7 +132,7 @@ async def test_a_failure_at_any_statement_changes_nothing(
 
 
 def test_files_are_whole_wherever_a_process_is_killed(tmp_path: Path) -> None:
-    """The versions are all there, or all forgotten; forks show what they showed, and what is left is cleared up."""
+    """The versions are all there, or all forgotten; forks show what they showed, and gc clears up the rest."""
     asyncio.run(_prepare(tmp_path / "before"))
     command = [sys.executable, "-m", "tests.stores.killed", "forget", str(tmp_path)]
     steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=120).stdout)
@@ -154,7 +154,7 @@ async def _prepare(where: Path) -> None:
 
 
 async def _outcome(where: Path) -> bool:
-    """Tell whether the first version was forgotten. All else is as it was in any case."""
+    """Return whether the first version was forgotten. Everything else is unchanged in either case."""
     async with FileStore(where) as store:
         assert texts(await store.load("parent", 3)) == ["four"]
         assert texts(await store.load("parent", 2)) == ["elsewhere"]
@@ -173,7 +173,7 @@ async def _outcome(where: Path) -> bool:
 
 
 def test_what_a_log_has_for_others_is_erased_after_them(tmp_path: Path) -> None:
-    """Killed while a fork is erased, the fork is there and shows all that it did, or it is gone."""
+    """A fork whose erasure was killed shows all that it did, or is gone."""
     asyncio.run(_prepare(tmp_path / "before"))
     asyncio.run(_forget_before(tmp_path / "before"))
     command = [sys.executable, "-m", "tests.stores.killed", "delete-child", str(tmp_path)]
@@ -202,7 +202,7 @@ async def _is_whole(where: Path) -> None:
 async def test_gc_removes_the_traces_that_a_killed_process_has_left_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between its commit and the scrubbing, it leaves text in the write-ahead log and the index."""
+    """A process killed between its commit and the scrubbing leaves text in the write-ahead log and the index."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session(f"code {SECRET}", "ok", id="s"))
         await store.save(show(session, session.state.transcript.trim(1)))
@@ -222,7 +222,7 @@ async def test_gc_removes_the_traces_that_a_killed_process_has_left_in_sqlite(
 
 
 async def test_a_session_that_forgets_needs_no_more_space(tmp_path: Path) -> None:
-    """However long it goes on: the pages of what was forgotten are used again."""
+    """The pages of what was forgotten are used again, so the file does not grow."""
     path = tmp_path / "sessions.db"
     sizes = []
     async with SqliteStore(path) as store:
@@ -253,7 +253,7 @@ _KEPT = "log = (SELECT log FROM session WHERE id = 's')"
     ],
 )
 async def test_damage_is_told_from_what_was_forgotten(tmp_path: Path, damage: str, told: str) -> None:
-    """A version or a message that should be there, and is not, is damage all the same."""
+    """A missing version or message that was not forgotten is still reported as damage."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await _told(store)
@@ -267,7 +267,7 @@ async def test_damage_is_told_from_what_was_forgotten(tmp_path: Path, damage: st
 
 
 async def test_gc_erases_what_is_left_of_forgotten_versions(tmp_path: Path) -> None:
-    """A process may be killed before it has erased what a fork was the last to show."""
+    """A process may be killed before it has erased messages that a fork was the last to show."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await _told(store)

@@ -1,4 +1,4 @@
-"""A session with a short view is read in the event loop's thread; all else by the threads that read."""
+"""A session with a short view is read in the event loop's thread, and all others by the reading threads."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from perdure.testing.samples import new_session
 
 
 async def readers_asked(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, session_id: str) -> int:
-    """Load a session that is not at hand, and return how often a thread was asked to read."""
+    """Load a session that is not in memory, and return how often a thread was asked to read."""
     asked = 0
     readers = store._engine.opened.readers  # type: ignore[attr-defined]  # the SQLite engine's
     ask = readers.run
@@ -44,7 +44,7 @@ async def test_a_long_view_or_a_large_message_is_left_to_a_thread(
 
 
 async def test_a_short_view_is_read_while_the_writer_is_busy(tmp_path: Path) -> None:
-    """A load does not wait for what is being written: another connection reads what was committed before."""
+    """A load does not wait for a write in progress: another connection reads the last commit."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello", id="s"))
         begun, go_on = threading.Event(), threading.Event()
@@ -76,7 +76,7 @@ async def test_damage_in_a_short_view_is_told_as_in_a_long_one(tmp_path: Path) -
 
 
 async def test_a_version_that_another_process_saved_is_seen_in_passing(tmp_path: Path) -> None:
-    """What another store has written to the file is part of the next load, on the connection that writes here too."""
+    """The next load sees what another store has written to the file, also on the connection that writes here."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("Hello", id="s"))
@@ -87,7 +87,7 @@ async def test_a_version_that_another_process_saved_is_seen_in_passing(tmp_path:
 
 
 def test_a_slow_read_is_not_tried_again_for_a_hundred_times_as_long() -> None:
-    """A disk on which a read took 50 ms is left to the threads for five seconds. A quick read changes nothing."""
+    """After a read of 50 ms, loads are left to the threads for five seconds. A quick read changes nothing."""
     patience = Patience()
     patience.note(10.0, 10.001)
     assert patience.is_there(10.001)

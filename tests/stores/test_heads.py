@@ -1,4 +1,4 @@
-"""Heads of many sessions: what they cost, and which damage is told of where rows are lines of files."""
+"""Heads of many sessions: what they cost, and which damage is reported where rows are lines of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["schema"]
 
 
 async def test_a_page_of_heads_is_one_exchange(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two, if something has to be read by its hash: a large value of the metadata, a definition for the first time."""
+    """It is two if something has to be read by its hash: a large value of the metadata, or a new definition."""
     async with store_in(schema) as store:
         for number in range(50):
             await store.create(note(new_session(*"abc" * 20, id=f"s{number}"), "n", number))
@@ -33,7 +33,7 @@ async def test_a_page_of_heads_is_one_exchange(schema: str, monkeypatch: pytest.
 
 
 async def test_a_head_costs_the_same_however_long_the_session_is(tmp_path: Path) -> None:
-    """A view of 20,000 messages is not read, nor one of 500 pieces."""
+    """A view of 20,000 messages is not read, nor is one of 500 pieces."""
     spent: dict[str, list[float]] = {"short": [], "long": []}
     async with SqliteStore(tmp_path / "s.db") as store:
         for name, length in (("short", 2), ("long", 20_000)):
@@ -48,7 +48,7 @@ async def test_a_head_costs_the_same_however_long_the_session_is(tmp_path: Path)
 
 
 async def test_a_damaged_file_stops_no_other(tmp_path: Path) -> None:
-    """It is named, and so is what is no file at all."""
+    """The damaged file is named, and so is a directory in place of a file."""
     async with FileStore(tmp_path / "s") as store:
         for name in ("one", "two", "three"):
             await store.create(note(new_session("Hello", id=name), "k", name))
@@ -60,7 +60,7 @@ async def test_a_damaged_file_stops_no_other(tmp_path: Path) -> None:
         assert found == {key: sound[key] for key in ("one", "three")}
         assert isinstance(found.damaged["two"], CorruptRecord)
         log.unlink()
-        log.mkdir()  # a directory cannot be read, whoever asks
+        log.mkdir()  # nobody can read a directory as a file
         found = await store.heads(["one", "two", "three"])
         assert [*found] == ["one", "three"]
         assert isinstance(found.damaged["two"], CorruptRecord)

@@ -41,7 +41,7 @@ class TestPostgresStoreHistories(HistoryContract):
     shared = True
 
     def setup_method(self) -> None:
-        postgres_server.dsn()  # so that it runs, and the processes inherit its address
+        postgres_server.dsn()  # starts the server, so that the processes inherit its address
 
     def open_store(self, where: Path) -> PostgresStore:
         return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))

@@ -1,6 +1,6 @@
-"""Images and files that earlier releases have stored within messages are read for ever, and taken out when they move.
+"""Images and files that earlier releases stored within messages stay readable, and are taken out when they move.
 
-`tests/golden/inline-files` was written by the last release that did so: a session, a fork of it, and what waits in an
+`tests/golden/inline-files` was written by the last release that did so: a session, a fork of it, and an item in an
 inbox, each with the same 10 KB.
 """
 
@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def test_they_are_read_where_they_are(store: Any) -> None:
-    """With their bytes at hand, in logs and in inboxes; nothing is wrong with such a store, and it goes on."""
+    """Their bytes are read from logs and inboxes; a check finds no problem, and the store works as before."""
     async with store:
         one, two = await store.load("one"), await store.load("two")
         assert files_in(one) == [Media("image/png", data=BODY, name="a.png")]
@@ -52,7 +52,7 @@ async def test_they_are_read_where_they_are(store: Any) -> None:
 
 
 async def test_they_are_taken_out_when_they_move(store: Any, tmp_path: Path) -> None:
-    """By an export and by a copy; a session that has moved so is still the one that it was."""
+    """An export and a copy take them out; the session that has moved is still the same session."""
     async with store, MemoryStore() as target, MemoryStore() as copied:
         await export_sessions(store, tmp_path / "export.jsonl")
         assert (await import_sessions(target, tmp_path / "export.jsonl")).sessions == 2
@@ -65,7 +65,7 @@ async def test_they_are_taken_out_when_they_move(store: Any, tmp_path: Path) -> 
 
 
 async def test_an_export_of_an_earlier_release_is_taken_in(tmp_path: Path) -> None:
-    """Into any store, with the bytes kept once; a second time, it is there already."""
+    """Any store imports it, and keeps the bytes once; a second import finds it there already."""
     for store in (MemoryStore(), SqliteStore(tmp_path / "s.db"), FileStore(tmp_path / "files")):
         async with store:
             assert (await import_sessions(store, GOLDEN / "export.jsonl")).sessions == 2

@@ -65,7 +65,7 @@ def _kept(session: Any) -> list[bool]:
 
 @pytest.mark.parametrize("concurrency", ["sequential", "parallel"])
 async def test_results_that_do_not_fit_together_are_refused_one_by_one(opened: Any, concurrency: str) -> None:
-    """What a version has no room for is an error result that says so; the run goes on and is saved."""
+    """A result that a version has no room for becomes an error result; the run continues and is saved."""
     async with opened as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AgentDefinition("agent"))
@@ -78,7 +78,7 @@ async def test_results_that_do_not_fit_together_are_refused_one_by_one(opened: A
 
 
 async def test_a_run_that_was_killed_counts_what_it_has_on_record(opened: Any) -> None:
-    """Recovered in the middle of its calls, it has room for the same results, and is saved."""
+    """When it is recovered in the middle of its calls, it has room for the same results, and is saved."""
     with use(clock=(clock := FrozenClock())):
         async with opened as store:
             session = await SessionRuntime(store).create(AgentDefinition("agent"))

@@ -1,4 +1,4 @@
-"""Forks of forks of forks: each notes only what its line does not; nothing shown is lost, and nothing else kept."""
+"""Forks of forks of forks: each notes only what its line does not; nothing shown is lost, and nothing else is kept."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Forest:
         return f"{kind}{self._count}"
 
     def _chosen(self, number: int) -> str:
-        return [*self.said][-1 - number % len(self.said)]  # mostly young ones, so that lines grow long
+        return [*self.said][-1 - number % len(self.said)]  # prefer young ones, so that lines grow long
 
     async def play(self, steps: Sequence[tuple[str, int, int]]) -> None:
         for verb, number, more in steps:
@@ -110,7 +110,7 @@ class Forest:
         await self._save(say(await self.store.load(session_id), text), text)
 
     async def _show(self, session_id: str, number: int) -> None:
-        """Show what another session shows at its end, which comes late to be noted."""
+        """Make a session show another one's messages at its end, so that they are noted late."""
         session, other = await self.store.load(session_id), await self.store.load(self._chosen(number))
         pieces = (*session.state.transcript.pieces, *other.state.transcript.pieces[-1:])
         await self._save(show(session, type(session.state.transcript)(pieces)))
@@ -141,7 +141,7 @@ class Forest:
         del self.said[session_id], self.versions[session_id]
 
     async def require_whole(self) -> None:
-        """Every version of every session is there, nothing else is, and a check finds nothing wrong."""
+        """Assert that every version of every session is there and nothing else, and that a check finds no problem."""
         assert await self.store.check() == []
         for session_id, versions in self.versions.items():
             for number, expected in enumerate(versions, 1):
@@ -183,7 +183,7 @@ async def played(store: Any, steps: Sequence[tuple[str, int, int]]) -> None:
 
 @given(STEPS)
 async def test_any_tree_of_forks_in_memory(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever is forked, said, cut, shown elsewhere, hidden and erased, in any order: all that is shown is there."""
+    """Sessions are forked, cut, hidden and erased in any order, and all that they show is there."""
     await played(MemoryStore(), steps)
 
 
@@ -200,7 +200,7 @@ async def test_any_tree_of_forks_in_files(steps: list[tuple[str, int, int]]) -> 
 
 
 async def line_of(store: Any, depth: int) -> Any:
-    """Make a fork of a fork of a fork: s0, s1, s2 and so on, in each of which something is said."""
+    """Make a fork of a fork of a fork: s0, s1, s2 and so on, each with a message of its own."""
     session = await store.create(new_session("said in s0", id="s0"))
     for number in range(1, depth):
         session = await store.create(fork(await store.load(session.id), id=f"s{number}"))
@@ -222,7 +222,7 @@ async def test_a_fork_notes_only_what_its_line_does_not(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["012345", "543210", "204153", "341025"])
 async def test_a_line_is_erased_in_any_order(kind: str, order: str, tmp_path: Path) -> None:
-    """Those that are left show all that they showed, and hang on nothing that is gone."""
+    """The sessions that are left show all that they showed, and refer to nothing that is gone."""
     async with opened(kind, tmp_path) as store:
         await line_of(store, 6)
         left = {f"s{number}": [f"said in s{each}" for each in range(number + 1)] for number in range(6)}
@@ -240,7 +240,7 @@ async def test_a_line_is_erased_in_any_order(kind: str, order: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_came_late_to_be_shown_is_not_handed_down(kind: str, tmp_path: Path) -> None:
-    """A fork from before does not keep it, and is not said to have it."""
+    """A fork made before does not keep it, and is not listed as showing it."""
     async with opened(kind, tmp_path) as store:
         stranger = await store.create(new_session("secret", id="stranger"))
         parent = await line_of(store, 3)
@@ -258,7 +258,7 @@ async def test_what_came_late_to_be_shown_is_not_handed_down(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_is_found_by_what_it_shows_through_its_line(kind: str, tmp_path: Path) -> None:
-    """Of a session that is erased or hidden, too, by its own id and by its owner's name."""
+    """A session that is erased or hidden is found too, by its own id and within its owner's scope."""
     async with opened(kind, tmp_path) as store:
         root = await store.create(new_session("said in s0", id="s0", owner="ada"))
         last = root
@@ -287,7 +287,7 @@ async def test_a_message_shown_through_a_line_is_redacted_from_the_last_fork(kin
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_that_begins_before_its_parents_beginning_ends_has_no_line(kind: str, tmp_path: Path) -> None:
-    """It would inherit what it does not show, and keep that when all others are gone."""
+    """With a line, it would inherit what it does not show, and keep that when all others are gone."""
     async with opened(kind, tmp_path) as store:
         parent = await line_of(store, 4)
         await store.create(show(fork(parent, id="early"), parent.state.transcript.cut(0, 2)))
@@ -298,7 +298,7 @@ async def test_a_fork_that_begins_before_its_parents_beginning_ends_has_no_line(
 
 
 async def test_a_parent_of_the_same_id_is_not_a_line() -> None:
-    """One that was erased and made again shows other things, whatever is at hand of the first."""
+    """A parent that was erased and created again shows other messages, even if the first is still in memory."""
     async with MemoryStore() as store:
         parent = await line_of(store, 4)
         await store.delete("s3")
@@ -313,7 +313,7 @@ async def test_a_parent_of_the_same_id_is_not_a_line() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_a_check_finds_a_wrong_line(kind: str, tmp_path: Path) -> None:
-    """Lost, of nobody, or of one who is younger."""
+    """A check finds a line that is lost, that names no session, or that names a younger one."""
     async with opened(kind, tmp_path) as store:
         await line_of(store, 5)
         sids = dict(await rows_of(store, "session", "id", "sid"))
@@ -329,7 +329,7 @@ async def test_a_check_finds_a_wrong_line(kind: str, tmp_path: Path) -> None:
 async def test_an_erasure_in_files_that_is_killed_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forks note what they have shown by a session before that one goes; killed between, it can be repeated."""
+    """Forks note what they show of a session before it goes. A deletion killed in between can be repeated."""
     async with FileStore(tmp_path) as store:
         await line_of(store, 5)
 
@@ -349,7 +349,7 @@ async def test_an_erasure_in_files_that_is_killed_loses_nothing(
 
 
 async def test_a_damaged_fork_in_files_is_not_touched_when_its_line_is_erased(tmp_path: Path) -> None:
-    """What its heads name is kept for it, and those behind it go on."""
+    """The messages that its heads name are kept for it, and the fork behind it still loads."""
     async with FileStore(tmp_path) as store:
         await line_of(store, 5)
         file = tmp_path / "s3.jsonl"
@@ -365,7 +365,7 @@ async def test_a_damaged_fork_in_files_is_not_touched_when_its_line_is_erased(tm
 
 
 async def test_a_line_that_an_older_release_has_erased_is_found_and_costs_nothing(tmp_path: Path) -> None:
-    """It has kept what the heads of the forks name. They are gone by here too, until the store is copied."""
+    """The older release kept what the heads of the forks name. Here the heads count too, until a copy is made."""
     async with FileStore(tmp_path) as store:
         await line_of(store, 5)
         log = SessionLog("s2")
@@ -383,7 +383,7 @@ async def test_a_line_that_an_older_release_has_erased_is_found_and_costs_nothin
 
 
 async def test_a_release_without_lines_takes_such_a_file_for_damaged(tmp_path: Path) -> None:
-    """It reads another format in the first line of the log, and goes by the heads when it erases."""
+    """An older release meets an unknown format in the first line of the log, and uses the heads when it erases."""
     async with FileStore(tmp_path) as store:
         await line_of(store, 3)
     formats = {

@@ -69,7 +69,8 @@ def asked() -> Iterator[dict[str, Any]]:
     for names in (names for count in range(len(FILTERS) + 1) for names in combinations(FILTERS, count)):
         query = {name: FILTERS[name] for name in names}
         yield query
-        # Old sessions may have been updated at any time: to find those that were created before a moment, and updated
+        # Old sessions may have been updated at any time. To find the sessions created before a moment and updated
+        # last, a store has to look at all that were updated since.
         # last, takes a look at all that were updated since.
         if "created_before" not in query:
             yield by_update(query)
@@ -93,7 +94,7 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[apsw.Conn
 
 
 def steps_of(db: apsw.Connection, query: dict[str, Any]) -> int:
-    """Return how many of its own instructions SQLite carries out for a page, in tens."""
+    """Return the number of SQLite's own instructions for a page, in tens."""
     count = 0
 
     def note() -> bool:
@@ -108,15 +109,15 @@ def steps_of(db: apsw.Connection, query: dict[str, Any]) -> int:
 
 
 def test_a_page_takes_as_many_steps_as_it_shows_sessions(filled: apsw.Connection) -> None:
-    """The dearest is a full page out of eight shelves, after a count; 20,000 rows passed over would be ten times it."""
+    """A full page out of eight shelves, after a count, costs most; to skip 20,000 rows would cost ten times that."""
     dear = {str(query): steps for query in asked() if (steps := steps_of(filled, query)) > 2_600}
     assert dear == {}
 
 
 @pytest.mark.parametrize("filled", [2_000 if os.environ.get("PERDURE_TORTURE") else 250], indirect=True)
 def test_pages_are_those_of_a_scan(filled: apsw.Connection) -> None:
-    """Whatever the way to them, the sessions found are those that meet every condition."""
-    filled.execute("UPDATE session SET updated = 1, recent = 0 WHERE sid = 1403")  # clocks disagree
+    """A page has the sessions that meet every condition, whichever index finds them."""
+    filled.execute("UPDATE session SET updated = 1, recent = 0 WHERE sid = 1403")  # the clocks disagree
     filled.execute("UPDATE session SET updated = 1100 - sid % 97, recent = (1100 - sid % 97) / 60 WHERE sid % 13 = 0")
     filled.execute("UPDATE session SET status = 'suspended', agent = 'agent1' WHERE sid % 77 = 0")
     tags: dict[int, set[str]] = {}
@@ -150,7 +151,7 @@ def _holds(session: dict[str, Any], key: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_a_tag_follows_its_session(tmp_path: Path, kind: str) -> None:
-    """What becomes of a session is what lists by its tags go by: its status, its tags, its end."""
+    """Lists by tag follow a session's status, its tags and its deletion."""
     async with opened(kind, tmp_path) as store:
         session = await store.create(new_session("one", owner="ada", tags=("a", "b")))
         other = await store.create(new_session("two", owner="ben", tags=("b",)))
@@ -173,7 +174,7 @@ async def test_a_tag_follows_its_session(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_clocks_that_disagree_hide_nothing(tmp_path: Path, kind: str) -> None:
-    """A session that was updated before it was created is shown by the time that it says."""
+    """A session that was updated before it was created is listed by the time that it says."""
     clock = FrozenClock()
     with use(clock=clock):
         async with opened(kind, tmp_path) as store:
@@ -209,7 +210,7 @@ async def test_what_tags_say_of_sessions_is_checked(tmp_path: Path) -> None:
 
 
 async def test_an_index_that_leads_nowhere_is_damage(tmp_path: Path) -> None:
-    """A page names what it was led to and did not find, beside the sessions that are there."""
+    """A page names the missing session as damaged, and shows the sessions that are there."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         kept = await store.create(new_session("one", tags=("t",)))

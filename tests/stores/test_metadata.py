@@ -1,4 +1,4 @@
-"""Metadata whose large values stand apart: each is written once while it stays, and goes when it has to."""
+"""Metadata whose large values are kept separately: each is written once while it stays, and goes when it has to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def noted(session: AgentSession, **more: Any) -> AgentSession:
 
 
 def values_in(path: Path) -> list[bytes]:
-    """Return what a SQLite file keeps under hashes."""
+    """Return the values that a SQLite file keeps under hashes."""
     db = apsw.Connection(str(path))
     try:
         return [unpack(body) for (body,) in db.execute("SELECT body FROM value")]
@@ -45,7 +45,7 @@ def values_in(path: Path) -> list[bytes]:
 
 @every_store
 async def test_metadata_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> None:
-    """Large and small values, in their order, in every version, from a store that has nothing at hand."""
+    """Large and small values come back in their order, in every version, from a store that has nothing in memory."""
     async with opened(kind, tmp_path) as store:
         kept = [await store.create(noted(new_session("Hi", id="s"), first=1, big=BIG, last="x", same=BIG))]
         for change in ({"first": 2}, {"big": "y" * 9000}, {"big": "small again"}, {"odd ": {"~": BIG}, "": "z" * 5000}):
@@ -63,7 +63,7 @@ async def test_metadata_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> N
 
 
 async def test_a_value_that_stays_is_written_and_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves that change something small neither encode nor write it, also after a load."""
+    """Saves that change something small neither encode nor write the large value, also after a load."""
     encoded: list[int] = []
     real, path = codec.encode, tmp_path / "s.db"
 
@@ -81,7 +81,7 @@ async def test_a_value_that_stays_is_written_and_encoded_once(tmp_path: Path, mo
         for count in range(1, 6):
             session = await store.save(noted(session, count=count))
         assert max(encoded) < LARGE
-        equal = await store.save(noted(session, big=[*BIG]))  # another object, which is encoded and not written
+        equal = await store.save(noted(session, big=[*BIG]))  # an equal object, which is encoded and not written
     assert len([value for value in values_in(path) if len(value) > LARGE]) == 1
     assert equal.version == 7
 
@@ -98,7 +98,7 @@ async def test_metadata_that_stays_is_not_encoded_at_all(monkeypatch: pytest.Mon
 
 @every_store
 async def test_a_value_goes_with_the_last_that_has_it(kind: str, tmp_path: Path) -> None:
-    """A fork keeps what it shares with its parent; with the last of them it is gone from every file."""
+    """A fork keeps the value that it shares with its parent; when both are deleted, it is gone from every file."""
     async with opened(kind, tmp_path) as store:
         parent = await store.create(noted(new_session("Hi", id="p"), big=BIG))
         await store.create(fork(parent, id="f"))
@@ -117,7 +117,7 @@ async def test_a_value_goes_with_the_last_that_has_it(kind: str, tmp_path: Path)
 @every_store
 @pytest.mark.parametrize("length", [10, 900])
 async def test_a_redaction_goes_through_what_stands_apart(kind: str, tmp_path: Path, length: int) -> None:
-    """What quotes a message is replaced in every version; what does not stays, and so does its order."""
+    """A redaction replaces quotes of the message in every version; all other values stay, in their order."""
     secret, replacement = "the secret of the house", "r" * length
     async with opened(kind, tmp_path) as store:
         session = await store.create(noted(new_session(secret, "Other", id="s"), quote=[secret, *BIG], big=BIG, n=1))
@@ -141,7 +141,7 @@ async def test_a_redaction_goes_through_what_stands_apart(kind: str, tmp_path: P
 
 @every_store
 async def test_an_erasure_in_between_makes_a_save_write_all(kind: str, tmp_path: Path) -> None:
-    """What is at hand may be of what was erased: the next save relies on nothing of it."""
+    """Values in memory may be of erased sessions: the next save does not rely on them."""
     async with opened(kind, tmp_path) as store, opened(kind, tmp_path) as other:
         if kind == "memory":
             other = store
@@ -157,7 +157,7 @@ async def test_an_erasure_in_between_makes_a_save_write_all(kind: str, tmp_path:
 @every_store
 @pytest.mark.parametrize("target", ["memory", "file"])
 async def test_a_copy_has_it_too(kind: str, target: str, tmp_path: Path) -> None:
-    """A session moves with all versions of its metadata, and its copy goes on and moves on."""
+    """A session moves with all versions of its metadata, and its copy can be saved and moved again."""
     async with opened(kind, tmp_path / "from") as source, opened(target, tmp_path / "to") as copy:
         session = await source.create(noted(new_session("Hi", id="s"), big=BIG, n=1))
         session = await source.save(noted(session, n=2))
@@ -173,7 +173,7 @@ async def test_a_copy_has_it_too(kind: str, target: str, tmp_path: Path) -> None
 
 
 async def test_a_value_that_is_missing_is_damage(tmp_path: Path) -> None:
-    """A load and fsck say which value it is, and versions without it load."""
+    """A load and fsck name the missing value, and versions without it load."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("Hi", id="s"))
@@ -190,7 +190,7 @@ async def test_a_value_that_is_missing_is_damage(tmp_path: Path) -> None:
 
 
 async def test_only_a_head_with_such_a_value_has_the_new_format(tmp_path: Path) -> None:
-    """Older releases read all others, and refuse this one by its number instead of reading half of it."""
+    """Older releases read all other heads, and refuse this one by its number instead of reading half of it."""
     async with MemoryStore() as store:
         plain = await store.create(noted(new_session("Hi", id="s"), some="x" * (LARGE - 500)))
         large = await store.save(noted(plain, some="x" * (LARGE + 500)))
@@ -212,7 +212,7 @@ JSONS = st.recursive(
 
 @given(given=st.dictionaries(st.text(max_size=6), JSONS, max_size=6), most=st.integers(0, 40), data=st.data())
 def test_what_is_taken_apart_is_put_together(given: dict[str, Any], most: int, data: st.DataObject) -> None:
-    """Whatever is large, and whatever of it was known before, the same comes back, in the same order."""
+    """The same values come back in the same order, whichever are large and whichever were known before."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metadata, "LARGE", most)
         first, values = taken_apart(FrozenDict(given))

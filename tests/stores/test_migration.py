@@ -1,4 +1,4 @@
-"""A SQLite file of the first schema, whatever state its sessions are in, is read and goes on as before."""
+"""A SQLite file of the first schema is read, and works as before, whatever state its sessions are in."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ LINES_NOTED = """
     )
     SELECT log, up.sid, start, stop FROM up JOIN ref ON child = up.line WHERE since IS NULL
 """
-"""In the first schema each fork notes itself all that it shows."""
+"""The statement that notes for each fork all that it shows, as the first schema did."""
 
 
 def make_old(path: Path) -> None:
-    """Give a file the form that the first schema had: each entry of a record in a row of its own, unpacked."""
+    """Give a file the form of the first schema: each entry of a record in a row of its own, unpacked."""
     script = (files("perdure.stores.sqlite") / "migrations" / "0001_initial.sql").read_text()
     (create,) = re.findall(r"CREATE TABLE event \(.*?STRICT;", script, re.DOTALL)
     db = apsw.Connection(str(path))
@@ -104,14 +104,14 @@ async def _tell(where: Path) -> bytes:
 
 @pytest.fixture
 def old(tmp_path: Path) -> tuple[Path, bytes]:
-    """A file of the first schema in which a good deal has happened, and what an export of it said."""
+    """Return a file of the first schema in which a good deal has happened, and an export of it."""
     said = asyncio.run(_tell(tmp_path))
     make_old(tmp_path / "sessions.db")
     return tmp_path / "sessions.db", said
 
 
 async def test_an_old_file_is_read_as_before(old: tuple[Path, bytes]) -> None:
-    """Runs, branches that were recorded by turns, erased parents, interrupted runs: all of it, byte for byte."""
+    """Runs, branches recorded in turns, erased parents, interrupted runs: everything is read, byte for byte."""
     path, said = old
     async with SqliteStore(path) as store:
         assert await exported(store) == said
@@ -119,7 +119,7 @@ async def test_an_old_file_is_read_as_before(old: tuple[Path, bytes]) -> None:
 
 
 async def test_killed_runs_in_an_old_file_are_recovered(old: tuple[Path, bytes]) -> None:
-    """Their records tell how far they had come."""
+    """Their records say how far they had come."""
     path, _ = old
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
@@ -144,7 +144,7 @@ async def test_many_processes_that_open_an_old_file_at_once(old: tuple[Path, byt
 
 
 async def test_a_migration_that_fails_changes_nothing(old: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one transaction: the next who opens the file begins again."""
+    """A migration is one transaction: the next process that opens the file begins again."""
     path, said = old
     with monkeypatch.context() as dying:
         dying.setitem(_FUNCTIONS, "batch_body", lambda kind, body: 1 / 0 if kind == b"agent_end" else b"[]")
@@ -155,7 +155,7 @@ async def test_a_migration_that_fails_changes_nothing(old: tuple[Path, bytes], m
 
 
 def _said_by(schema: str) -> list[Any]:
-    """Return what a file holds after statements were carried out in it: its schema, word for word, and its rows."""
+    """Return the schema, word for word, and the rows of a file in which the statements were carried out."""
     db = apsw.Connection(":memory:")
     for name, function in _FUNCTIONS.items():
         db.create_scalar_function(name, function, deterministic=True)
@@ -167,7 +167,7 @@ def _said_by(schema: str) -> list[Any]:
 
 
 def test_a_new_file_has_the_schema_that_all_migrations_make() -> None:
-    """The statements of `schema.sql` are those of a file that has been through every release."""
+    """The statements of `schema.sql` make the same schema as all migrations together."""
     room = files("perdure.stores.sqlite")
     scripts = sorted(path.name for path in (room / "migrations").iterdir() if path.name.endswith(".sql"))
     migrated = "".join(
@@ -193,7 +193,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 async def test_damage_in_an_old_file_stays_where_it_is(old: tuple[Path, bytes], damage: str) -> None:
-    """A flipped bit may make anything of a column. Its session is found damaged, and every other is read."""
+    """A flipped bit may change a column's type. The session is reported as damaged, and every other is read."""
     path, _ = old
     rowid = spoil(path, damage)
     async with SqliteStore(path) as store:
@@ -206,7 +206,7 @@ async def test_damage_in_an_old_file_stays_where_it_is(old: tuple[Path, bytes], 
 
 
 def spoil(path: Path, damage: str) -> int:
-    """Damage a row of the session `talk` that is one of a run, past what SQLite would allow."""
+    """Damage a row of a run of the session `talk`, in a way that SQLite would not allow."""
     db = apsw.Connection(str(path))
     db.execute("PRAGMA writable_schema = ON")
     db.execute(
@@ -229,7 +229,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "format-1-head-2-schema-6" / 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 5, 6, 9, 22])
 async def test_a_migration_in_steps_can_be_cut_short_and_begun_again(tmp_path: Path, done: int) -> None:
-    """However far it came, and whatever others have written meanwhile, the next opening finishes it."""
+    """The next opening finishes it, however far it came and whatever others have written meanwhile."""
     path = tmp_path / "sessions.db"
     shutil.copyfile(GOLDEN, path)
     db = apsw.Connection(str(path))

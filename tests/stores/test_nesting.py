@@ -1,4 +1,4 @@
-"""Compactions of compactions: a save writes what is new, and whatever is covered comes back, however deep it is."""
+"""Compactions of compactions: a save writes only what is new, and every covered message comes back from any depth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perdure.testing.samples import fork, new_session, run_of, say, show, texts
 pytestmark = pytest.mark.sample(2, cases=True)  # make torture runs all
 
 DEEP = 60
-"""More than is kept in one value, so that blocks name blocks that name blocks."""
+"""More than fits into one value, so that blocks name blocks that name blocks."""
 
 
 def covered(session: AgentSession, start: int, stop: int, summary: str) -> AgentSession:
@@ -43,7 +43,7 @@ def covered(session: AgentSession, start: int, stop: int, summary: str) -> Agent
 
 
 def deeper(session: AgentSession, level: int) -> AgentSession:
-    """The session with one more message, all but the last two messages covered, and with them the block before."""
+    """Return the session with one more message, and all but its last two messages and blocks covered."""
     more = say(session, f"said at {level}")
     return covered(more, 0, len(more.state.transcript) - 2, f"summary {level}")
 
@@ -53,13 +53,13 @@ def uncovered(session: AgentSession) -> AgentSession:
 
 
 def view(session: AgentSession | None) -> list[bytes]:
-    """What a session shows, byte by byte."""
+    """Return what a session shows, as encoded messages."""
     assert session is not None, "the session is not there"
     return [codec.encode_message(message) for message in session.state.messages]
 
 
 async def nested(store: Any, levels: int = DEEP, id: str = "deep") -> list[list[bytes]]:
-    """Make a session whose first message is covered so many times over; what was shown before each compaction."""
+    """Make a session whose first message is covered `levels` times. Return its view before each compaction."""
     session = await store.create(new_session(f"The card is {SECRET}.", "Noted.", "Fine.", id=id))
     views = []
     for level in range(levels):
@@ -70,11 +70,11 @@ async def nested(store: Any, levels: int = DEEP, id: str = "deep") -> list[list[
 
 
 async def assert_comes_off(store: Any, session_id: str, views: list[list[bytes]]) -> None:
-    """Block by block, each view is what it was."""
+    """Assert that each view is as it was, block by block."""
     session = await store.load(session_id)
     for expected in reversed(views):
         session = await store.save(uncovered(session))
-        tail = view(session)[len(expected) :]  # what came in at the end after it was covered is there still
+        tail = view(session)[len(expected) :]  # the messages added after it was covered are still there
         assert view(session) == expected + tail
     assert [*session.state.transcript.blocks()] == []
 
@@ -84,7 +84,7 @@ def head_of(rows: Rows, session: AgentSession) -> StoredHead:
 
 
 def test_a_compaction_writes_what_is_new_at_any_depth() -> None:
-    """Its head and its values stay under 4 KB packed, and a save after it writes no value at all."""
+    """A head and its new values stay under 3 KB packed, and a save after it writes no value."""
     rows = Rows()
     session = rows.keep(new_session("a", "b", "c"))
     for level in range(400):
@@ -101,7 +101,7 @@ def test_a_compaction_writes_what_is_new_at_any_depth() -> None:
 
 @pytest.fixture
 def walked(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
-    """The blocks whose stored form is made, as they are."""
+    """Return a list of the blocks whose stored form is made."""
     met: list[Block] = []
     make = blocks._stored
 
@@ -114,7 +114,7 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
 
 
 def test_a_save_walks_no_block_that_an_earlier_one_has_walked(walked: list[Block]) -> None:
-    """One block is looked at for each compaction, and none for a save between them."""
+    """A compaction walks one block, and a save between compactions walks none."""
     rows = Rows()
     session = rows.keep(new_session("a", "b", "c"))
     for level in range(60):
@@ -130,7 +130,7 @@ def test_a_save_walks_no_block_that_an_earlier_one_has_walked(walked: list[Block
 
 
 def test_a_save_after_a_cold_load_walks_what_stands_apart_no_more(walked: list[Block]) -> None:
-    """Blocks that were read from values of their own are known from there."""
+    """Blocks that were read from values of their own are not written again."""
     rows = Rows()
     session = rows.keep(new_session("a", "b", "c"))
     for level in range(300):
@@ -144,7 +144,7 @@ def test_a_save_after_a_cold_load_walks_what_stands_apart_no_more(walked: list[B
 
 
 def test_steps_name_the_block_that_they_were_shown() -> None:
-    """A run over a deep view does not write the view's blocks for each of its steps."""
+    """A run over a deep view does not write the view's blocks again for each of its steps."""
     rows = Rows()
     session = rows.keep(new_session("a", "b", "c"))
     for level in range(40):
@@ -156,7 +156,7 @@ def test_steps_name_the_block_that_they_were_shown() -> None:
 
 
 def test_a_head_says_its_format_only_if_it_names_blocks() -> None:
-    """An older release refuses by its number what it cannot read, and reads what it can."""
+    """An older release refuses by its number a head that it cannot read, and reads all others."""
     rows = Rows()
     plain = rows.keep(new_session("a", "b", "c"))
     small = rows.keep(deeper(plain, 0))
@@ -171,13 +171,13 @@ def test_a_head_says_its_format_only_if_it_names_blocks() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_nesting_comes_off_level_by_level(data: st.DataObject) -> None:
-    """Blocks laid anywhere, side by side and over one another, and runs between: from rows alone it all comes back."""
+    """Blocks may lie side by side or over one another, with runs between: everything comes back from rows alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "CUT", data.draw(st.sampled_from([1, 300, 700, 4096])))
         patch.setattr(blocks, "INLINE", data.draw(st.sampled_from([1, 300, 512])))
         rows = Rows()
         session = rows.keep(new_session("a", "b", "c", "d"))
-        naive = Transcript.of(session.state.messages)  # what is never stored
+        naive = Transcript.of(session.state.messages)  # this one is never stored
         for level in range(data.draw(st.integers(1, 12))):
             run = data.draw(st.sampled_from([say, run_of]))
             longer = run(session, f"said {level}") if run is say else run_of(session)
@@ -193,14 +193,14 @@ def test_any_nesting_comes_off_level_by_level(data: st.DataObject) -> None:
 
 
 def _stretch_of(data: st.DataObject, transcript: Transcript) -> tuple[int, int]:
-    """A stretch of a view that may be covered."""
+    """Return a stretch of a view that may be covered."""
     edges = [place for place in range(len(transcript) + 1) if transcript.edge_from(place) == place]
     start = data.draw(st.sampled_from(edges[:-1]))
     return start, data.draw(st.sampled_from([edge for edge in edges if edge > start]))
 
 
 def _assert_comes_off_alike(data: st.DataObject, rows: Rows, session: AgentSession, naive: Transcript) -> None:
-    """Blocks taken off one by one show the same from rows that nobody has read as from memory."""
+    """Assert that blocks come off one by one, with the same views from rows as from memory."""
     while True:
         loaded = rows.load(session.id, session.version)
         assert list(loaded.state.messages) == list(naive)
@@ -216,7 +216,7 @@ def _assert_comes_off_alike(data: st.DataObject, rows: Rows, session: AgentSessi
 @settings(deadline=None, max_examples=6)
 @given(st.sampled_from(["memory", "file", "sqlite"]), st.integers(1, 40), st.sampled_from([200, 700, 4096]))
 def test_any_depth_comes_back_from_a_store(kind: str, depth: int, cut: int) -> None:
-    """Saved, loaded by an instance that has read nothing, and taken off level by level."""
+    """A session is saved, loaded by an instance that has read nothing, and uncovered level by level."""
 
     async def there_and_back() -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -230,7 +230,7 @@ def test_any_depth_comes_back_from_a_store(kind: str, depth: int, cut: int) -> N
 
 
 class _Reopened:
-    """A store that can be left and opened again."""
+    """A store that can be closed and opened again."""
 
     def __init__(self, kind: str, where: Path) -> None:
         self._kind, self._where = kind, where
@@ -264,7 +264,7 @@ async def reopening(kind: str, where: Path) -> Any:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_deep_blocks_come_off_after_reopening(kind: str, tmp_path: Path) -> None:
-    """What is covered many times over is there for an instance that has never read it, and a check is content."""
+    """Deep blocks come off for an instance that has never read them, and a check finds no problem."""
     async with reopening(kind, tmp_path) as store:
         views = await nested(store())
         await store.anew()
@@ -275,7 +275,7 @@ async def test_deep_blocks_come_off_after_reopening(kind: str, tmp_path: Path) -
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str, tmp_path: Path) -> None:
-    """Deep blocks over a log that is not its own: neither messages nor values go with the parent."""
+    """Deep blocks over another session's log stay whole: neither messages nor values go with the parent."""
     async with reopening(kind, tmp_path) as store:
         views = await nested(store())
         parent = await store().load("deep")
@@ -290,7 +290,7 @@ async def test_a_fork_keeps_what_it_covers_when_its_parent_is_deleted(kind: str,
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_covered_many_times_over_is_redacted(kind: str, tmp_path: Path) -> None:
-    """It is found beneath all the blocks, and no byte tells of it."""
+    """A redaction finds it beneath all the blocks, and no byte of it is left."""
     async with reopening(kind, tmp_path) as store:
         await nested(store(), 100 if os.environ.get("PERDURE_TORTURE") else 40)
         session = await store().load("deep", 1)
@@ -306,7 +306,7 @@ async def test_a_message_covered_many_times_over_is_redacted(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 async def test_an_erased_session_leaves_no_block(kind: str, tmp_path: Path) -> None:
-    """The values in which its blocks stood go with it."""
+    """The values with its blocks are erased with it."""
     async with opened(kind, tmp_path) as store:
         await nested(store)
         session = await store.load("deep")
@@ -341,7 +341,7 @@ def _sessions_in(file: io.BytesIO) -> list[bytes]:
 
 
 def _named_heads(values: dict[str, bytes], name: str) -> StoredHead:
-    """A head of format 2 whose view is one named block."""
+    """Return a head of format 2 whose view is one named block."""
     rows = Rows()
     session = rows.keep(new_session("a"))
     plain = msgspec.json.decode(rows.heads[session.id, 1])
@@ -366,7 +366,7 @@ def _bombs() -> Iterator[tuple[dict[str, bytes], str]]:
 
 @pytest.mark.parametrize(("values", "name"), [*_bombs()], ids=["itself", "without end"])
 def test_blocks_that_name_one_another_without_end_are_refused(values: dict[str, bytes], name: str) -> None:
-    """A few bytes cannot stand for a view that no memory holds."""
+    """A few bytes cannot stand for a view that fits into no memory."""
     head = _named_heads(values, name)
     assert set(gathered(head, values.__getitem__).values) <= set(values)
     with pytest.raises(CorruptRecord):

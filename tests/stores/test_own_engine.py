@@ -1,4 +1,4 @@
-"""The engine of `examples/own_engine.py`: the contract, and what a cut or a damaged file does to it."""
+"""The engine of `examples/own_engine.py`: the contract, and its files after a cut or damage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_room_that_was_never_written_is_a_torn_frame(tmp_path: Path, tail:
 
 @pytest.mark.parametrize("at", [0, 3, 4, 8, 12, 40])
 async def test_damage_before_the_last_frame_is_no_torn_frame(tmp_path: Path, at: int) -> None:
-    """Nothing behind it is dropped in silence: the store is not opened, and the file is left as it is."""
+    """Nothing behind the damage is silently dropped: the store is not opened, and the file is left unchanged."""
     path = tmp_path / "sessions"
     await talk(path, "one")
     start = len(path.read_bytes())

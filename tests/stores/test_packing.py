@@ -1,4 +1,4 @@
-"""Packed rows: what goes in comes out, and nothing else does."""
+"""Packed rows: what is unpacked is what was packed, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ENTRY = st.builds(Entry, st.sampled_from(["message_end", "turn_start", "x"]), JS
 
 
 def test_the_dictionary_is_part_of_the_format() -> None:
-    """Every row that was ever packed needs it, byte for byte. A better one takes another mark."""
+    """Every packed row needs it, byte for byte. A better dictionary needs another mark."""
     digest = hashlib.sha256(packing._DICTIONARY).hexdigest()
     assert digest == "7d76a60474a1428a33ff295628d3308c8b8365af60369f8de62a46a00b305ad7"
 
 
 @given(JSON)
 def test_any_json_comes_back(value: object) -> None:
-    """Packed or not, a row is what was written."""
+    """A row comes back as it was written, packed or not."""
     raw = msgspec.json.encode(value)
     assert packing.unpack(packing.pack(raw)) == raw
     assert len(packing.pack(raw)) <= len(raw)
@@ -42,14 +42,14 @@ def test_any_json_comes_back(value: object) -> None:
 
 @given(st.lists(ENTRY, min_size=1, max_size=8))
 def test_entries_come_back_with_their_runs(entries: list[Entry]) -> None:
-    """Runs are named once, where they differ from the first one's."""
+    """A run is named once, where it differs from the first one's."""
     run, packed = packing.pack_entries([(entry, msgspec.json.encode(entry.body)) for entry in entries])
     assert packing.unpack_entries(run, packed) == entries
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(stored: bytes) -> None:
-    """Damage never comes out as another error, nor as anything but bytes."""
+    """Damaged bytes raise no other error, and never come out as anything but bytes."""
     with suppress(InvalidData):
         assert isinstance(packing.unpack(stored), bytes)
 
@@ -64,7 +64,7 @@ def test_a_row_that_unpacks_to_more_than_is_ever_stored_is_refused(monkeypatch: 
 
 
 def test_a_row_that_nobody_would_unpack_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was put on record can be read again, however much one append held."""
+    """A large append is stored unpacked if it would be refused when it is read."""
     monkeypatch.setattr(packing, "MOST", 1000)
     entries = [Entry("tool_execution_end", {"result": "x" * 400}, "run") for _ in range(4)]
     run, stored = packing.pack_entries([(entry, msgspec.json.encode(entry.body)) for entry in entries])
@@ -81,12 +81,12 @@ def test_what_is_no_batch_is_refused(stored: bytes) -> None:
 
 
 def said(session: AgentSession) -> AgentSession:
-    """A session in which so much more is said that its head alone is no reason to pack it."""
+    """Return a session with nine more messages, so that its head alone gives no reason to pack it."""
     return session.with_state(session.state.with_messages(*(Message.user("x") for _ in range(9))))
 
 
 async def test_the_heads_of_a_session_with_metadata_are_packed(tmp_path: Path) -> None:
-    """They are what a framework's session is saved as, message by message, and take half the space."""
+    """A framework's session is saved in such heads, message by message; packed, they take half the space."""
     path = tmp_path / "a.db"
     async with SqliteStore(path) as store:
         new = SessionFactory().create(AgentDefinition("a"), session_id="a")

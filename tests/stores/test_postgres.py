@@ -1,4 +1,4 @@
-"""What the PostgreSQL store promises beyond the contracts: statements, schemas, plans, damage and live events."""
+"""Promises of the PostgreSQL store beyond the contracts: statements, schemas, plans, damage and live events."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def store_in(schema: str, **options: Any) -> PostgresStore:
 
 @asynccontextmanager
 async def sql(schema: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
-    """Statements beside the store's own, as an administrator would send them."""
+    """Run statements beside the store's own, as an administrator would."""
     async with await psycopg.AsyncConnection.connect(
         postgres_server.dsn(), autocommit=True, options=f"-c search_path={schema}"
     ) as connection:
@@ -99,7 +99,7 @@ async def sql(schema: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The statements that go to the server within the block."""
+    """Yield the list of the statements that go to the server within the block."""
     sent: list[str] = []
     execute = psycopg.AsyncConnection.execute
 
@@ -133,7 +133,7 @@ async def test_a_save_and_a_load_are_one_statement_each(schema: str, monkeypatch
 
 
 async def test_waiting_saves_go_out_together(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The saves of many tasks are one statement, and one that is refused does not disturb the others."""
+    """The saves of many tasks are one statement, and a refused one does not disturb the others."""
     async with store_in(schema) as store, store_in(schema) as other:
         sessions = [await store.create(new_session(id=f"s{n}")) for n in range(20)]
         await other.save(say(sessions[7], "another's"))
@@ -151,7 +151,7 @@ async def test_waiting_saves_go_out_together(schema: str, monkeypatch: pytest.Mo
 
 
 async def test_what_the_database_refuses_of_one_save_does_not_hit_the_others(schema: str) -> None:
-    """A batch in which one statement's row cannot be written is sent again one by one."""
+    """If one statement's row cannot be written, its batch is sent again one by one."""
     async with store_in(schema) as store, sql(schema) as execute:
         sessions = [await store.create(new_session(id=f"s{n}")) for n in range(4)]
         await execute("ALTER TABLE head ADD CONSTRAINT odd CHECK (version <> 2 OR sid <> (2))")
@@ -164,7 +164,7 @@ async def test_what_the_database_refuses_of_one_save_does_not_hit_the_others(sch
 
 
 def test_eight_processes_start_at_once_on_an_empty_database(schema: str) -> None:
-    """The migrations are applied once, and everybody works."""
+    """The migrations are applied once, and every process works."""
     command = [sys.executable, "-c", OPENING, postgres_server.dsn(), schema]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     started = [subprocess.Popen(command, **pipes) for _ in range(8)]
@@ -187,9 +187,9 @@ async def test_a_schema_of_a_newer_release_is_refused(schema: str) -> None:
 
 
 async def test_an_old_schema_is_brought_up_to_date(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first release has written is read and listed as before, and what had no checksum gets one."""
+    """Rows of the first release are read and listed as before, and rows without a checksum get one."""
     scripts = migrating.migrations()
-    # This release writes columns that the first had not; what they hold is dropped again.
+    # This release writes columns that the first one did not have; they are dropped again here.
     columns = (("session", "line"), ("session", "spawned"), ("ref", "since"))
     added = [f"ALTER TABLE {table} ADD COLUMN {column} bigint;" for table, column in columns]
     monkeypatch.setattr(migrating, "migrations", lambda: [scripts[0] + "".join(added)])
@@ -225,7 +225,7 @@ async def test_tenants_are_kept_apart_by_schema(schema: str) -> None:
 
 
 async def test_a_url_can_name_the_schema(schema: str) -> None:
-    """`schema` is taken out of the query, and everything else in it is left to the driver."""
+    """`schema` is taken out of the query, and the rest is left to the driver."""
     dsn = postgres_server.dsn()
     query = f"{'&' if '?' in dsn else '?'}schema={schema}&connect_timeout=5"
     async with store_in(schema) as store, store_of(dsn + query) as named:
@@ -271,7 +271,7 @@ async def test_a_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
 
 @pytest.mark.parametrize("options", ["password=s3cr3t&sslmode=s3cr3t", "sslpassword=s3cr3t&gssencmode=s3cr3t"])
 async def test_no_password_is_in_an_error(options: str) -> None:
-    """It is struck out of what libpq says; all else that it says stays."""
+    """The password is removed from libpq's message; the rest of the message stays."""
     with pytest.raises(StoreError, match=r'invalid (ssl|gssenc)mode value: "…"') as caught:
         async with PostgresStore(f"postgresql://127.0.0.1:9/db?{options}"):
             pass
@@ -279,7 +279,7 @@ async def test_no_password_is_in_an_error(options: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening fails with a StoreError, not with psycopg's."""
+    """Opening raises StoreError, not an error of psycopg."""
     with pytest.raises(StoreError, match="Check the DSN"):
         async with PostgresStore("postgresql:///nothing?host=/nowhere&connect_timeout=2"):
             pass
@@ -299,7 +299,7 @@ async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyP
     ],
 )
 async def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
-    """The error says how to write one, and nothing of the password."""
+    """The error says how to write one, and contains nothing of the password."""
     with pytest.raises(ConfigurationError, match="DSN cannot be read") as raised:
         async with PostgresStore(dsn):
             pass
@@ -308,7 +308,7 @@ async def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
 
 
 async def test_the_dsn_wins_over_the_limits(schema: str) -> None:
-    """Every connection has time-outs, and those that the DSN sets stay as they are."""
+    """Every connection has time-outs, and those that the DSN sets are kept."""
     dsn = psycopg.conninfo.make_conninfo(
         postgres_server.dsn(), options="-c lock_timeout=7s", keepalives_idle=77, connect_timeout=5
     )
@@ -326,7 +326,7 @@ async def test_the_dsn_wins_over_the_limits(schema: str) -> None:
 
 
 async def test_leases_go_by_the_clock_of_the_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose clock is an hour ahead takes nobody's claim away."""
+    """A machine whose clock is an hour ahead takes over no live claim."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         claim, _ = await store.claim(session.id, version=1, owner="ann", lease=30)
@@ -355,7 +355,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 async def test_damage_is_told(schema: str, kind: str) -> None:
-    """A row that has changed, moved or gone is a CorruptRecord, never another conversation."""
+    """A changed, moved or missing row raises CorruptRecord, and is never read as another conversation."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.save(say(await store.create(new_session("a", "b")), "c"))
         await execute(DAMAGE[kind])
@@ -365,7 +365,7 @@ async def test_damage_is_told(schema: str, kind: str) -> None:
 
 
 async def test_columns_that_only_help_are_not_trusted(schema: str) -> None:
-    """What a head's columns say again of its body may be missing or wrong; the body decides."""
+    """Columns that repeat parts of a head's body may be missing or wrong: the body decides."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a", "b"))
         for help in ("wanted = NULL", "wanted = '{1,0,1}'", "wanted = '{}', hashes = '{}'"):
@@ -375,7 +375,7 @@ async def test_columns_that_only_help_are_not_trusted(schema: str) -> None:
 
 
 async def test_a_damaged_record_is_told(schema: str) -> None:
-    """So is a batch of entries that has changed, or is missing."""
+    """A changed or missing batch of entries raises CorruptRecord."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a"))
         claim, _ = await store.claim(session.id, version=1, owner="ann", entries=[Entry("one"), Entry("two")])
@@ -403,7 +403,7 @@ async def test_a_damaged_record_is_told(schema: str) -> None:
     ],
 )
 async def test_a_dump_leaves_nothing_out(schema: str, damage: str) -> None:
-    """What a damaged index does not give is missing, and told: a copy of it would be taken for whole."""
+    """If an index finds fewer rows, a dump raises CorruptRecord: the copy would be taken for whole."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.save(say(await store.create(new_session("a", "b", id="s")), "c"))
         claim, _ = await store.claim("s", version=2, owner="ann")
@@ -421,7 +421,7 @@ async def test_a_dump_leaves_nothing_out(schema: str, damage: str) -> None:
 
 
 async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
-    """A key or a log that has changed on the disk is damage: no other answer, nobody else's message."""
+    """A key or a log that has changed on the disk is damage: it gives no wrong answer and nobody else's message."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("secret", id="s", owner="ann"))
         await store.save(session, key=Key("k", "digest"))
@@ -462,7 +462,7 @@ async def test_a_log_is_not_found_by_a_row_that_has_changed(
 
 @pytest.mark.parametrize("damage", ["name = 'j'", "sid = 7", "name_hash = 5"])
 async def test_a_key_whose_name_has_changed_is_not_taken_for_a_new_one(schema: str, damage: str) -> None:
-    """The request would run again: a key is looked for by the hash of its name too."""
+    """The request would run again, so a key is also looked for by the hash of its name."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a", id="s"))
         await store.save(session, key=Key("k", "digest"))
@@ -476,7 +476,7 @@ async def test_a_key_whose_name_has_changed_is_not_taken_for_a_new_one(schema: s
 
 
 async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty record would be taken for that of a run that did nothing, and the run would be dropped."""
+    """Its record would seem empty, as of a run that did nothing, and the run would be dropped."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         await store.claim(session.id, version=1, owner="ann", entries=[Entry("start", run="r")])
@@ -494,7 +494,7 @@ async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeyp
 
 
 async def test_forks_race_with_the_erasure_of_their_parent(schema: str) -> None:
-    """Whoever comes first: a fork is whole, or refused because its parent is gone."""
+    """A fork is whole, or refused because its parent is gone, whichever comes first."""
     async with store_in(schema) as store, store_in(schema) as other:
         kept = refused = 0
         for round in range(25):
@@ -519,7 +519,7 @@ async def test_forks_race_with_the_erasure_of_their_parent(schema: str) -> None:
 
 
 async def test_erasure_leaves_no_row(schema: str) -> None:
-    """When the last session is gone, so is every row of it, in every table."""
+    """When the last session is gone, every row of it is gone from every table."""
     async with store_in(schema) as store, sql(schema) as execute:
         parent = await store.create(note(new_session("a", tags=("t",)), "long", "x" * 1000))
         await store.post(parent.id, Entry("steer"))
@@ -536,7 +536,7 @@ async def test_erasure_leaves_no_row(schema: str) -> None:
 
 
 async def test_many_are_erased_at_once(schema: str) -> None:
-    """Those that run, and those that are not there, are left; what a fork shows stays."""
+    """Running and missing sessions are skipped; what a fork shows stays."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
         made = [await store.create(new_session(f"s{number}")) for number in range(4)]
         child = await store.create(fork(made[0]))
@@ -557,7 +557,7 @@ async def test_many_are_erased_at_once(schema: str) -> None:
 
 
 async def test_erasures_of_many_and_saves_do_not_wait_for_each_other(schema: str) -> None:
-    """Saves with values of their own, in any order, while all of their sessions are being erased."""
+    """Saves with values of their own run in any order while all of their sessions are being erased."""
     async with store_in(schema) as store, store_in(schema) as other:
         for round in range(5):
             made = [await store.create(new_session(f"{round} {number}")) for number in range(12)]
@@ -571,7 +571,7 @@ async def test_erasures_of_many_and_saves_do_not_wait_for_each_other(schema: str
 
 
 async def test_an_erasure_that_is_caught_in_a_deadlock_is_tried_again(schema: str) -> None:
-    """Somebody who indexes messages holds some of them, and asks for others that are being erased."""
+    """A transaction that indexes messages holds some of them, and asks for others that are being erased."""
     async with store_in(schema) as store, sql(schema) as execute, sql(schema) as beside:
         first, second = [await store.create(new_session("a")) for _ in range(2)]
         held = "SELECT 1 FROM msg JOIN session ON session.log = msg.log WHERE session.id = %s FOR KEY SHARE OF msg"
@@ -596,7 +596,7 @@ async def _until_waiting(execute: Callable[..., Awaitable[list[Any]]]) -> None:
 
 
 async def test_claims_lapse_when_the_store_is_closed(schema: str) -> None:
-    """A run that goes on cannot write any more, so that others may take it over at once."""
+    """A run whose store was closed cannot write any more, so that others may take it over at once."""
     async with store_in(schema) as other:
         async with store_in(schema) as store:
             sessions = {
@@ -614,7 +614,7 @@ async def test_claims_lapse_when_the_store_is_closed(schema: str) -> None:
 
 
 async def test_closing_that_is_cancelled_is_seen_through(schema: str) -> None:
-    """No connection is left, and what was handed in is carried out."""
+    """No connection is left, and the save under way is carried out."""
     async with sql(schema) as execute:
         store = await store_in(schema).__aenter__()
         session = await store.create(new_session("a"))
@@ -643,7 +643,7 @@ async def _until_gone(execute: Callable[..., Awaitable[list[Any]]]) -> None:
 
 
 def test_a_store_may_be_closed_after_its_loop(schema: str) -> None:
-    """Its connections go, though their loop cannot be waited for any more."""
+    """Its connections are closed, though their loop is gone."""
 
     async def opened() -> PostgresStore:
         store = await store_in(schema).__aenter__()
@@ -660,7 +660,7 @@ def test_a_store_may_be_closed_after_its_loop(schema: str) -> None:
 
 
 async def test_a_forked_child_may_leave_the_block(schema: str) -> None:
-    """It closes nothing that its parent uses, and waits for nothing."""
+    """The child closes nothing that its parent uses, and waits for nothing."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         child = os.fork()
@@ -674,7 +674,7 @@ async def test_a_forked_child_may_leave_the_block(schema: str) -> None:
 
 
 async def test_what_is_pinned_stays_at_hand(schema: str) -> None:
-    """However many others are used; until it is let go."""
+    """A pinned session stays in memory until it is unpinned, however many others are used."""
     async with store_in(schema, cache=2) as store:
         first = await store.create(new_session("first"))
         store.pin(first.id)
@@ -688,7 +688,7 @@ async def test_what_is_pinned_stays_at_hand(schema: str) -> None:
 
 
 def test_schemas_of_the_tests_are_dropped() -> None:
-    """From a server that was given, with all that is in them; others stay."""
+    """They are dropped with everything in them; other schemas stay."""
     names = ("t_dropped", "t_dropped_too", "t_kept")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
         for name in names:
@@ -716,7 +716,7 @@ FOUND_BY_CHECK = {
 
 @pytest.mark.parametrize("damage", FOUND_BY_CHECK)
 async def test_a_check_finds_what_is_wrong_beneath_the_sessions(schema: str, damage: str) -> None:
-    """A sound store has no problems; of one that is not, each says where, and what to do."""
+    """A sound store has no problems. Each problem of a damaged store says where it is and what to do."""
     async with store_in(schema) as store, sql(schema) as execute:
         parent = await store.create(note(new_session("a", "b", tags=("t",)), "long", "x" * 1000))
         await store.create(say(fork(parent, id="child"), "c"))
@@ -729,7 +729,7 @@ async def test_a_check_finds_what_is_wrong_beneath_the_sessions(schema: str, dam
 
 
 def lists() -> dict[str, list[dict[str, Any]]]:
-    """Return lists by the index that serves them; those without one by what they go through."""
+    """Return lists grouped by the index that serves them; those without one by what they go through."""
     return {
         "session_by_created": [{}, {"created_before": _at(50_000)}, {"updated_before": _at(50_000)}],
         "session_by_shelf ": [
@@ -778,7 +778,7 @@ def _at(seconds: float) -> datetime:
 
 
 async def test_lists_use_their_indexes_at_any_number_of_sessions(schema: str) -> None:
-    """Every filter is served by an index that gives the order too: no more rows are read than a page has."""
+    """An index with the order serves every filter: a list reads no more rows than a page has."""
     async with store_in(schema) as store, sql(schema) as execute:
         many = 100_000 if os.environ.get("PERDURE_TORTURE") else 30_000
         await execute(
@@ -804,7 +804,7 @@ async def test_lists_use_their_indexes_at_any_number_of_sessions(schema: str) ->
             read = [float(rows) * int(loops) for rows, loops in re.findall(r"actual rows=([\d.]+) loops=(\d+)", plan)]
             passed = [int(found) for found in re.findall(r"Rows Removed by Filter: (\d+)", plan)]
             assert max(*read, *passed, 0) <= 8 * 51, plan
-        # What the planner does left to itself, without the settings of the store's connections.
+        # The planner by itself, without the settings of the store's connections.
         for index in ("session_by_owner_shelf ", "tag_by_owner_shelf ", "tag_by_owner_shelf_recent"):
             statement, values = next(rows.SQL.page(Page(SessionQuery.of(lists()[index][0]))))
             plan = "\n".join(row[0] for row in await execute(f"EXPLAIN {statement}", *values))
@@ -822,7 +822,7 @@ KNOWN = "SELECT tablename FROM pg_stats WHERE schemaname = %s AND tablename IN (
 
 
 async def test_lists_are_planned_well_soon_after_an_import(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After many sessions the planner looks at them: it need not wait for autovacuum, which may be off."""
+    """After many new sessions the store runs ANALYZE: it does not wait for autovacuum, which may be off."""
     monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 2)
     async with store_in(schema) as store, sql(schema) as execute:
         for statement in MANY_AT_ONCE:
@@ -836,7 +836,7 @@ async def test_lists_are_planned_well_soon_after_an_import(schema: str, monkeypa
 
 
 async def test_sessions_that_are_brought_in_count_as_well(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An import writes them in another way than `create`."""
+    """An import does not write them the way `create` does."""
     monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 2)
     async with store_in(schema) as store, sql(schema) as execute:
         for statement in MANY_AT_ONCE:
@@ -850,7 +850,7 @@ async def test_sessions_that_are_brought_in_count_as_well(schema: str, monkeypat
 
 
 async def test_a_store_can_be_closed_while_the_planner_looks(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it: another one will look."""
+    """Closing does not wait for ANALYZE: another store will run it."""
     monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 1)
     monkeypatch.setattr(statistics, "_ANALYZE", "SELECT pg_sleep(60)")
     async with sql(schema) as execute, asyncio.timeout(30), store_in(schema) as store:
@@ -861,7 +861,7 @@ async def test_a_store_can_be_closed_while_the_planner_looks(schema: str, monkey
 
 
 async def test_few_sessions_are_not_looked_at(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any plan finds them quickly."""
+    """Any plan finds a few sessions quickly."""
     monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 1)
     async with store_in(schema) as store, sql(schema) as execute:
         await execute("ALTER TABLE session SET (autovacuum_enabled = off)")
@@ -871,7 +871,7 @@ async def test_few_sessions_are_not_looked_at(schema: str, monkeypatch: pytest.M
 
 
 async def test_a_full_batch_does_not_wait_for_another(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one connection is writing, the other takes as many changes as make a batch."""
+    """While one connection is writing, the other takes a full batch of changes."""
     async with store_in(schema) as store:
         sessions = [await store.create(new_session("a")) for _ in range(writer.MOST_PER_BATCH + 1)]
         held, is_held, started = asyncio.Event(), asyncio.Event(), list[int]()
@@ -896,13 +896,13 @@ async def test_a_full_batch_does_not_wait_for_another(schema: str, monkeypatch: 
 
 
 async def test_followers_hear_at_once(schema: str) -> None:
-    """`changed` returns when another store has written, long before its time is over."""
+    """`changed` returns when another store has written, long before its time-out."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session())
         claim, appended = await store.claim(session.id, version=1, owner="ann", entries=[Entry("start")])
         began = time.perf_counter()
         await other.changed(session.id, 0, 30)
-        assert time.perf_counter() - began < 10, "what was written before is no reason to wait"
+        assert time.perf_counter() - began < 10, "entries written before do not make it wait"
         for _ in range(3):
             waiting = asyncio.create_task(other.changed(session.id, appended.seq, 30))
             await asyncio.sleep(0.1)
@@ -916,7 +916,7 @@ async def test_followers_hear_at_once(schema: str) -> None:
 
 
 async def test_late_news_of_something_older_ends_no_wait(schema: str) -> None:
-    """A notification may arrive after its entry was seen. `changed` then looks again, and waits on."""
+    """A notification may arrive after its entry was seen. `changed` then looks again, and continues to wait."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
         session = await store.create(new_session())
         claim, appended = await store.claim(session.id, version=1, owner="ann", entries=[Entry("start")])
@@ -932,7 +932,7 @@ async def test_late_news_of_something_older_ends_no_wait(schema: str) -> None:
 
 
 async def test_a_follower_that_was_cut_off_misses_nothing(schema: str) -> None:
-    """Every connection is cut while it follows; it gets every event once, in order."""
+    """Every connection is cut while it follows; it still gets every event once, in order."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
         runtime = SessionRuntime(store)
         session = await runtime.create(AgentDefinition("agent"))
@@ -964,12 +964,12 @@ async def cut_off(execute: Callable[..., Awaitable[list[Any]]]) -> None:
 
 
 def test_writers_notify_nobody_in_vain() -> None:
-    """The statement looks whether somebody follows: a notification is a lock that all commits queue for."""
+    """The statement checks whether anybody follows: a notification takes a lock that all commits queue for."""
     assert "store.followed > answer.time" in parcel.statement(frozenset({"record"}))
     assert "pg_notify" not in parcel.statement(frozenset({"head", "messages"}))
 
 
 async def test_statements_are_not_compiled_first(tmp_path: Path) -> None:
-    """PostgreSQL before 18 would take seconds for it at every statement, since it thinks that each is very costly."""
+    """PostgreSQL before 18 would take seconds for it at every statement, since it estimates very high costs."""
     async with PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(tmp_path)) as store:
         assert await store._engine.opened.link.row("SHOW jit") == ("off",)

@@ -1,4 +1,4 @@
-"""The gate that erasures shut: for how little it is shut, and that what was read before it still holds behind it."""
+"""The gate that erasures shut: it is shut for little work, and what was read before it is still true behind it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def work(text: str) -> str:
 
 
 async def run_often(store: PostgresStore, times: int) -> AgentSession:
-    """A session with so many runs on record, each with a tool call."""
+    """Return a session with `times` runs on record, each with a tool call."""
     runtime = SessionRuntime(store)
     session = await runtime.create(AgentDefinition("agent", tools=("work",)))
     for turn in range(times):
@@ -42,7 +42,7 @@ async def run_often(store: PostgresStore, times: int) -> AgentSession:
 
 @contextmanager
 def behind_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The statements of jobs in threads that are sent while the gate is shut."""
+    """Yield the list of the statements that jobs in threads send while the gate is shut."""
     sent: list[str] = []
     fetched = link._fetched_at_once
 
@@ -57,7 +57,7 @@ def behind_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 async def test_a_redaction_reads_before_it_shuts_the_gate(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many runs there are, the same few statements are sent while others wait, and none reads all."""
+    """The same few statements are sent behind the gate however many runs there are, and none reads them all."""
     counts = []
     async with store_in(schema) as store:
         for times in (2, 9):
@@ -71,7 +71,7 @@ async def test_a_redaction_reads_before_it_shuts_the_gate(schema: str, monkeypat
 
 
 async def test_an_erasure_shuts_the_gate_last(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions, record and messages are deleted before it; what is left are a few looks, and values."""
+    """Versions, record and messages are deleted before it; only a few checks and values are left for behind it."""
     counts = []
     async with store_in(schema) as store:
         for times in (2, 9):
@@ -84,7 +84,7 @@ async def test_an_erasure_shuts_the_gate_last(schema: str, monkeypatch: pytest.M
 
 
 def meanwhile(patch: pytest.MonkeyPatch, module: Any, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Have something done by others once, before the gate is shut: after one job's part of that name has ended."""
+    """Let others do something once before the gate is shut, after a job's part of that name has ended."""
     loop, original = asyncio.get_running_loop(), getattr(module, name)
     todo = [work]
 
@@ -98,7 +98,7 @@ def meanwhile(patch: pytest.MonkeyPatch, module: Any, name: str, work: Callable[
 
 
 async def test_what_is_said_while_a_redaction_reads_is_not_lost(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save and a fork come in between: the redaction reads again, and replaces what they show."""
+    """After a save and a fork in between, the redaction reads again, and replaces what they show."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session(SECRET, "b", id="s"))
         secret = session.state.messages[0].id
@@ -118,7 +118,7 @@ async def test_what_is_said_while_a_redaction_reads_is_not_lost(schema: str, mon
 
 
 async def test_a_fork_that_is_erased_while_a_redaction_reads(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not concern it any more."""
+    """The redaction succeeds without the fork."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session("secret", id="s"))
         await store.create(fork(session, id="child"))
@@ -132,7 +132,7 @@ async def test_a_fork_that_is_erased_while_a_redaction_reads(schema: str, monkey
 
 
 async def test_a_session_that_is_erased_while_a_redaction_reads(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to redact."""
+    """The redaction raises SessionNotFound."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session("secret", id="s"))
 
@@ -145,7 +145,7 @@ async def test_a_session_that_is_erased_while_a_redaction_reads(schema: str, mon
 
 
 async def test_a_fork_that_comes_while_a_session_is_erased(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The erasure begins again, and leaves what the fork shows."""
+    """The erasure begins again, and keeps what the fork shows."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
         session = await store.create(new_session("a", "b", id="s"))
         session = await store.save(say(session, "c"))
@@ -166,7 +166,7 @@ async def test_a_fork_that_comes_while_a_session_is_erased(schema: str, monkeypa
 async def test_a_session_that_is_erased_while_a_redaction_reads_is_not_found(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a session that lacks the message."""
+    """The error is SessionNotFound, not one about a missing message."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session(SECRET, id="s"))
 
@@ -179,7 +179,7 @@ async def test_a_session_that_is_erased_while_a_redaction_reads_is_not_found(
 
 
 async def test_the_last_fork_goes_while_its_parent_is_erased(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it showed is then shown by nobody, and goes too."""
+    """No session shows the fork's messages any more, so they are erased too."""
     async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
         session = await store.create(new_session("a", "b", id="s"))
         await store.create(fork(session, id="child"))
@@ -194,7 +194,7 @@ async def test_the_last_fork_goes_while_its_parent_is_erased(schema: str, monkey
 
 
 async def test_erasures_redactions_and_forks_at_once(schema: str) -> None:
-    """Two stores fork, save, redact and erase the same sessions: nothing is left over, nothing is missing."""
+    """Two stores fork, save, redact and erase the same sessions: nothing is left over, and nothing is missing."""
     async with store_in(schema) as store, store_in(schema) as other:
         for _ in range(4):
             made = [await store.create(new_session("secret", "b")) for _ in range(6)]

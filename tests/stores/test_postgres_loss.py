@@ -34,7 +34,7 @@ __all__ = ["schema"]
 
 
 class Breaking:
-    """Breaks the connection at the next writes: before the server has heard of them, or before its answer is heard."""
+    """A fault that breaks the connection at the next writes: before the server gets them, or before it answers."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._execute = Writer._execute
@@ -67,7 +67,7 @@ PLANS = (["before"], ["after"], ["before", "after"], ["after", "before"], ["afte
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS, ids="-".join)
 async def test_a_write_whose_answer_was_lost_is_looked_up(schema: str, breaking: Breaking, plan: list[str]) -> None:
-    """Create, save, claim, append and the save that ends a run: each is there once, and its caller is told so."""
+    """Create, save, claim, append and the save that ends a run are each made once, and the caller learns so."""
     async with store_in(schema) as store, store_in(schema) as other:
         breaking.plan = [*plan]
         session = await store.create(new_session("a"))
@@ -107,7 +107,7 @@ async def test_a_write_whose_answer_was_lost_is_looked_up(schema: str, breaking:
 
 
 async def test_a_load_between_a_lost_answer_and_the_next_attempt_moves_nothing(schema: str, breaking: Breaking) -> None:
-    """It sees the write that was made; what is sent again says where that stands, not what comes behind it."""
+    """The load sees the write that was made. The second attempt reports the place of that write, not the next one."""
     async with store_in(schema) as store:
         session = await store.create(new_session(id="s"))
         claim, _ = await store.claim("s", version=1, owner="me")
@@ -127,7 +127,7 @@ async def test_a_load_between_a_lost_answer_and_the_next_attempt_moves_nothing(s
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_lost_answer_never_hides_a_conflict(schema: str, breaking: Breaking, when: str) -> None:
-    """Of two who save one version one is told of a conflict, though the answer of either may be lost."""
+    """Of two saves of one version, one raises a conflict, even if the answer to either is lost."""
     async with store_in(schema) as one, store_in(schema) as two:
         session = await one.create(new_session())
         for round in range(1, 13):
@@ -145,7 +145,7 @@ async def test_a_lost_answer_never_hides_a_conflict(schema: str, breaking: Break
 
 
 async def test_a_batch_whose_answer_was_lost(schema: str, breaking: Breaking) -> None:
-    """All that were in it are there once; the one among them that was refused is told so."""
+    """All its changes are made once, and the refused one raises its error."""
     async with store_in(schema) as store, store_in(schema) as other:
         sessions = [await store.create(new_session(id=f"s{n}")) for n in range(12)]
         await other.save(say(sessions[5], "another's"))
@@ -163,7 +163,7 @@ async def test_a_batch_whose_answer_was_lost(schema: str, breaking: Breaking) ->
 async def test_a_post_whose_answer_was_lost_is_looked_up(
     schema: str, plan: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The item is in the inbox once, and its caller is told its number; others' items are not taken for it."""
+    """The item is in the inbox once, and the caller gets its number; others' items are not taken for it."""
     todo: list[str] = []
     fetched = link.fetched
 
@@ -192,7 +192,7 @@ async def test_a_post_whose_answer_was_lost_is_looked_up(
 def lose_commits(
     monkeypatch: pytest.MonkeyPatch, plan: list[str], meanwhile: Callable[[], Awaitable[object]] | None = None
 ) -> None:
-    """Lose the connection before or after the next commits, as a plan says, and do something before it is told."""
+    """Lose the connection before or after the next commits, as planned. Do something before the error is raised."""
     commit = psycopg.AsyncTransaction.__aexit__
 
     async def lossy(self: Any, *error: Any) -> Any:
@@ -214,7 +214,7 @@ def lose_commits(
 async def test_a_note_whose_answer_was_lost_is_made_once(
     schema: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller is told its number, though another has written behind it by then."""
+    """The caller gets its number, though another has written behind it by then."""
     plan: list[str] = []
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session())
@@ -232,7 +232,7 @@ async def test_a_note_whose_answer_was_lost_is_made_once(
 async def test_a_note_hides_no_write_whose_answer_was_lost(
     schema: str, breaking: Breaking, plan: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run appends, its answer is lost, another notes something, the run sends its append again: it is there once."""
+    """A run's append loses its answer while another process notes something: it is sent again, and is there once."""
     send = Writer._send
 
     async def noting(writer: Writer, *args: Any, **how: Any) -> Any:
@@ -261,7 +261,7 @@ async def test_a_note_hides_no_write_whose_answer_was_lost(
 
 
 async def test_an_erasure_survives_a_cut(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose answer was lost is done, and is not done again."""
+    """An erasure whose answer was lost is not done again."""
     commit = psycopg.AsyncTransaction.__aexit__
     plan: list[str] = []
 
@@ -285,7 +285,7 @@ async def test_an_erasure_survives_a_cut(schema: str, monkeypatch: pytest.Monkey
 async def test_a_job_in_a_thread_whose_answer_was_lost_is_not_done_again(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that was brought in is told to be new; an erasure of many tells what it has erased."""
+    """An import still reports its session as new, and an erasure of many reports the sessions that it has erased."""
     commit = psycopg.Transaction.__exit__
     plan: list[str] = []
 
@@ -339,7 +339,7 @@ async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
 
 
 async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it does not come back in time, the caller is told that it is not known whether it was written."""
+    """If the server does not come back in time, the error says that the write may or may not have been made."""
     monkeypatch.setattr(link, "PATIENCE", 0.3)
 
     async def lost(*_: Any, **__: Any) -> Any:
@@ -357,7 +357,7 @@ async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monke
 
 
 async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Python 3.12 it forgets one that comes together with the connection; the task would go on for ever."""
+    """Before Python 3.12 the pool loses a cancellation that arrives with the connection; the task would never end."""
     async with store_in(schema) as store:
         connection = store._engine.opened.link._pool.connection
 
@@ -405,7 +405,7 @@ asyncio.run(main())
 
 @contextmanager
 def stopped_in_an_erasure(schema: str) -> Iterator[subprocess.Popen[str]]:
-    """A client that was stopped in the middle of a transaction, with the lock that all others share."""
+    """Stop a client in the middle of a transaction, while it has the lock that all others share."""
     dsn = psycopg.conninfo.make_conninfo(postgres_server.dsn(), options="-c idle_in_transaction_session_timeout=500ms")
     arguments = [sys.executable, "-c", STOPPED, dsn, schema]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
@@ -419,7 +419,7 @@ def stopped_in_an_erasure(schema: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def test_a_client_that_stops_holds_nobody_for_long(schema: str) -> None:
-    """Saves, forks and deletions wait until the server ends its transaction; it repeats that when it comes back."""
+    """Saves, forks and deletions wait until the server ends its transaction; the client repeats that later."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         spare = await store.create(new_session("b"))
@@ -434,7 +434,7 @@ async def test_a_client_that_stops_holds_nobody_for_long(schema: str) -> None:
 
 
 async def test_a_lock_that_is_held_for_ever_is_a_typed_error(schema: str) -> None:
-    """Who waits for a lock longer than the limit is told, and nothing is written."""
+    """A wait for a lock beyond the limit raises StoreError, and nothing is written."""
     dsn = psycopg.conninfo.make_conninfo(postgres_server.dsn(), options="-c lock_timeout=200ms")
     async with PostgresStore(dsn, schema=schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a"))
@@ -449,7 +449,7 @@ async def test_a_lock_that_is_held_for_ever_is_a_typed_error(schema: str) -> Non
 
 
 class Proxy:
-    """Passes bytes on to the server, until it falls silent for the connections that are open then."""
+    """A proxy that passes bytes to the server, until it falls silent for the connections that are open then."""
 
     def __init__(self) -> None:
         self._silent: list[asyncio.Event] = []
@@ -487,7 +487,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, s
 
 
 async def test_a_line_that_falls_silent_is_given_up(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save and a load on connections that no longer answer are made on new ones."""
+    """A save and a load whose connections no longer answer are made on new ones."""
     monkeypatch.setattr(link, "PATIENCE", 1.0)
     proxy = Proxy()
     server = await asyncio.start_server(proxy.serve, "127.0.0.1")
@@ -531,7 +531,7 @@ def _task_of(store: PostgresStore) -> asyncio.Task[None]:
 
 
 async def test_a_writer_that_is_cancelled_before_it_begins_answers_too(schema: str) -> None:
-    """A save that was only just handed in is told as well."""
+    """A save that was only just requested gets an answer as well."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         save = asyncio.create_task(store.save(say(session, "b")))
@@ -545,7 +545,7 @@ async def test_a_writer_that_is_cancelled_before_it_begins_answers_too(schema: s
 
 @pytest.fixture
 def own_server() -> Iterator[Any]:
-    """A server that this test may restart."""
+    """Yield a server that this test may restart."""
     home = Path(tempfile.mkdtemp(prefix="perdure-restarted-")) / "data"
     server = postgres_server.start(home, settings="fsync = off\n")
     yield server

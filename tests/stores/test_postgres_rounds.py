@@ -1,4 +1,4 @@
-"""How often the PostgreSQL store goes to the server, and that nobody waits for what does not concern him."""
+"""Round trips of the PostgreSQL store: few for each verb, and no request waits for another that does not concern it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["schema"]
 
 @contextmanager
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """The exchanges with the server within the block: statements, and where transactions begin and end."""
+    """Yield the list of exchanges with the server within the block: statements, and the ends of transactions."""
     made: list[object] = []
 
     def noting(gen: Any) -> Any:
         try:
             wanted = next(gen)
-            made.append(gen)  # what has nothing to say to the server does not come here
+            made.append(gen)  # an exchange without anything for the server does not come here
             while True:
                 wanted = gen.send((yield wanted))
         except StopIteration as done:
@@ -46,7 +46,7 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 
 async def test_waiting_looks_go_out_together(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many warm loads at once the first goes at once, and all others share the next round trip."""
+    """Of many warm loads at once, the first is sent at once, and all others share the next round trip."""
     async with store_in(schema) as store, store_in(schema) as other:
         sessions = [await store.create(new_session(f"{n}", id=f"s{n}")) for n in range(20)]
         with round_trips(monkeypatch) as made:
@@ -62,7 +62,7 @@ async def test_waiting_looks_go_out_together(schema: str, monkeypatch: pytest.Mo
 
 
 async def test_a_look_sees_what_was_written_before_it(schema: str) -> None:
-    """However many are under way: a load after a save by another store sees that save."""
+    """A load sees a save that another store made before it, however many loads are under way."""
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session(id="s"))
 
@@ -80,7 +80,7 @@ async def test_a_look_sees_what_was_written_before_it(schema: str) -> None:
 
 
 async def test_a_cancelled_look_takes_no_other_with_it(schema: str) -> None:
-    """Neither the one that went first, nor one of those that wait together."""
+    """The other looks get their answers, whether the first one or one that waits is cancelled."""
     async with store_in(schema) as store:
         sessions = [await store.create(new_session(f"{n}")) for n in range(6)]
         for cancelled in (0, 3):
@@ -94,7 +94,7 @@ async def test_a_cancelled_look_takes_no_other_with_it(schema: str) -> None:
 
 
 async def test_looks_on_a_cut_connection_are_made_again(schema: str) -> None:
-    """All that wait get their answer from a new connection."""
+    """All waiting loads get their answer from a new connection."""
     async with store_in(schema) as store, sql(schema) as execute:
         sessions = [await store.create(new_session(f"{n}")) for n in range(6)]
         for _ in range(3):
@@ -104,7 +104,7 @@ async def test_looks_on_a_cut_connection_are_made_again(schema: str) -> None:
 
 
 async def test_a_failed_look_is_told_to_all_that_wait(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next one looks again."""
+    """All waiting loads raise StoreError, and the next ones succeed."""
     async with store_in(schema) as store, sql(schema) as execute:
         sessions = [await store.create(new_session(f"{n}")) for n in range(3)]
         await execute("ALTER TABLE meta RENAME TO away")
@@ -116,7 +116,7 @@ async def test_a_failed_look_is_told_to_all_that_wait(schema: str, monkeypatch: 
 
 @pytest.mark.parametrize("pool", [1, 2, 3, 4])
 async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
-    """With one connection for everything, and no more of them than were asked for."""
+    """A pool of few connections is enough for all verbs, and no more are opened."""
     async with store_in(schema, pool=pool) as store, sql(schema) as execute:
         parent = await store.create(new_session("a"))
         saves = [store.create(fork(parent)) for _ in range(4)]
@@ -130,7 +130,7 @@ async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
 
 
 async def test_a_large_crowd_shares_two_connections(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its saves are a few statements; a second save of a session waits for the first, wherever that is."""
+    """Its saves are a few statements; a second save of a session waits for the first, on either connection."""
     async with store_in(schema) as store:
         sessions = [await store.create(new_session(id=f"s{n}")) for n in range(70)]
         with round_trips(monkeypatch) as made:
@@ -145,7 +145,7 @@ async def test_a_large_crowd_shares_two_connections(schema: str, monkeypatch: py
 
 
 async def test_new_sessions_are_one_round_trip_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for now and then one, which fetches numbers for some more."""
+    """Now and then a second round trip fetches numbers for the next sessions."""
     async with store_in(schema) as store:
         with round_trips(monkeypatch) as made:
             for n in range(34):
@@ -155,7 +155,7 @@ async def test_new_sessions_are_one_round_trip_each(schema: str, monkeypatch: py
 
 
 async def test_a_batch_does_not_wait_for_a_session_that_is_locked(schema: str) -> None:
-    """The saves beside it are made at once; it waits by itself, and is made when it can be."""
+    """The other saves of the batch are made at once; the locked one waits by itself."""
     async with store_in(schema) as store, sql(schema) as execute:
         locked, *others = [await store.create(new_session(id=f"s{n}")) for n in range(5)]
         await execute("BEGIN")
@@ -176,7 +176,7 @@ async def test_a_batch_does_not_wait_for_a_session_that_is_locked(schema: str) -
 
 
 async def test_a_change_aside_that_somebody_has_cancelled_is_told(schema: str) -> None:
-    """Like one in the batch; what waits behind it has its turn, unless the server had begun with the first."""
+    """It raises StoreError. The change behind it is made, unless the server had begun with the first."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a"))
         await execute("BEGIN")
@@ -201,7 +201,7 @@ async def _tasks_aside(store: PostgresStore) -> list[asyncio.Task[None]]:
 
 
 async def test_a_save_that_is_cut_off_aside_is_made_once(schema: str) -> None:
-    """Its connection is lost while it waits for a lock."""
+    """Its connection is cut while it waits for a lock."""
     async with store_in(schema) as store, sql(schema) as execute, sql(schema) as beside:
         session = await store.create(new_session("a"))
         await execute("BEGIN")
@@ -216,7 +216,7 @@ async def test_a_save_that_is_cut_off_aside_is_made_once(schema: str) -> None:
 
 
 async def test_reads_of_the_record_are_one_round_trip_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever part of it is asked for, however many runs there are; so are the inbox, a log's end and a list."""
+    """Any part of a record takes one round trip, however many runs there are; so do the inbox, a log's end, a list."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a", "b", id="s"))
         for run in ("r1", "r2\\", "r3"):
@@ -261,7 +261,7 @@ async def test_reads_of_the_record_are_one_round_trip_each(schema: str, monkeypa
 
 
 async def test_a_note_is_five_exchanges(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many entries and runs it has; what its process appends next is not sent twice for it."""
+    """A note takes five exchanges, however many entries and runs it has, and the next append is not sent twice."""
     async with store_in(schema) as store:
         await store.create(new_session(id="s"))
         claim, _ = await store.claim("s", version=1, owner="ann", entries=[Entry("start", run="r")])
@@ -274,7 +274,7 @@ async def test_a_note_is_five_exchanges(schema: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_statement_has_only_what_its_rows_need() -> None:
-    """A table that is named costs time, though no row goes there."""
+    """A table that a statement names costs time, even if no row goes there."""
     plain = parcel.statement(frozenset({"head", "messages", "together"}))
     assert "INSERT INTO msg" in plain
     for other in ("claimed", "run ", "batch ", "key ", "tag ", "value ", "uses ", "ref "):
@@ -286,7 +286,7 @@ def test_a_statement_has_only_what_its_rows_need() -> None:
 
 
 async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,500 messages are three statements, and three stretches for those who search."""
+    """2,500 messages take three statements, and make three stretches for the search index."""
     async with store_in(schema) as store, store_in(f"{schema}_b") as other, sql(f"{schema}_b") as execute:
         session = await store.create(new_session(*(f"message {n}" for n in range(2_500))))
         archived = await store.dump(session.id)
@@ -306,7 +306,7 @@ async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: 
 
 
 async def test_a_row_that_is_there_already_is_told_after_a_few_tries(schema: str) -> None:
-    """Whoever added it at the same time is found by the next look: asking on for half a minute tells no more."""
+    """The next look would find a row that somebody else has just added, so half a minute of tries would not help."""
     tries = 0
 
     def job() -> Job[None]:
@@ -321,7 +321,7 @@ async def test_a_row_that_is_there_already_is_told_after_a_few_tries(schema: str
 
 
 async def test_previews_are_few_round_trips(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for all heads and one for all messages, however many sessions there are; one more if some do not speak."""
+    """They take one round trip for all heads and one for all messages, and one more if some sessions have no words."""
     async with store_in(schema) as store:
         for number in range(40):
             await store.create(new_session(f"Title {number}", "Bye", id=f"s{number}"))

@@ -1,4 +1,4 @@
-"""What the PostgreSQL store sends: text without NULs, and rows whose bytes stand in one piece."""
+"""Rows that the PostgreSQL store sends: text without NULs, and the bytes of all rows in one piece."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.stores.postgres.rows import plain, queries_of, restored
 
 @given(st.text(alphabet=st.sampled_from("\x00\\0a'%é")))
 def test_any_text_survives(text: str) -> None:
-    """It holds no NUL on its way, and comes back as it was."""
+    """It is sent without NULs, and comes back as it was."""
     assert "\x00" not in plain(text)
     assert restored(plain(text)) == text
 

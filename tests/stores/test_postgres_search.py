@@ -1,4 +1,4 @@
-"""What searching in PostgreSQL promises beyond the contract: the server ranks, and only the best are read."""
+"""Promises of PostgreSQL's search beyond the contract: the server ranks, and only the best messages are read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_any_text_has_a_vector(text: str) -> None:
 
 
 async def test_phrases_are_found_where_places_end(schema: str) -> None:
-    """In messages with more words, or a word more often, than PostgreSQL has places for."""
+    """Phrases are found in messages with more words, or more uses of a word, than PostgreSQL has places for."""
     late = " ".join(f"w{n}" for n in range(17_000)) + " red green"
     often = "red " * 400 + "green"
     apart = "green red " + "filler " * 20_000
@@ -63,7 +63,7 @@ async def test_phrases_are_found_where_places_end(schema: str) -> None:
 
 
 async def test_only_the_best_are_read(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many messages match, no more are read than asked for."""
+    """A search reads no more messages than it was asked for, however many match."""
     async with store_in(schema) as store:
         said = [f"kettle number {number}" for number in range(300)]
         session = await store.create(new_session(*said, "kettle kettle"))
@@ -83,7 +83,7 @@ async def test_only_the_best_are_read(schema: str, monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_may_not_be_shown_is_passed_over(schema: str) -> None:
-    """Better hits in a hidden session do not keep the others away, nor what a fork of it shows."""
+    """Better hits in a hidden session do not displace the others, nor what a fork of it shows."""
     async with store_in(schema) as store:
         hidden = await store.create(new_session(*["kettle kettle"] * 100))
         child = await store.create(fork(hidden))
@@ -95,7 +95,7 @@ async def test_what_may_not_be_shown_is_passed_over(schema: str) -> None:
 
 
 async def test_others_messages_do_not_crowd_out_an_owners(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so many of the newest are ranked: of those that the owner may see."""
+    """Only a limited number of the newest messages are ranked, of those that the owner may see."""
     monkeypatch.setattr(search, "MOST_RANKED", 5)
     async with store_in(schema) as store:
         mine = await store.create(new_session("tea", owner="ann"))
@@ -109,7 +109,7 @@ async def test_others_messages_do_not_crowd_out_an_owners(schema: str, monkeypat
 async def test_an_owner_finds_what_forks_show_of_sessions_that_are_gone(
     schema: str, monkeypatch: pytest.MonkeyPatch, most_logs: int
 ) -> None:
-    """However many sessions the owner has; and nothing that others have, or that nobody shows any more."""
+    """It works for any number of sessions, and finds nothing of other owners, nor what nobody shows any more."""
     monkeypatch.setattr(search, "_MOST_LOGS", most_logs)
     async with store_in(schema) as store:
         erased = await store.create(new_session("erased tea", owner="ann"))
@@ -132,7 +132,7 @@ def _anns(session: AgentSession) -> AgentSession:
 
 
 async def test_closer_words_weigh_more(schema: str) -> None:
-    """PostgreSQL ranks by how near to each other the words are, and shorter messages before longer ones."""
+    """PostgreSQL ranks close words above distant ones, and short messages above long ones."""
     async with store_in(schema) as store:
         said = ("red and then, after a while, green", "red green", "red green and much more to be said about it")
         session = await store.create(new_session(*said))
@@ -141,14 +141,14 @@ async def test_closer_words_weigh_more(schema: str) -> None:
 
 
 def test_words_are_asked_for_as_they_are_indexed() -> None:
-    """Quotes are doubled; a word too long for the index is asked for by its beginning."""
+    """Quotes are doubled; a word too long for the index is searched by its beginning."""
     assert search.lexemes(Term(("it's", "x" * 300))) == ["'it''s'", f"'{'x' * 200}':*"]
     assert search.all_phrases((Term(("a", "b"), prefix=True), Term(("c",)))) == "('a' <-> 'b':*) & ('c')"
     assert search.all_words((Term(("a", "b")), Term(("a",)))) == "'a' & 'b'"
 
 
 async def test_plans_use_the_indexes(schema: str) -> None:
-    """At 100,000 messages: rare words are found by their index, common ones by going back, a session's by its log."""
+    """At 100,000 messages an index finds rare words, a scan from the newest common ones, and the log a session's."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         async with store._engine.opened.link.connection() as connection:
@@ -186,7 +186,7 @@ GENERATE = """
 
 
 async def test_indexing_can_be_watched_and_repeated(schema: str) -> None:
-    """How many messages are done, and of how many. Made anew, the index has all that is there, and once."""
+    """Progress says how many of all messages are done. A rebuilt index has every message once."""
     told: list[tuple[int, int]] = []
     async with store_in(schema) as store:
         assert isinstance(store, Indexed)
@@ -203,7 +203,7 @@ async def test_indexing_can_be_watched_and_repeated(schema: str) -> None:
 
 
 async def test_an_id_that_rotted_leaves_its_session_out_of_a_search(schema: str) -> None:
-    """It has a form that no id can have. A search leaves out what is damaged, and other lists of ids report it."""
+    """An id may rot into a form that no id can have. A search skips the damaged session, and other lists report it."""
     async with store_in(schema) as store:
         await store.create(new_session("common words", id="sound"))
         await store.create(new_session("common words", id="rotten"))

@@ -32,11 +32,11 @@ class TestSqliteStore(PowerCutContract):
         return True
 
     def test_a_log_that_is_not_synced_loses(self) -> None:
-        """The control: as SQLite itself would, with `synchronous=NORMAL`."""
+        """The control: the same with `synchronous=NORMAL`, as SQLite alone would do it."""
         self.lose("plain", "the -wal file is not synced", lambda path, is_directory: path.endswith("-wal"))
 
     def test_a_new_store_whose_directories_are_not_synced_is_lost(self) -> None:
-        """The control: the file was synced, and nobody finds it."""
+        """The control: the file was synced, but its name was not."""
         self.lose("creation", "directories are not synced", lambda path, is_directory: is_directory)
 
 
@@ -56,9 +56,9 @@ class TestFileStore(PowerCutContract):
 
     @pytest.mark.skipif(not os.environ.get("PERDURE_TORTURE"), reason="slow, and a directory has hardly a migration")
     def test_migration(self) -> None:
-        """A directory that an older release has written."""
+        """A directory of an older release is migrated."""
         super().test_migration()
 
     def test_a_directory_that_is_not_synced_loses(self) -> None:
-        """The control: only files are synced, and their names are not."""
+        """The control: files are synced, and their names are not."""
         self.lose("plain", "directories are not synced", lambda path, is_directory: is_directory)

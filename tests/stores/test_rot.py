@@ -45,7 +45,7 @@ STORES = {
 
 
 class Control(NamedTuple):
-    """What is taken away for a kind of file, in words and by a function; and how often that is attacked."""
+    """A control for a kind of file: the protection that is removed, in words and by a function; number of attacks."""
 
     without: str
     break_it: Callable[..., None]
@@ -62,7 +62,7 @@ CONTROLS = {
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """A directory in memory: nothing of this is about a disk."""
+    """Return a directory in memory: none of these tests is about a disk."""
     where = Path(tempfile.mkdtemp(prefix="perdure-rot-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     yield where
     shutil.rmtree(where, ignore_errors=True)
@@ -72,7 +72,7 @@ _scenes: dict[str, Scene] = {}
 
 
 def scene_of(kind: str, memory: Path) -> Scene:
-    """A scene for one kind of damage. The database file and the search index are of one."""
+    """Return the scene for one kind of damage. The database file and the search index share one."""
     name = "main" if kind == "search" else kind
     if name not in _scenes:
         (memory / name).mkdir()
@@ -88,7 +88,7 @@ def attacked(kind: str, scene: Scene, rounds: int, seed: int) -> Report:
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("kind", ROUNDS)
 def test_damage_is_never_a_wrong_answer(memory: Path, kind: str, shard: int) -> None:
-    """Whichever bit, byte or sector it is: in no read, and in no save on top."""
+    """A read, or a save on top, never gives a wrong answer, whichever bit, byte or sector is damaged."""
     report = attacked(kind, scene_of(kind, memory), ROUNDS[kind], shard)
     told = [f"{each.damage}: {each.question}: {each.found}" for each in report.wrong]
     failures = len({each.damage for each in report.wrong})
@@ -101,7 +101,7 @@ def test_damage_is_never_a_wrong_answer(memory: Path, kind: str, shard: int) -> 
 
 @pytest.mark.parametrize("kind", CONTROLS if TORTURE else ("main", "wal"))
 def test_unprotected_damage_is_silent(memory: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without what it is held against, wrong things are read."""
+    """The control: without the checks, wrong values are read."""
     scene, control = scene_of(kind, memory), CONTROLS[kind]
     control.break_it(monkeypatch.setattr)
     report = attacked(kind, scene, control.rounds, 77)
@@ -121,7 +121,7 @@ def test_unprotected_damage_is_silent(memory: Path, kind: str, monkeypatch: pyte
 
 
 class TestRotOfFiles(RotContract):
-    """The contract as others apply it, to a directory of files."""
+    """The contract as other projects apply it, to a directory of files."""
 
     flips = 400 if TORTURE else 1
     patience = 3_600.0 if TORTURE else RotContract.patience
@@ -135,7 +135,7 @@ class TestRotOfFiles(RotContract):
 
 
 async def test_a_search_in_a_damaged_store_ends(tmp_path: Path) -> None:
-    """With an error: the index is not made anew for ever where it is the messages that cannot be read."""
+    """It raises CorruptRecord: if the messages cannot be read, the index is not rebuilt again and again."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(new_session(*(f"word{number} {'x' * 200}" for number in range(200)), id="s"))
@@ -154,10 +154,10 @@ async def test_a_search_in_a_damaged_store_ends(tmp_path: Path) -> None:
 
 
 async def test_a_session_row_of_zeros_is_damage(tmp_path: Path) -> None:
-    """It reads as a session without a claim and without a parent: each answer of these would be a wrong one."""
+    """It reads as a session without a claim and without a parent, and both answers would be wrong."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
-        # The first row of a page is at its end: the sector of zeros covers this one whole.
+        # A page's first row is at its end: the sector of zeros covers the whole row.
         child = await store.create(new_session("one", id="child", parent_id="parent"))
         await store.claim(child.id, version=child.version, owner="holder")
         forget_claims(store)
@@ -200,7 +200,7 @@ async def test_a_damaged_index_of_heads_does_not_keep_a_store_closed(tmp_path: P
 
 
 async def test_an_opening_that_fails_leaves_no_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else this process could not open the file again once it is restored."""
+    """Otherwise this process could not open the file again once it is restored."""
     path = tmp_path / "s.db"
     async with SqliteStore(path):
         pass
@@ -224,7 +224,7 @@ async def test_an_opening_that_fails_leaves_no_handle(tmp_path: Path, monkeypatc
 
 
 async def test_an_attack_tells_of_a_store_that_stays_closed(tmp_path: Path) -> None:
-    """No later round would show anything, and neither would a control."""
+    """No later round would find anything, and no control would either."""
     is_stuck = False
 
     @asynccontextmanager
@@ -247,7 +247,7 @@ async def test_an_attack_tells_of_a_store_that_stays_closed(tmp_path: Path) -> N
 
 
 async def test_a_parent_that_rotted_is_not_a_parent(tmp_path: Path) -> None:
-    """The head says which one it is."""
+    """The session's head says which parent is right."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("one", id="child", parent_id="parent"))
@@ -261,7 +261,7 @@ async def test_a_parent_that_rotted_is_not_a_parent(tmp_path: Path) -> None:
 
 
 async def test_a_lease_in_a_row_whose_columns_are_shifted_has_not_lapsed(tmp_path: Path) -> None:
-    """One byte says how wide a column is. If it is wrong, those behind it are read from elsewhere, the lease too."""
+    """One byte gives the width of a column. If it is wrong, the columns behind it are misread, and so is the lease."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("one", id="claimed"))

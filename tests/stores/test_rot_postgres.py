@@ -1,4 +1,4 @@
-"""Rows of PostgreSQL that rot: its pages are its own affair, and what is in a row is held against its checksum."""
+"""Rows of PostgreSQL that rot: its pages are its own affair, and each row is compared with its checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROLS = {
     False: ("checksums of rows are ignored", without_row_checksums, 10),
     True: ("a check finds nothing", without_checks, 2),
 }
-"""What is taken away, by what, and the rounds in one shard of torture: all shards together have to find something."""
+"""The protection that is removed, its function, and the rounds in a shard: all shards together must find something."""
 EVERY = ("plain", "list", "names", "queue", "heads", "lenient", "notes", "progress")
 
 
@@ -34,7 +34,7 @@ EVERY = ("plain", "list", "names", "queue", "heads", "lenient", "notes", "progre
 async def test_a_damaged_row_is_never_a_wrong_answer(
     tmp_path: Path, naming: bool, shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever column of whichever table it is. Where it names the row, the row is missing, and a check says so."""
+    """Any column of any table may be damaged. If it names the row, the row is missing, and a check says so."""
     dsn, schema = postgres_server.dsn(), postgres_server.schema_of(tmp_path)
 
     def open_store(_: Path) -> PostgresStore:

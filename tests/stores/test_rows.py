@@ -1,4 +1,4 @@
-"""How a session becomes rows and comes back, without a store in between."""
+"""Sessions that become rows and come back, without a store in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORIGIN = "a store"
 
 
 class Rows:
-    """A store that is no more than its rows: logs, heads and values."""
+    """A store that consists of its rows alone: logs, heads and values."""
 
     def __init__(self) -> None:
         self.logs: dict[int | str, list[bytes]] = {}
@@ -66,7 +66,7 @@ def as_kept(session: AgentSession, kept: AgentSession) -> AgentSession:
 
 @given(sessions())
 def test_any_session_comes_back_from_its_rows(session: AgentSession) -> None:
-    """With every message read it is equal; with what a load reads it shows the same; and each message is one row."""
+    """With all messages read it is equal; after a load it shows the same; and each message is one row."""
     rows = Rows()
     kept = rows.keep(session)
     assert kept == as_kept(session, kept)
@@ -80,7 +80,7 @@ def test_any_session_comes_back_from_its_rows(session: AgentSession) -> None:
 
 @given(st.data())
 def test_a_loaded_session_goes_on(data: st.DataObject) -> None:
-    """What is done to a loaded session is kept like what was done to a new one, whether or not it is consolidated."""
+    """Changes to a loaded session are kept like changes to a new one, whether or not it is consolidated."""
     rows = Rows()
     session = rows.keep(data.draw(sessions()))
     versions = [session]
@@ -115,7 +115,7 @@ def test_consolidating_changes_no_older_value() -> None:
 
 @given(st.data())
 def test_what_is_written_is_referred_to(data: st.DataObject) -> None:
-    """Messages that are in a log already are not new, wherever in the log they stand."""
+    """Messages that are in a log already are not new, wherever they are in the log."""
     rows, session = Rows(), run_of(new_session(*"abc"))
     ahead = data.draw(st.lists(st.sampled_from([*session.state.messages]), unique_by=lambda each: each.id))
     rows.logs["branch"] = [codec.encode_message(message) for message in ahead]
@@ -128,7 +128,7 @@ def test_what_is_written_is_referred_to(data: st.DataObject) -> None:
 
 
 def test_a_fork_names_its_parents_log() -> None:
-    """Nothing of the parent is new in a fork; what it adds goes to a log of its own."""
+    """A fork adds nothing to its parent's log; its own messages go to its own log."""
     rows = Rows()
     parent = rows.keep(run_of(new_session("a", "b")), log=1)
     child = rows.keep(say(fork(parent), "c"), log=2)
@@ -138,14 +138,14 @@ def test_a_fork_names_its_parents_log() -> None:
 
 
 def scattered(session: AgentSession, count: int) -> AgentSession:
-    """The session with a view of that many pieces."""
+    """Return the session with a view of that many pieces."""
     view = session.state.transcript
     return show(session, Transcript(piece for n in range(count) for piece in view.cut(2 * n, 2 * n + 1).pieces))
 
 
 @pytest.mark.parametrize("count", [1, PREFIX, PREFIX + 1, 2 * PREFIX, 100])
 def test_many_pieces_go_by_hash(count: int) -> None:
-    """Beyond a number of pieces the first ones are stored once, by hash, and come back in their places."""
+    """Beyond a number of pieces, the first ones are stored once, by hash, and come back in their places."""
     rows = Rows()
     kept = rows.keep(scattered(rows.keep(new_session(*map(str, range(2 * count)))), count))
     head = StoredHead(rows.heads[kept.id, 2], kept.id, 2).head
@@ -155,7 +155,7 @@ def test_many_pieces_go_by_hash(count: int) -> None:
 
 
 def test_versions_share_the_prefix() -> None:
-    """A turn on a view of many pieces stores no second copy of the pieces before it."""
+    """A turn on a view of many pieces does not store a second copy of them."""
     rows = Rows()
     kept = rows.keep(scattered(rows.keep(new_session(*map(str, range(200)))), 100))
     values = len(rows.values)
@@ -166,7 +166,7 @@ def test_versions_share_the_prefix() -> None:
 
 
 def test_what_is_large_goes_by_hash() -> None:
-    """Metadata, prompts and definitions that are large, or the same in many versions, are stored once."""
+    """Large metadata, prompts and definitions, and those that many versions share, are stored once."""
     rows = Rows()
     large = note(new_session("a"), "notes", "x" * INLINE)
     kept = rows.keep(large.with_state(large.state.with_system_prompt("y" * INLINE)))
@@ -181,7 +181,7 @@ def test_what_is_large_goes_by_hash() -> None:
 
 @given(st.data())
 def test_a_damaged_head_is_corrupt_or_readable(data: st.DataObject) -> None:
-    """Whatever bytes stand where a head or a value was, nothing but CorruptRecord comes of reading them."""
+    """Any bytes in place of a head or a value are readable, or raise CorruptRecord and nothing else."""
     rows = Rows()
     session = run_of(note(new_session("a", "b", "c", owner="ann", tags=("vip",)), "notes", "x" * INLINE))
     kept = rows.keep(show(session, session.state.transcript.cover(0, 2, [Message.user("ab")], by="test")))
@@ -202,7 +202,7 @@ def test_a_damaged_head_is_corrupt_or_readable(data: st.DataObject) -> None:
 
 
 def test_a_head_of_another_session_or_version_is_corrupt() -> None:
-    """A head says whose it is, and is not taken for another's."""
+    """A head says whose it is, and is not taken for another session's or version's."""
     rows = Rows()
     kept = rows.keep(new_session("a"))
     for session_id, version in (("other", 1), (kept.id, 2)):
@@ -211,7 +211,7 @@ def test_a_head_of_another_session_or_version_is_corrupt() -> None:
 
 
 def test_a_head_of_a_newer_format_is_refused() -> None:
-    """What a newer release has written in a way of its own is not guessed at."""
+    """A head in a newer release's format raises an error instead of being guessed at."""
     rows = Rows()
     kept = rows.keep(new_session("a"))
     plain = msgspec.json.decode(rows.heads[kept.id, 1])
@@ -221,7 +221,7 @@ def test_a_head_of_a_newer_format_is_refused() -> None:
 
 
 def test_unread_messages_are_not_at_hand() -> None:
-    """A view that shows what a load has left in the store is known to be incomplete."""
+    """A view with messages that a load has left in the store is known to be incomplete."""
     rows = Rows()
     full = rows.keep(new_session("a", "b", "c"))
     covered = rows.keep(show(full, full.state.transcript.cover(0, 2, [Message.user("ab")], by="test")))
@@ -246,7 +246,7 @@ def tapes_of(known: Iterable[tuple[int | str, int, int]]) -> list[Tape]:
 def test_a_shelf_gives_all_that_was_wanted(
     known: list[tuple[int | str, int, int]], wanted: list[tuple[int | str, int, int]]
 ) -> None:
-    """Whatever tapes are at hand, after reading what is missing every wanted stretch is there, and is the right one."""
+    """After missing messages are read, the shelf has every wanted stretch, and the right one."""
     shelf = TapeCache(ORIGIN)
     for tape in tapes_of(known):
         shelf._keep(tape)
@@ -259,7 +259,7 @@ def test_a_shelf_gives_all_that_was_wanted(
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 2**40), min_size=1, max_size=3), st.data())
 def test_a_checksum_knows_bytes_and_place(body: bytes, place: list[int], data: st.DataObject) -> None:
-    """One changed bit, or a neighbouring place, is another checksum."""
+    """One changed bit, or a neighbouring place, gives another checksum."""
     right = checksum(body, *place)
     if body:
         changed = bytearray(body)
@@ -271,6 +271,6 @@ def test_a_checksum_knows_bytes_and_place(body: bytes, place: list[int], data: s
 
 @pytest.mark.parametrize(("body", "place"), [(b"{}", ""), (b"{}", None), ("{}", 1), (None, 1)])
 def test_a_column_of_another_type_is_damage(body: Any, place: Any) -> None:
-    """A flipped bit in a row's header makes a text of a number."""
+    """A flipped bit in a row's header turns a number into a text."""
     with pytest.raises(CorruptRecord):
         check_row(body, checksum(b"{}", 1, 1), "alpha", "version 1", 1, place)

@@ -40,7 +40,7 @@ WISHES = st.lists(
     max_size=4,
     unique_by=lambda wish: wish[0],
 )
-"""Sessions to be saved together: each one's name, what the caller has of it, and whether it has a key."""
+"""Sessions to be saved together: each one's name, the version that the caller has, and whether it has a key."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,7 +48,7 @@ WISHES = st.lists(
 async def test_any_mixture_is_kept_whole_or_not_at_all(
     kind: str, rounds: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """New, current and stale sessions in any order: the store has what a mapping in memory would have."""
+    """New, current and stale sessions in any order: the store has the same as a mapping in memory."""
     model: dict[str, int] = {}
     example = new_id()
     names = [f"{name}-{example}" for name in NAMES]
@@ -72,7 +72,7 @@ async def test_any_mixture_is_kept_whole_or_not_at_all(
 
 
 async def _wished(store: Any, name: str, has: str, has_key: bool) -> Change:
-    """Return a change to a session as its caller has it: version 0, the newest, or the one before that."""
+    """Return a change to a session in the version that its caller has: 0, the newest, or the one before that."""
     found = None if has == "new" else await store.load(name)
     if has == "stale" and found is not None and found.version > 1:
         found = await store.load(name, found.version - 1)
@@ -83,7 +83,7 @@ async def _wished(store: Any, name: str, has: str, has_key: bool) -> Change:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "file"])
 async def test_a_fault_leaves_nothing_or_everything(kind: str, after: bool, tmp_path: Path) -> None:
-    """A commit that fails has changed nothing; one whose answer is lost has changed all, and may be repeated once."""
+    """A failed commit changes nothing. A commit whose answer is lost has changed all, and may be repeated once."""
     async with opened(kind, tmp_path) as kept_in:
         store = FailingStore(kept_in)
         pair = [await store.create(new_session("Hi", id=name)) for name in "ab"]
@@ -102,7 +102,7 @@ async def test_a_fault_leaves_nothing_or_everything(kind: str, after: bool, tmp_
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_what_is_at_hand_changes_with_the_commit_alone(kind: str, tmp_path: Path) -> None:
-    """A refused commit leaves the sessions at hand as they were, and the next save of one passes."""
+    """A refused commit leaves the sessions in memory as they were, and the next save of one passes."""
     store: Any = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "s.db")
     async with store:
         pair = [await store.create(new_session("Hi", id=name)) for name in "ab"]
@@ -117,7 +117,7 @@ async def test_what_is_at_hand_changes_with_the_commit_alone(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", ["sqlite", "file", "postgres"])
 def test_killed_they_are_kept_whole_or_not_at_all(kind: str, tmp_path: Path) -> None:
-    """Wherever SIGKILL strikes, the sessions are at one version, and none that was acknowledged is missing."""
+    """After SIGKILL at any moment the sessions are at one version, and no acknowledged one is missing."""
     url, chance, acknowledged = _url_of(kind, tmp_path), random.Random(kind), 0
     for _ in range(ROUNDS):
         acknowledged = max(acknowledged, _run_and_kill(url, chance.random() * 0.08))

@@ -1,4 +1,4 @@
-"""What a save leaves behind, in memory and in tables."""
+"""The effects of a save, in memory and in tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perdure.testing.samples import new_session, run_of, say, seen
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
 async def test_a_save_leaves_nothing_to_the_garbage_collector(kind: str, tmp_path: Path) -> None:
-    """What was to be changed goes when the caller has its answer: where many save, cycles would cost a fifth."""
+    """A change is freed when the caller has its answer: with many saves, cycles would cost a fifth of the time."""
     makers = {
         "memory": MemoryStore,
         "file": lambda: FileStore(tmp_path / "sessions"),
@@ -55,7 +55,7 @@ async def test_a_save_leaves_nothing_to_the_garbage_collector(kind: str, tmp_pat
 async def test_what_is_written_out_is_what_the_job_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit_in_loop: bool
 ) -> None:
-    """SQLite's short ways for plain saves and appends leave the same rows as the way that each can go."""
+    """SQLite's short ways for plain saves and appends leave the same rows as the general way."""
     short = await rows_of_varied_saves(tmp_path / "short.db", commit_in_loop)
     is_plain, plain = Keep.is_plain, set[bool]()
     is_plain_append, plain_appends = cast(property, Append.is_plain).fget, set[bool]()
@@ -104,7 +104,7 @@ async def varied_saves(store: SqliteStore) -> None:
 
 
 async def recorded_run(store: SqliteStore, session: AgentSession) -> AgentSession:
-    """Return a session with a run that was written ahead: by its messages and entries, by neither, beside others'."""
+    """Return a session with a run that was written ahead: with its messages and entries, neither, or beside others."""
     begun = [Entry("agent_start", {"seq": 1}, "run-1"), Entry("turn_start", {"seq": 2}, "run-1")]
     asked = Message.user("And now?")
     claim, first = await store.claim(session.id, version=session.version, owner="me", messages=[asked], entries=begun)
@@ -118,7 +118,7 @@ async def recorded_run(store: SqliteStore, session: AgentSession) -> AgentSessio
 
 
 async def test_a_new_run_stands_in_its_version_and_later_versions_name_it(tmp_path: Path) -> None:
-    """A run takes a row of its own only once a second version tells of it. Each version loads with it."""
+    """A run gets a row of its own only when a second version has it. Each version loads with it."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         created = await store.create(new_session("Where is order 7?"))
@@ -135,7 +135,7 @@ async def test_a_new_run_stands_in_its_version_and_later_versions_name_it(tmp_pa
 
 
 async def test_what_a_run_said_is_redacted_where_it_stands_in_its_version(tmp_path: Path) -> None:
-    """What is redacted is gone from a run that stands in a head, as it is from one that is named by hash."""
+    """A redaction reaches a run within a head, as it reaches a run that is named by hash."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("The code is 4711"))
@@ -169,7 +169,7 @@ def replaced_clock_and_ids() -> Iterator[None]:
 
 
 def rows_in(path: Path) -> dict[str, list[Any]]:
-    """Return all rows of all tables, without what differs from file to file or from process to process."""
+    """Return all rows of all tables, without the parts that differ from file to file or from process to process."""
     db = apsw.Connection(str(path))
     found = {}
     for name, table in TABLES.items():

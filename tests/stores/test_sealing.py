@@ -1,4 +1,4 @@
-"""Encryption at rest: what stands on disk, who can read it, and what is told when a key is not there."""
+"""Encryption at rest: what is on disk, who can read it, and the error when a key is missing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from perdure.testing.outcomes import Outcome, note
 
 AGENT = AgentDefinition("birds", system_prompt=f"You know the {WORD}.")
 ROUNDS = 10_000 if os.environ.get("PERDURE_TORTURE") else 200
-# The tables with sealed rows, and what tells these apart.
+# The tables with sealed rows, and the columns that tell these rows apart.
 BODIES = {
     "msg": "log, pos",
     "head": "sid, version",
@@ -101,9 +101,9 @@ async def texts_of(store: Any, session_id: str = "a") -> list[str]:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_the_word_is_nowhere_on_disk(where: Path, kind: str) -> None:
-    """Not in a file, a write-ahead log, a row or an index, nor is anything that would confirm a guess of it.
+    """No file, write-ahead log, row or index has the word, nor anything that would confirm a guess of it.
 
-    In the same store without keys it is in many places: so the search for it can find it.
+    The same store without keys has it in many places, so the search for it can find it.
     """
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
@@ -156,7 +156,7 @@ async def test_another_store_of_the_process_reads_nothing_without_keys(where: Pa
             with pytest.raises(KeyMissing) as missing:
                 await other.load("a")
             assert missing.value.session_id == "a"
-            with pytest.raises(KeyMissing):  # it would be the first that is not sealed
+            with pytest.raises(KeyMissing):  # it would be the first unsealed one
                 await spoken(other, "b")
             assert not await other.exists("b")
             assert "keys" in missing.value.advice
@@ -185,7 +185,7 @@ async def test_a_damaged_row_does_not_hide_that_a_store_is_sealed(
 
 
 async def refusals(store: Any, kind: type[KeyUnavailable]) -> None:
-    """Every read is refused by a typed error, and none gives an empty session. Lists go on, and name it."""
+    """Assert that every read raises a typed error, and none returns an empty session. Lists continue, and name it."""
     for read in (
         lambda: store.load("a"),
         lambda: store.load("a", 1),
@@ -212,7 +212,7 @@ async def refusals(store: Any, kind: type[KeyUnavailable]) -> None:
 async def test_a_key_that_is_not_there_is_a_typed_error(
     where: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without keys (and the library for them), with another ring, another master, and after the key was forgotten."""
+    """The key may be missing: no keys (or no library), another ring, another master, or a forgotten key."""
     ring, other = ring_in(where), where / "other"
     other.mkdir()
     wrong = FileKeyRing(where / "keys.json", master=b"another master key, of 32 bytes.")
@@ -243,7 +243,7 @@ async def test_a_key_that_is_not_there_is_a_typed_error(
 
 
 async def test_forgetting_a_key_erases_its_owner_in_a_backup(where: Path) -> None:
-    """The copied file is not touched, and nobody can read it. Other owners' sessions are as they were."""
+    """The copied file is unchanged, and nobody can read the owner's sessions in it. Other owners' are as they were."""
     ring = ring_in(where)
     async with opened(urls(where)["sqlite"], ring) as sessions:
         await spoken(sessions.store, "a", OWNER)
@@ -270,7 +270,7 @@ async def test_forgetting_a_key_erases_its_owner_in_a_backup(where: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_session_at_hand_goes_with_its_key(where: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has forgotten the key: neither the owner's session nor a fork of it is given out of memory."""
+    """After another process forgets the key, the memory gives out neither the owner's session nor a fork of it."""
     monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
     async with opened(urls(where)[kind], ring_in(where)) as sessions:
         store: Any = sessions.store
@@ -301,7 +301,7 @@ async def test_a_save_does_not_bring_a_forgotten_session_back(where: Path, monke
 
 
 async def test_a_key_is_not_forgotten_where_there_are_none(where: Path) -> None:
-    """Nothing is erased then, as the caller means more than would be done."""
+    """Nothing is erased then, since the caller expects more to be erased."""
     async with opened(urls(where)["sqlite"], None) as sessions:
         await spoken(sessions.store)
         with pytest.raises(ConfigurationError, match="without keys"):
@@ -310,7 +310,7 @@ async def test_a_key_is_not_forgotten_where_there_are_none(where: Path) -> None:
 
 
 async def test_a_store_with_plain_rows_can_go_on_with_keys(where: Path) -> None:
-    """Old rows stay readable and new ones are sealed; the search index is made anew, without the words."""
+    """Old rows stay readable and new ones are sealed; the search index is rebuilt without the words."""
     async with store_in(where, None) as store:
         await spoken(store)
         assert await store.search(WORD)
@@ -331,12 +331,12 @@ async def test_a_store_with_plain_rows_can_go_on_with_keys(where: Path) -> None:
 
 
 async def test_a_sealed_store_is_copied_into_a_plain_one_and_back(where: Path) -> None:
-    """An archive knows nothing of keys: whoever can read a store can take everything out."""
+    """An archive has no keys: a process that can read a store can take everything out."""
     ring = ring_in(where)
     async with opened(urls(where)["sqlite"], ring) as sessions:
         mine, claimed = await say_everything(sessions)
     async with opened(urls(where)["sqlite"], ring) as sessions:
-        await sessions.store.delete(claimed)  # whose run is over, since its store was closed
+        await sessions.store.delete(claimed)  # its run is over, since its store was closed
         async with SqliteStore(where / "plain.db") as plain, SqliteStore(where / "again.db", keys=ring) as again:
             assert (await copy(sessions.store, plain)).differing == ()  # type: ignore[arg-type]  # it can
             assert (await copy(plain, again)).differing == ()
@@ -350,7 +350,7 @@ async def test_a_sealed_store_is_copied_into_a_plain_one_and_back(where: Path) -
 
 
 async def test_a_fork_of_another_owners_session_can_be_read_and_goes_with_the_first(where: Path) -> None:
-    """It shows the messages under the first owner's key; its own are under its own."""
+    """It shows the messages under the first owner's key, and its own under its own key."""
     ring = ring_in(where)
     photo = Message.user("look", Media("image/png", data=PHOTO))
     async with store_in(where, ring, cache=0) as store:
@@ -377,7 +377,7 @@ async def test_a_fork_of_another_owners_session_can_be_read_and_goes_with_the_fi
 
 
 async def test_rotation_and_renewal_change_no_row(where: Path) -> None:
-    """With a new master all opens as before; what is written after a renewal is under the new key."""
+    """With a new master everything opens as before; rows written after a renewal use the new key."""
     ring = ring_in(where)
     async with store_in(where, ring) as store:
         await spoken(store)
@@ -396,7 +396,7 @@ async def test_rotation_and_renewal_change_no_row(where: Path) -> None:
 
 
 async def test_a_search_without_an_owner_finds_what_all_have_said(where: Path) -> None:
-    """And one with an owner what that owner has said. The beginning of a word is found, too, by opening messages."""
+    """With an owner it finds what that owner has said. It also finds the beginning of a word, by opening messages."""
     async with store_in(where, ring_in(where)) as store:
         for owner in ("ada", "bob", None):
             await spoken(store, f"of-{owner}", owner, f"{owner} has a {WORD}", "and a heron")
@@ -413,7 +413,7 @@ async def test_a_search_without_an_owner_finds_what_all_have_said(where: Path) -
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_session_is_erased_without_the_keys(where: Path, kind: str) -> None:
-    """Who clears up need not be able to read; with the keys, search finds what is left."""
+    """A process without keys can erase a session; with the keys, search finds what is left."""
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
         for name in ("a", "b"):
@@ -437,7 +437,7 @@ def test_only_stores_that_can_be_sealed_take_keys(where: Path) -> None:
 
 
 class Tamperer:
-    """Changes single bytes of sealed rows in a SQLite file, and puts them back."""
+    """An attacker that changes single bytes of sealed rows in a SQLite file, and puts them back."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._db = apsw.Connection(str(path))
@@ -455,7 +455,7 @@ class Tamperer:
 
     def change(self) -> tuple[str, int]:
         """Change a byte somewhere. Return the table, and the place of the byte."""
-        # Each table as often as any other, however many rows it has.
+        # Each table is chosen equally often, however many rows it has.
         table = self._random.choice(sorted(self.tables()))
         self._row = self._random.choice([row for row in self._rows if row[0] == table])
         _, column, key = self._row
@@ -478,7 +478,7 @@ class Tamperer:
 
 
 async def read_everything(store: Any, session_id: str, key: str) -> None:
-    """Read all that a session has, as its users do."""
+    """Read everything of a session, as its users do."""
     log, end = await store.log_of(session_id)
     session = await store.load(session_id)
     for version in range(1, session.version + 1):
@@ -492,7 +492,7 @@ async def read_everything(store: Any, session_id: str, key: str) -> None:
 
 
 async def test_every_changed_byte_is_noticed(where: Path) -> None:
-    """Whichever byte of a sealed row is another: CorruptRecord, or KeyMissing where it names another key."""
+    """Any changed byte of a sealed row raises CorruptRecord, or KeyMissing if it names another key."""
     ring = ring_in(where)
     key = f"request about a {WORD}"
     async with opened(urls(where)["sqlite"], ring) as sessions:
@@ -524,7 +524,7 @@ async def test_every_changed_byte_is_noticed(where: Path) -> None:
 
 
 async def test_a_row_that_has_moved_is_noticed(where: Path) -> None:
-    """Each has its place within what is sealed, so that no two can be exchanged."""
+    """Each row's place is part of what is sealed, so that no two rows can be exchanged."""
     ring = ring_in(where)
     async with store_in(where, ring) as store:
         await spoken(store, "a", OWNER, "pay ada", "pay bob")
@@ -541,7 +541,7 @@ async def test_a_row_that_has_moved_is_noticed(where: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_repair_leaves_files_in_a_sealed_store(where: Path, kind: str) -> None:
-    """A file has another name in the tables than in messages, and its note is not wrong for that."""
+    """A file has another name in the tables than in messages, which does not make its note wrong."""
     async with opened(urls(where)[kind], ring_in(where)) as sessions:
         session_id, _ = await say_everything(sessions)
         report = await repair(sessions.store)
@@ -586,7 +586,7 @@ async def test_a_repair_without_a_key_leaves_notes_of_files(where: Path) -> None
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_forgotten_key_is_in_nobody_elses_way(where: Path, kind: str) -> None:
-    """Timers, the queue, retention and recovery go on without what it has sealed. An owner hears nothing of it."""
+    """Timers, the queue, retention and recovery continue without the sealed rows. An owner learns nothing of it."""
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
         store: Any = sessions.store
@@ -641,7 +641,7 @@ async def test_a_key_stays_while_a_held_fork_of_another_owner_needs_it(where: Pa
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_hold_is_lifted_after_its_key_was_forgotten(where: Path, kind: str) -> None:
-    """A ring cannot ask for holds. The hold that is left can be lifted, and then the rest of the session is erased."""
+    """A ring cannot ask for holds. The hold that is left can be lifted; then the rest of the session is erased."""
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
         store: Any = sessions.store
@@ -664,7 +664,7 @@ async def test_a_hold_is_lifted_after_its_key_was_forgotten(where: Path, kind: s
 
 
 async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:
-    """A protocol looks for `keys` on the object itself since Python 3.12."""
+    """Since Python 3.12 a protocol looks for `keys` on the object itself."""
     store = redacting(store_in(where, ring := ring_in(where)), [lambda text: text])
     assert inspect.getattr_static(store, "keys")
     assert keys_of(store) is ring
@@ -672,7 +672,7 @@ async def test_a_connection_that_redacts_knows_its_keys(where: Path) -> None:
 
 
 async def test_an_export_of_an_owner_leaves_nothing_out(where: Path) -> None:
-    """Hidden sessions are in it, and one that cannot be read is an error, as it is for all owners together."""
+    """Hidden sessions are in it, and an unreadable one raises an error, as it does for all owners together."""
     ring = ring_in(where)
     async with opened(urls(where)["sqlite"], ring) as sessions:
         mine = sessions.of("ada")
@@ -691,7 +691,7 @@ async def test_an_export_of_an_owner_leaves_nothing_out(where: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_an_owner_without_a_key_erases_nobody_elses_session(where: Path, kind: str) -> None:
-    """Neither one that has the same name without an owner, nor another owner's by its id."""
+    """The erasure spares a session of the same name without an owner, and another owner's session by its id."""
     ring = ring_in(where)
     async with opened(urls(where)[kind], ring) as sessions:
         await sessions.open("a")

@@ -34,7 +34,7 @@ def index_of(path: Path) -> Path:
 
 
 def words_in(path: Path) -> set[str]:
-    """Every word that the index has."""
+    """Return every word that the index has."""
     db = apsw.Connection(str(index_of(path)))
     try:
         db.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab('main', 'message', 'row')")
@@ -44,7 +44,7 @@ def words_in(path: Path) -> set[str]:
 
 
 def check_index(path: Path) -> None:
-    """Raise if the index is not in itself sound."""
+    """Raise an error if the index is not consistent in itself."""
     db = apsw.Connection(str(index_of(path)))
     try:
         db.execute("INSERT INTO message(message) VALUES ('integrity-check')")
@@ -62,7 +62,7 @@ async def ids(store: SqliteStore, text: str, **options: Any) -> list[str]:
 
 
 async def test_there_is_no_index_until_somebody_searches(tmp_path: Path) -> None:
-    """And then it is its owner's alone."""
+    """The first search makes it, and only its owner may read it."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("hello"))
@@ -74,7 +74,7 @@ async def test_there_is_no_index_until_somebody_searches(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "cut", "flipped"])
 async def test_a_lost_or_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
-    """Nobody is told: it holds nothing that the store does not."""
+    """Nobody is told: the index has nothing that the store does not have."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         sessions = [await store.create(new_session(*(f"word{n} common" for n in range(200)))) for _ in range(5)]
@@ -107,7 +107,7 @@ async def test_an_index_that_goes_while_it_is_open_is_made_anew(tmp_path: Path) 
 
 
 async def test_anothers_file_is_left_alone(tmp_path: Path) -> None:
-    """A SQLite file of somebody else's in the index's place is not overwritten."""
+    """A strange SQLite file in the index's place is not overwritten."""
     path = tmp_path / "sessions.db"
     other = apsw.Connection(str(index_of(path)))
     other.execute("CREATE TABLE precious (x)")
@@ -119,7 +119,7 @@ async def test_anothers_file_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_an_index_of_another_store_is_not_believed(tmp_path: Path) -> None:
-    """A store that was put where another was finds its own words only."""
+    """A store that was moved to another one's place finds only its own words."""
     for name in ("a", "b"):
         async with SqliteStore(tmp_path / name) as store:
             session = await store.create(new_session(f"only in {name}"))
@@ -131,7 +131,7 @@ async def test_an_index_of_another_store_is_not_believed(tmp_path: Path) -> None
 
 
 async def test_an_erasure_that_was_not_finished_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the store and the index, an erasure leaves words behind: the next search makes the index anew."""
+    """An erasure killed between the store and the index leaves words behind: the next search rebuilds the index."""
     path = tmp_path / "sessions.db"
     monkeypatch.setattr(sqlite_search, "_PATIENCE", 0.05)
     async with SqliteStore(path) as store:
@@ -152,7 +152,7 @@ async def test_an_erasure_that_was_not_finished_is_noticed(tmp_path: Path, monke
 
 
 async def test_erased_words_are_nowhere_in_the_index(tmp_path: Path) -> None:
-    """Not among its words, nor in any byte of its file; and what is left is sound and found."""
+    """They are neither among its words nor in any byte of its file; what is left is sound and found."""
     path = tmp_path / "sessions.db"
     draw = random.Random(7)
     vocabulary = [f"{draw.getrandbits(40):010x}" for _ in range(3000)]
@@ -174,7 +174,7 @@ async def test_erased_words_are_nowhere_in_the_index(tmp_path: Path) -> None:
 
 
 def signposts(path: Path) -> list[str]:
-    """The beginnings of words that the index finds its leaves by."""
+    """Return the beginnings of words by which the index finds its leaves."""
     db = apsw.Connection(str(index_of(path)))
     try:
         return [bytes(term[1:]).decode() for (term,) in db.execute("SELECT term FROM message_idx WHERE term <> x''")]
@@ -185,10 +185,10 @@ def signposts(path: Path) -> list[str]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("verb", ["delete", "redact"])
 async def test_an_erased_word_that_a_leaf_began_with_is_nowhere_in_the_index(tmp_path: Path, verb: str) -> None:
-    """FTS5 finds leaves by the first word of each, cut where it differs from the one before, and leaves that there."""
+    """FTS5 finds leaves by the first word of each, cut where it differs from the word before, and keeps that."""
     path = tmp_path / "sessions.db"
     draw = random.Random(5)
-    # Three differ at their last character alone, so that a whole word, and not its beginning, may lead to a leaf.
+    # Three differ in their last character alone, so that a whole word, and not its beginning, may lead to a leaf.
     alike = [f"{stem}é{end}" for stem in (f"{draw.getrandbits(400):0100x}" for _ in range(300)) for end in "abc"]
     async with SqliteStore(path) as store:
         sessions = {word: await store.create(new_session(f"the {word} here", "and more")) for word in alike}
@@ -228,7 +228,7 @@ async def test_rowids_that_are_used_again_are_indexed_again(tmp_path: Path) -> N
 
 
 async def test_the_newest_are_ranked_where_many_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the most that are ranked, old messages are left out however well they match."""
+    """Beyond the limit of ranked messages, old messages are left out however well they match."""
     monkeypatch.setattr(sqlite_ranking, "MOST_RANKED", 10)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         await store.create(new_session("tea tea tea"))
@@ -250,7 +250,7 @@ async def test_a_fork_of_an_erased_parent_is_found_after_the_index_is_made_anew(
 async def test_a_search_does_not_keep_the_erasure_waiting_that_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both need the one thread that searches. A search that waited in it would only end when its patience does."""
+    """Both need the one thread that searches. A search that waited in it would wait until its time-out."""
     monkeypatch.setattr(sqlite_search, "_PATIENCE", 3_600)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         sessions = [await store.create(new_session(f"word{number} shared")) for number in range(8)]
@@ -262,7 +262,7 @@ async def test_a_search_does_not_keep_the_erasure_waiting_that_it_waits_for(
 
 
 async def test_many_may_catch_up_and_erase_at_once(tmp_path: Path) -> None:
-    """Whoever comes first: nothing is indexed twice, nothing left out, and nothing erased stays."""
+    """Nothing is indexed twice, nothing is left out, and nothing erased stays, in any order."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as first, SqliteStore(path) as second:
         stores = (first, second)
@@ -295,7 +295,7 @@ TERM = st.builds(Term, st.lists(WORD.map(_folded).filter(_WORD.fullmatch), min_s
 
 @given(st.lists(WORD, max_size=60).map(" ".join), st.lists(TERM, min_size=1, max_size=3), st.booleans())
 def test_a_snippet_shows_the_first_words_that_were_asked_for(text: str, terms: list[Term], prefix: bool) -> None:
-    """Whatever the text: every word of the snippet that belongs to a term is marked, and no other."""
+    """In any text, every word of the snippet that belongs to a term is marked, and no other is."""
     asked = [term._replace(prefix=prefix) for term in terms]
     found = [(match.start(), _folded(match[0])) for match in _WORD.finditer(text)]
     words = [word for _, word in found]
@@ -314,7 +314,7 @@ def test_a_snippet_shows_the_first_words_that_were_asked_for(text: str, terms: l
 
 
 def _hits(words: list[str], term: Term) -> set[int]:
-    """The places of the words that are part of a term, found in the plainest way."""
+    """Return the places of the words that are part of a term, found in the simplest way."""
     size, places = len(term.words), set[int]()
     for at in range(len(words) - size + 1):
         *before, last = words[at : at + size]
@@ -325,19 +325,19 @@ def _hits(words: list[str], term: Term) -> set[int]:
 
 
 async def test_a_very_long_message_does_not_hold_a_search_up(tmp_path: Path) -> None:
-    """What tools answer may be megabytes: only what is shown of it is looked at closely."""
+    """A tool's answer may be megabytes: only the part that is shown is looked at closely."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         await store.create(new_session("word " * 400_000 + "needle at the end"))
         (hit,) = await store.search("needle")
         assert [hit.snippet[low:high] for low, high in hit.matches] == ["needle"]
         started = time.process_time()
         (hit,) = await store.search("word")
-        assert time.process_time() - started < 1.0  # 0.1 s here; all its words one by one take 1.7 s
+        assert time.process_time() - started < 1.0  # 0.1 s here; a look at each of its words takes 1.7 s
         assert {hit.snippet[low:high] for low, high in hit.matches} == {"word"}
 
 
 async def test_an_index_that_has_lost_its_place_is_made_anew(tmp_path: Path) -> None:
-    """It would else meet messages that it has, and refuse every search."""
+    """Otherwise it would meet messages that it has already, and refuse every search."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("alpha", "beta"))
@@ -352,7 +352,7 @@ async def test_an_index_that_has_lost_its_place_is_made_anew(tmp_path: Path) -> 
 async def test_what_is_saved_and_sought_while_traces_are_removed_is_indexed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clearing up looks for traces though there be nothing to erase, and others go on meanwhile."""
+    """gc looks for traces even if there is nothing to erase, and others save and search meanwhile."""
     path = tmp_path / "sessions.db"
     original = SqliteEngine._leave_no_trace
     async with SqliteStore(path) as store:
@@ -371,7 +371,7 @@ async def test_what_is_saved_and_sought_while_traces_are_removed_is_indexed_once
 
 
 async def test_indexing_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many messages are done, and of how many; nothing is done twice, unless somebody asks for it."""
+    """Progress says how many of all messages are done. No message is done twice, unless the index is rebuilt."""
     monkeypatch.setattr(sqlite_search, "_CHUNK", 10)
     path = tmp_path / "sessions.db"
     told: list[tuple[int, int]] = []
@@ -391,7 +391,7 @@ async def test_indexing_can_be_watched(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def test_an_index_made_anew_has_what_the_old_one_had_lost(tmp_path: Path) -> None:
-    """Nobody notices that a sound index lacks something: whoever suspects it has it made anew."""
+    """A sound index that lacks something is not noticed: `rebuild=True` makes it again."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("alpha", "beta"))
@@ -424,7 +424,7 @@ async def test_indexing_that_is_cancelled_keeps_what_it_has_done(
 async def test_an_erasure_that_the_index_holds_up_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session is gone all the same, and gc erases its words when the index is free again."""
+    """The session is gone in any case, and gc erases its words when the index is free again."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("a secret word", id="s"))

@@ -1,4 +1,4 @@
-"""The tapes at hand while sessions are loaded, which event loops in several threads may share."""
+"""The tapes in memory while sessions are loaded; event loops in several threads may share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.testing.samples import new_session, show
 
 
 class Slow(list[Message]):
-    """Messages that another thread puts onto the same tape while this one is about to."""
+    """Messages that another thread puts onto the same tape just before this one does."""
 
     def __init__(self, messages: list[Message], other: threading.Thread) -> None:
         super().__init__(messages)
@@ -25,7 +25,7 @@ class Slow(list[Message]):
 
 
 def test_messages_that_two_threads_have_read_are_put_once() -> None:
-    """Two loads that find the same messages lacking leave the tape that they share with each of them once."""
+    """Two loads that miss the same messages leave the tape that they share with each of them once."""
     ref = LogRef("here", 1)
     said = [Message.user(f"{number}") for number in range(4)]
     tape = Tape(said[:2], ref)
@@ -38,7 +38,7 @@ def test_messages_that_two_threads_have_read_are_put_once() -> None:
 
 
 def test_what_one_thread_saves_and_another_loads_is_put_once() -> None:
-    """A save that moves its messages onto a tape, and a load that has read them by then, share the tape."""
+    """A save that moves its messages onto a tape shares it with a load that has read them by then."""
     ref = LogRef("here", 1)
     said = [Message.user(f"{number}") for number in range(4)]
     tape = Tape(said[:2], ref)

@@ -1,4 +1,4 @@
-"""What is particular to the SQLite store: its file, its commits, its cache, and how it meets damage."""
+"""Behaviour of the SQLite store alone: its file, its commits, its cache, and its errors about damage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row as plain text, so that a test can look for words in a file."""
+    """Return every row as plain text, so that a test can look for words in a file."""
     monkeypatch.setattr(packing, "pack", bytes)
 
 
@@ -60,12 +60,12 @@ def raw(path: Path) -> apsw.Connection:
 
 
 async def in_writer(store: SqliteStore, job: Callable[[apsw.Connection], Any]) -> Any:
-    """What a job comes to on the connection that the store writes with."""
+    """Return the result of a job on the connection that the store writes with."""
     return await store._engine.opened.writer.run(job, alone=True)
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Another process that runs some code, with `say`, `note` and the rest at hand."""
+    """Start another process that runs some code, with `say`, `note` and other helpers imported."""
     prelude = (
         "import asyncio, sys\n"
         "from perdure.stores.sqlite import SqliteStore\n"
@@ -91,7 +91,7 @@ def _open_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_open_umask")
 async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Whatever the umask, files are 0600 and the directories made for them 0700."""
+    """Files are 0600 and the directories made for them 0700, whatever the umask."""
     path = tmp_path / "made" / "here" / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("Hello"))
@@ -140,13 +140,13 @@ async def test_what_is_not_a_store_is_refused_and_left_alone(tmp_path: Path, kin
 
 @pytest.mark.parametrize("path", ["", ":memory:"])
 def test_a_store_is_a_file(path: str) -> None:
-    """There is another store for sessions that stay in memory."""
+    """Sessions in memory have another store."""
     with pytest.raises(InvalidData, match="MemoryStore"):
         SqliteStore(path)
 
 
 async def test_a_store_is_used_while_it_is_open(tmp_path: Path) -> None:
-    """Before `async with` it says so; opening it twice is refused; it can be opened again once it is closed."""
+    """Before `async with` it raises an error; opening it twice is refused; it can be opened again once it is closed."""
     store = SqliteStore(tmp_path / "sessions.db")
     with pytest.raises(StoreError, match="not open"):
         await store.load("anything")
@@ -168,7 +168,7 @@ async def test_every_commit_is_synced(tmp_path: Path) -> None:
 
 
 async def test_a_refused_pragma_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite says nothing when it does not do as it is told; the store reads every setting back."""
+    """SQLite does not say when it ignores a setting, so the store reads every setting back."""
     setting = schema._set
     monkeypatch.setattr(schema, "_set", lambda db, pragma, _: setting(db, pragma, "nonsense"))
     with pytest.raises(StoreError, match="would not set"):
@@ -177,7 +177,7 @@ async def test_a_refused_pragma_is_noticed(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_forked_process_is_told(tmp_path: Path) -> None:
-    """A store that was opened before os.fork() cannot be used after it, and says so."""
+    """A store that was opened before os.fork() raises an error that says so."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello"))
         with warnings.catch_warnings():
@@ -208,7 +208,7 @@ def _refuses(verb: Callable[[str], Any]) -> bool:
 
 
 def test_processes_that_open_an_empty_path_at_once(tmp_path: Path) -> None:
-    """Whoever comes first sets the file up, once, and everybody's session is in it."""
+    """The file is set up once, and every process's session is in it."""
     code = (
         "async def main(path, name):\n"
         "    async with SqliteStore(path) as store:\n"
@@ -261,7 +261,7 @@ LOCKS = Path("/proc/locks")
 
 @pytest.mark.skipif(not LOCKS.exists(), reason="locks can only be seen where there is /proc/locks")
 async def test_the_file_stays_locked_while_it_is_open(tmp_path: Path) -> None:
-    """Opening it again in the same process, or erasing, leaves SQLite's locks alone: others see that it is in use."""
+    """Opening it again in the same process, or erasing, keeps SQLite's locks: others see that it is in use."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         before = _locks(path)
@@ -277,7 +277,7 @@ def _locks(path: Path) -> int:
 
 
 async def test_saves_that_wait_together_share_a_commit(tmp_path: Path) -> None:
-    """64 saves at once take far fewer commits than saves, and one that is refused spoils none of the others."""
+    """64 saves at once take far fewer commits than saves, and a refused one does not affect the others."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         sessions = [await store.create(new_session(id=f"s{number}")) for number in range(64)]
         await store.save(sessions[7])
@@ -291,7 +291,7 @@ async def test_saves_that_wait_together_share_a_commit(tmp_path: Path) -> None:
 
 
 async def traced(store: SqliteStore) -> list[str]:
-    """The statements of the store's writer, from now on."""
+    """Return the list of the statements of the store's writer, from now on."""
     statements: list[str] = []
 
     def note(_: apsw.Cursor, sql: str, bindings: object) -> bool:
@@ -306,7 +306,7 @@ async def traced(store: SqliteStore) -> list[str]:
 
 
 async def test_saves_that_share_a_commit_need_no_savepoints(tmp_path: Path) -> None:
-    """The rows of all of them are written together, table by table, and a refusal is no reason to begin again."""
+    """Their rows are written together, table by table, and a refused save does not make the others begin again."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         sessions = [await store.create(new_session(id=f"s{number}")) for number in range(8)]
         await store.save(sessions[3])
@@ -318,7 +318,7 @@ async def test_saves_that_share_a_commit_need_no_savepoints(tmp_path: Path) -> N
 
 
 async def test_one_that_fails_after_it_has_written_is_parted_from_the_others(tmp_path: Path) -> None:
-    """Those that share its commit are made again, each with a savepoint, and nothing of it is kept."""
+    """The other saves of its commit are made again, each with a savepoint, and nothing of the failed one is kept."""
 
     def fails_late(db: apsw.Connection) -> None:
         db.execute("DELETE FROM session WHERE id = 'a'")
@@ -342,7 +342,7 @@ async def test_one_that_fails_after_it_has_written_is_parted_from_the_others(tmp
 
 
 async def test_a_row_that_is_refused_fails_its_own_save_alone(tmp_path: Path) -> None:
-    """Rows are written at the end of a commit. One that cannot be is found there, and the others are kept."""
+    """Rows are written at the end of a commit. A row that fails is found there, and the other saves are kept."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         first, second = [await store.create(new_session("Hello", id=name)) for name in ("a", "b")]
         await in_writer(store, lambda db: db.execute("INSERT INTO msg VALUES (1, 1, 0, x'')").fetchall())
@@ -355,7 +355,7 @@ async def test_a_row_that_is_refused_fails_its_own_save_alone(tmp_path: Path) ->
 
 
 async def test_a_save_sets_no_column_that_stays_as_it_is(tmp_path: Path) -> None:
-    """To set a column that an index has costs a page of that index, whether or not it changes."""
+    """Setting an indexed column costs a page of its index, whether or not the value changes."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello"))
         statements = await traced(store)
@@ -369,7 +369,7 @@ async def test_a_save_sets_no_column_that_stays_as_it_is(tmp_path: Path) -> None
 
 
 async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Whatever goes wrong in one request, its caller is told, and the store goes on."""
+    """Whatever fails in one request, its caller gets an error, and the store continues."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello"))
 
@@ -394,7 +394,7 @@ async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
 
 
 async def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path: Path) -> None:
-    """A save that finds no space says so and keeps nothing; when there is space again the store goes on."""
+    """A save without space raises an error and keeps nothing; when there is space again, the store continues."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello"))
         full = await in_writer(store, lambda db: db.pragma("page_count"))
@@ -426,7 +426,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    """A writer killed at any instant leaves every version it was told of, whole."""
+    """A writer killed at any moment leaves every acknowledged version, whole."""
     path, rng = tmp_path / "sessions.db", random.Random(7)
     for round in range(50 if TORTURE else 10):
         process = python(WRITER, path, f"s{round}")
@@ -455,7 +455,7 @@ async def _check_acknowledged(path: Path, name: str, acknowledged: int) -> None:
 
 @contextmanager
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many messages each reading of a log has brought."""
+    """Yield the number of messages that each read of a log has returned."""
     counts: list[int] = []
     read = loading.decoded
 
@@ -470,7 +470,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second load reads nothing; after another instance wrote, only what is new is read."""
+    """A second load reads nothing; after another instance wrote, only the new messages are read."""
     async with SqliteStore(tmp_path / "sessions.db") as one, SqliteStore(tmp_path / "sessions.db") as two:
         session = await one.create(new_session(*map(str, range(200))))
         with counted_reads(monkeypatch) as reads:
@@ -496,9 +496,9 @@ async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: py
 async def test_a_redaction_that_comes_before_a_queued_read_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
+    """A load that checks the cache before a redaction by another process, and reads after it, shows no old text."""
     monkeypatch.setattr("perdure.stores.sqlite.readers.MOST_READERS", 1)
-    monkeypatch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # as if the view were long: short ones do not wait
+    monkeypatch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # as if the view were long: short views do not wait
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("a secret", "more", id="s"))
@@ -555,7 +555,7 @@ def test_event_loops_that_share_a_store_see_each_message_once(tmp_path: Path) ->
 
 
 async def test_a_cache_of_few_sessions_still_serves_all(tmp_path: Path) -> None:
-    """What the cache has no room for is read again."""
+    """Sessions that the cache has no room for are read again."""
     async with SqliteStore(tmp_path / "sessions.db", cache=2) as store:
         kept = [await store.create(new_session(str(number))) for number in range(5)]
         for session in kept * 2:
@@ -567,7 +567,7 @@ async def test_a_cache_of_few_sessions_still_serves_all(tmp_path: Path) -> None:
 
 
 async def test_a_load_reads_what_the_view_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve messages over a long log are twelve rows, however they came to be so few."""
+    """Twelve messages over a long log are twelve rows, whether the view was cut or compacted."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         full = await store.create(new_session(*map(str, range(500)), id="trimmed"))
         await store.save(show(full, full.state.transcript.trim(12)))
@@ -638,7 +638,7 @@ VERSIONS = [("alpha", version) for version in range(1, 6)] + [("beta", version) 
 
 
 async def answers(path: Path) -> dict[str, Any]:
-    """What the store says to each of many questions: a value, or an error."""
+    """Return the store's answers to many questions: a value, or an error."""
     found: dict[str, Any] = {}
 
     async def ask(question: str, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -668,7 +668,7 @@ async def answers(path: Path) -> dict[str, Any]:
 
 
 def wrong_answers(right: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    """The questions to which the answer is neither right nor an error that says what is damaged."""
+    """Return the questions whose answer is neither right nor an error that names the damage."""
     for question, answer in found.items():
         if isinstance(answer, PerdureError):
             if not isinstance(answer, CorruptRecord | StoreError):
@@ -683,10 +683,9 @@ def wrong_answers(right: dict[str, Any], found: dict[str, Any]) -> Iterator[str]
 
 
 async def test_a_flipped_bit_is_never_a_wrong_answer(tmp_path: Path) -> None:
-    """Whichever bit of the file is flipped, what is read is what was written, or an error.
+    """Whichever bit of the file is flipped, a read returns what was written, or raises an error.
 
-    The one thing that a checksum of records cannot tell is that a row has vanished from the table of sessions whole;
-    a list is not held to that here.
+    A checksum of records cannot show that a whole row has vanished from the table of sessions: lists are excepted.
     """
     path, rng = tmp_path / "sessions.db", random.Random(11)
     await furnish(path)
@@ -704,7 +703,7 @@ async def test_a_flipped_bit_is_never_a_wrong_answer(tmp_path: Path) -> None:
 
 
 async def test_an_index_that_finds_another_head_is_damage(tmp_path: Path) -> None:
-    """The row itself is whole, and its checksum is right: it is just not the one that was asked for."""
+    """The row is whole and its checksum is right, but it is not the row that was asked for."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("one", id="s"))
@@ -718,7 +717,7 @@ async def test_an_index_that_finds_another_head_is_damage(tmp_path: Path) -> Non
     select = Rows._select
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rows, "_select", misled)
-        patch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # what reads in passing looks for no rows by `Rows`
+        patch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # a read in the event loop does not use `Rows`
         async with SqliteStore(path) as store:
             for version in (3, None):
                 with pytest.raises(CorruptRecord, match="head 3"):
@@ -787,7 +786,7 @@ async def test_one_bad_session_stops_nobody_elses_listing(tmp_path: Path, damage
     ],
 )
 async def test_a_session_stays_readable_up_to_the_damage(tmp_path: Path, damage: str, readable: list[int]) -> None:
-    """A damaged record harms the versions that show it, and no other."""
+    """A damaged record affects the versions that show it, and no other."""
     path = tmp_path / "sessions.db"
     await furnish(path)
     async with SqliteStore(path) as store:
@@ -819,7 +818,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 async def test_a_dump_that_would_lack_something_is_refused(tmp_path: Path, loss: str) -> None:
-    """An export or a copy is whole, or it is not made: backups are what every repair begins with."""
+    """An export or a copy is whole, or it is not made: every repair begins with a backup."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await _with_a_branch(store)
@@ -849,14 +848,14 @@ KEY_DAMAGE = {
 
 @pytest.mark.parametrize("damage", KEY_DAMAGE.values(), ids=KEY_DAMAGE.keys())
 async def test_a_damaged_key_is_never_taken_for_another(tmp_path: Path, damage: str) -> None:
-    """Neither is a request refused for it, nor answered wrongly, nor run again."""
+    """A damaged key does not make a request refused, answered wrongly, or run again."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await _with_a_branch(store)
         assert await store.find_key("s", "key") == (Key("key", "digest"), 3)
         assert await store.find_key("s", "another") is None
         db = raw(path)
-        db.execute("PRAGMA writable_schema = ON")  # or the index would be changed along with the table
+        db.execute("PRAGMA writable_schema = ON")  # otherwise the index would be changed along with the table
         if "name" in damage:
             db.execute("CREATE TEMP TABLE kept AS SELECT rootpage, sql FROM sqlite_schema WHERE name = 'key_again'")
             db.execute("DELETE FROM sqlite_schema WHERE name = 'key_again'")
@@ -872,7 +871,7 @@ async def test_a_damaged_key_is_never_taken_for_another(tmp_path: Path, damage: 
 
 
 async def test_a_key_whose_neighbour_rotted_is_not_answered_by_it(tmp_path: Path) -> None:
-    """Rows that are out of order lead a search to another row, and the checksum of that row is sound."""
+    """Rows that are out of order lead a search to another row, whose checksum is sound."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         for _ in range(2):  # SQLite stores the numbers 0 and 1 without a byte
@@ -898,7 +897,7 @@ async def test_a_key_whose_neighbour_rotted_is_not_answered_by_it(tmp_path: Path
 
 
 async def test_a_run_that_an_index_has_lost_is_damage(tmp_path: Path) -> None:
-    """Read by itself it would be an empty story, and a recovery would drop what was done."""
+    """Its record alone would seem empty, and a recovery would drop what was done."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await _with_a_branch(store)
@@ -921,7 +920,7 @@ async def test_a_run_that_an_index_has_lost_is_damage(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_log_row_shows_nobody_anothers_text(tmp_path: Path) -> None:
-    """A search finds no message as that of the session that a flipped bit has put in its owner's place."""
+    """A message that a flipped bit has put under another owner's session is not found by a search."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("a secret of ann's", id="a", owner="ann"))
@@ -936,7 +935,7 @@ async def test_a_damaged_log_row_shows_nobody_anothers_text(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
 async def test_a_file_that_is_gone_takes_no_saves(tmp_path: Path, how: str) -> None:
-    """A save into a file that no longer has its name is refused with what happened, and so is a load."""
+    """A save to a file that no longer has its name is refused with the reason, and so is a load."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("Hello"))
@@ -954,7 +953,7 @@ async def test_a_file_that_is_gone_takes_no_saves(tmp_path: Path, how: str) -> N
 
 
 async def test_claims_lapse_when_the_store_is_closed_over_them(tmp_path: Path) -> None:
-    """What a run held that was still going on can be recovered at once; what was given back is left alone."""
+    """A claim that is still held can be recovered at once; released claims are left alone."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         for name in ("held", "released", "saved", "taken over"):
@@ -979,7 +978,7 @@ async def test_claims_lapse_when_the_store_is_closed_over_them(tmp_path: Path) -
 
 
 async def test_a_new_store_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each directory that it makes is synced into the one above, and its file into its directory."""
+    """Each new directory is synced into the one above it, and the file into its directory."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -994,7 +993,7 @@ async def test_a_new_store_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("part", ["x" * 300, "no"])
 async def test_a_path_that_cannot_be_reached_is_a_store_error(tmp_path: Path, part: str) -> None:
-    """A name that is too long, or a directory that may not be entered, is told as what it is."""
+    """A name that is too long, or a directory that may not be entered, is reported as such."""
     (tmp_path / "no").mkdir()
     path = tmp_path / part / "deeper" / "sessions.db"
     if part == "no" and os.geteuid() == 0:
@@ -1017,7 +1016,7 @@ async def test_a_path_that_cannot_be_reached_is_a_store_error(tmp_path: Path, pa
 
 
 def traces(directory: Path, *words: str) -> list[str]:
-    """Which of the words stand in which file of a directory."""
+    """Return which of the words are in which file of a directory."""
     found = []
     for path in sorted(directory.iterdir()):
         content = path.read_bytes()
@@ -1027,7 +1026,7 @@ def traces(directory: Path, *words: str) -> list[str]:
 
 @pytest.mark.usefixtures("unpacked")
 async def test_what_is_erased_is_in_no_file(tmp_path: Path) -> None:
-    """Not the messages, nor the metadata, prompts, definitions, headers, records or branches; and not in the log."""
+    """No file has its messages, metadata, prompts, definitions, headers, records or branches; nor has the log."""
     places = ("said", "noted", "noted-large", "prompt", "task", "agent", "description", "owner", "tag", "name")
     places += ("entry", "item", "ahead", "branch", "holder", "covered", "summary", "run")
     words = {place: f"secret-{place}-word" for place in places}
@@ -1043,7 +1042,7 @@ async def test_what_is_erased_is_in_no_file(tmp_path: Path) -> None:
 
 
 async def fill(store: SqliteStore, words: dict[str, str]) -> None:
-    """A session `doomed` with a word of its own in each place."""
+    """Create a session `doomed` with a word of its own in each place."""
     definition = AgentDefinition(words["agent"], description=words["description"] * 100)
     header = {"owner": words["owner"], "tags": (words["tag"],), "name": words["name"]}
     session = await store.create(
@@ -1068,7 +1067,7 @@ async def fill(store: SqliteStore, words: dict[str, str]) -> None:
 
 @pytest.mark.usefixtures("unpacked")
 async def test_what_a_fork_shows_stays_and_the_rest_goes(tmp_path: Path) -> None:
-    """Of an erased parent the files hold what its forks show, until the last of them is erased too."""
+    """The files keep what forks show of an erased parent, until the last of them is erased too."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         parent = await store.create(new_session("first-secret", "second-secret", "third-secret"))
         child = await store.create(show(fork(parent), parent.state.transcript.cut(1, 2)))
@@ -1080,7 +1079,7 @@ async def test_what_a_fork_shows_stays_and_the_rest_goes(tmp_path: Path) -> None
 
 
 async def test_no_copy_is_left_behind_when_rows_move(tmp_path: Path) -> None:
-    """However sessions grow and are erased, beside each other and by two instances, no trace of an erased one stays."""
+    """Two instances let sessions grow and erase them beside each other: no trace of an erased one stays."""
     rng, path = random.Random(5), tmp_path / "sessions.db"
     sessions: dict[str, AgentSession] = {}
     gone: list[str] = []
@@ -1117,7 +1116,7 @@ def _grown(rng: random.Random, session: AgentSession, word: str) -> AgentSession
 
 
 async def test_an_erasure_that_a_reader_holds_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another program keeps a read open the text may still stand in the log; the next erasure takes it along."""
+    """While another program keeps a read open, the text may still be in the log; the next erasure removes it."""
     monkeypatch.setattr(schema, "BUSY_MS", 50)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         first = await store.create(new_session("first-secret"))
@@ -1146,7 +1145,7 @@ async def test_a_copy_of_the_file_is_a_store(tmp_path: Path) -> None:
 
 
 async def test_a_column_of_another_type_is_damage_wherever_it_is_read(tmp_path: Path) -> None:
-    """The tables are strict, so that only damage can bring it about; what is compared with it tells."""
+    """The tables are strict, so only damage can cause it; the value that it is compared with shows it."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("one", id="s"))
@@ -1164,7 +1163,7 @@ async def test_a_column_of_another_type_is_damage_wherever_it_is_read(tmp_path: 
 
 
 async def test_closing_waits_for_a_look_from_another_thread(tmp_path: Path) -> None:
-    """A request of another event loop may be looking into the file at that moment: it is answered, then refused."""
+    """Another event loop may be reading the file at that moment: it gets its answer, and later requests are refused."""
     store = SqliteStore(tmp_path / "sessions.db")
     await store.__aenter__()
     opened, begun = store._engine.opened, threading.Event()

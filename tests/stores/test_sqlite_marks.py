@@ -1,4 +1,4 @@
-"""The mark beside a SQLite file: what was acknowledged and is gone from the log is noticed, and nothing else is."""
+"""The mark beside a SQLite file: an acknowledged commit that is missing in the log is noticed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def taken(path: Path, version: int) -> Snapshot:
 
 
 def put(where: Path, snapshot: Snapshot, **changed: bytes | None) -> Path:
-    """Write the files of a snapshot, some of them changed or left out."""
+    """Write the files of a snapshot, with some of them changed or left out."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
     for name, content in {
@@ -65,7 +65,7 @@ async def version_in(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    """The files of a process that was killed after some saves, each a commit of its own."""
+    """Return the files of a process that was killed after some saves, each a commit of its own."""
     path = tmp_path_factory.mktemp("killed") / "s.db"
 
     async def main() -> Snapshot:
@@ -93,7 +93,7 @@ def flipped(raw: bytes, place: int, bit: int) -> bytes:
 
 
 def places_in_last_commit(log: bytes, rng: random.Random) -> list[int]:
-    """Every byte of the header and of the last commit's frame heads, and some of its pages."""
+    """Return every byte of the header and of the last commit's frame heads, and some of its pages."""
     count = (len(log) - 32) // FRAME
     starts = [32 + number * FRAME for number in range(count)]
     ends = [number for number, start in enumerate(starts) if any(log[start + 4 : start + 8])]
@@ -104,7 +104,7 @@ def places_in_last_commit(log: bytes, rng: random.Random) -> list[int]:
 
 
 async def test_a_flipped_bit_in_the_last_commit_is_noticed(killed: Snapshot, tmp_path: Path) -> None:
-    """In its pages, in the heads of its frames, or in the log's header: opening is refused, and no file is changed."""
+    """Opening is refused and no file changed, whether the bit is in a page, a frame's head or the log's header."""
     rng, log = random.Random(7), killed.files["s.db-wal"]
     places, failures, unmarked = places_in_last_commit(log, rng), 0, 0
     for place in places:
@@ -115,7 +115,7 @@ async def test_a_flipped_bit_in_the_last_commit_is_noticed(killed: Snapshot, tmp
             await version_in(path)
             failures += 1
         assert {name: (path.parent / name).read_bytes() for name in FILES} == before, place
-        if place % 8 == 0:  # without the mark the last commit is taken back
+        if place % 8 == 0:  # without the mark the last commit is lost
             path = put(tmp_path / "copy", killed, wal=damaged, mark=None)
             with suppress(CorruptRecord):
                 unmarked += await version_in(path) < killed.version
@@ -152,7 +152,7 @@ async def test_a_flipped_bit_in_the_last_commit_is_noticed(killed: Snapshot, tmp
 async def test_a_log_that_was_cut_is_noticed(
     killed: Snapshot, tmp_path: Path, cut: Callable[[bytes], bytes | None]
 ) -> None:
-    """Cut short, emptied, removed, or with a zeroed sector: what was acknowledged is missed."""
+    """A log that was shortened, emptied, removed or partly zeroed lacks an acknowledged commit."""
     path = put(tmp_path / "copy", killed, wal=cut(killed.files["s.db-wal"]))
     with pytest.raises(CorruptRecord, match=r"s\.db-wal is damaged.*perdure fsck --accept-lost-commits"):
         await version_in(path)
@@ -185,7 +185,7 @@ async def test_a_loss_can_be_accepted(killed: Snapshot, tmp_path: Path) -> None:
 
 
 async def test_nothing_is_given_up_that_is_there_or_in_use(killed: Snapshot, tmp_path: Path) -> None:
-    """A sound log stays as it is, and a file that somebody has open is not touched."""
+    """A sound log stays as it is, and a file that another process has open is not touched."""
     path = put(tmp_path / "copy", killed)
     assert accept_lost_commits(path) is None
     assert await version_in(path) == VERSIONS
@@ -201,9 +201,9 @@ async def test_nothing_is_given_up_that_is_there_or_in_use(killed: Snapshot, tmp
 
 
 async def test_a_log_that_could_not_be_emptied_is_opened(killed: Snapshot, tmp_path: Path) -> None:
-    """SQLite has begun it again in the index that it shares, and was stopped before it emptied the file.
+    """SQLite has begun the log again in the shared index, and was stopped before it emptied the file.
 
-    All of it is in the database file. Only if the log is damaged as well, nobody can tell.
+    The database file has all of it. Only if the log is damaged as well, nobody can tell.
     """
     path = put(tmp_path / "copy", killed)
     async with SqliteStore(path) as store:
@@ -216,7 +216,7 @@ async def test_a_log_that_could_not_be_emptied_is_opened(killed: Snapshot, tmp_p
 
 
 async def test_files_without_their_mark_are_opened(killed: Snapshot, tmp_path: Path) -> None:
-    """A copy of the file and its log, or one with a damaged or strange mark, is as good as it was."""
+    """A copy of the file and its log, or a file with a damaged or strange mark, opens as before."""
     mark = killed.files["s.db-mark"]
     for other in (None, b"", mark[:-1], mark + b"x", bytes(len(mark)), flipped(mark, 9, 3), b"somebody else's"):
         path = put(tmp_path / "copy", killed, mark=other)
@@ -226,7 +226,7 @@ async def test_files_without_their_mark_are_opened(killed: Snapshot, tmp_path: P
 
 
 async def test_a_mark_is_for_its_owner_and_no_link(tmp_path: Path) -> None:
-    """A link in its place is not followed, and a save does not fail for it."""
+    """A link in its place is not followed, and a save does not fail because of it."""
     (tmp_path / "target").write_bytes(b"mine")
     (tmp_path / "s.db-mark").symlink_to(tmp_path / "target")
     async with SqliteStore(tmp_path / "s.db") as store:
@@ -236,9 +236,9 @@ async def test_a_mark_is_for_its_owner_and_no_link(tmp_path: Path) -> None:
 
 
 async def test_a_backup_that_is_put_back_is_opened(killed: Snapshot, tmp_path: Path) -> None:
-    """An older file over a newer one, whose mark is still there: it is what somebody wants."""
+    """An older file over a newer one, whose mark is still there, is a restored backup and no damage."""
     path = put(tmp_path / "copy", killed)
-    async with SqliteStore(path) as store:  # its log is begun again with other salts
+    async with SqliteStore(path) as store:  # its log begins again with other salts
         old = await store.load("s")
         assert old is not None
         backup = tmp_path / "backup.db"
@@ -254,12 +254,12 @@ Step = Callable[[SqliteStore, random.Random], object]
 
 
 async def _story(path: Path, rng: random.Random, steps: int) -> list[Snapshot]:
-    """Whatever happens to a file: saves, checkpoints, erasures, a vacuum, older releases, ends and new beginnings."""
+    """Tell what may happen to a file: saves, checkpoints, erasures, a vacuum, older releases, new beginnings."""
     found: list[Snapshot] = []
     is_marked = Marker.set
 
     def unmarked(self: Marker, frames: int) -> None:
-        """Commit as a release that knows of no mark."""
+        """Commit as a release without marks does."""
 
     version = 0
     while len(found) < steps:
@@ -292,7 +292,7 @@ async def _story(path: Path, rng: random.Random, steps: int) -> list[Snapshot]:
 
 
 async def test_a_power_cut_is_never_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark may be older than the log, the log torn at its end, the file's time old: what was saved is there."""
+    """The mark may be older than the log, the log torn at its end, the file's time old: every save is there."""
     rng = random.Random(23)
     monkeypatch.setattr(worker, "IDLE_SECONDS", 600.0)
     steps, rounds = (60, 600) if TORTURE else (24, 40)
@@ -312,7 +312,7 @@ async def test_a_power_cut_is_never_taken_for_damage(tmp_path: Path, monkeypatch
 
 
 async def test_a_killed_process_is_never_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any point of the same story, within one start of the machine, with the mark of that point."""
+    """A killed process leaves a mark, at any point of the same story, within one start of the machine."""
     rng = random.Random(29)
     monkeypatch.setattr(worker, "IDLE_SECONDS", 600.0)
     story = await _story(tmp_path / "story" / "s.db", rng, 60 if TORTURE else 20)
@@ -341,7 +341,7 @@ asyncio.run(main())
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("in_loop", ["0", "1"])
 def test_a_writer_that_is_killed_loses_nothing(tmp_path: Path, in_loop: str) -> None:
-    """By SIGKILL, at any moment, round after round: what it has acknowledged is there, and nothing is in the way."""
+    """After SIGKILL at any moment, round after round, what it has acknowledged is there, and nothing is in the way."""
     path, rng = tmp_path / "s.db", random.Random(31)
     rounds = 150 if TORTURE else 2
     for _ in range(rounds):
@@ -357,7 +357,7 @@ def test_a_writer_that_is_killed_loses_nothing(tmp_path: Path, in_loop: str) -> 
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
-    """And not at all once a single bit of it has flipped."""
+    """A mark with a single flipped bit is not read at all."""
     mark = Mark(106, 80, 80, (1, 2), (3, 4), (5, 6), 7, 1_795_019_968_970_680_843, 282_624)
     raw = mark.encoded()
     assert Mark.of(raw) == mark
@@ -365,7 +365,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
 
 
 async def test_every_commit_is_marked(tmp_path: Path) -> None:
-    """Whoever makes it: the writer's thread, an event loop, an erasure; and a mark names the newest commit."""
+    """The writer's thread, an event loop and an erasure all mark their commits; the mark names the newest commit."""
     path = tmp_path / "s.db"
     for in_loop in (False, True):
         async with SqliteStore(path, commit_in_loop=in_loop) as store:
@@ -386,7 +386,7 @@ async def test_every_commit_is_marked(tmp_path: Path) -> None:
 
 
 async def test_a_save_is_kept_though_its_mark_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full, or a mark that may not be written, is no reason for a save to fail."""
+    """A save succeeds even if the disk is full for its mark."""
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""What the SQLite store's index ranks, against a model that looks at every message."""
+"""Ranking by the SQLite store's index, compared with a model that looks at every message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Said(NamedTuple):
 
 
 def best(said: Sequence[Said], query: Query, most: int) -> list[SearchHit]:
-    """The hits as they are to be, of messages in the order in which they were saved."""
+    """Return the expected hits for messages in the order in which they were saved."""
     counted = [counts_of(each.message, query.terms) for each in said]
     having = [min(sum(1 for counts, _ in counted if counts[at]), most + 1) for at in range(len(query.terms))]
     weighed = [at for at, number in enumerate(having) if number <= most] or list(range(len(having)))
@@ -68,7 +68,7 @@ def drawn_text(draw: random.Random) -> str:
 async def test_hits_are_those_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, missed: int
 ) -> None:
-    """The same, in the same order, with the same scores and snippets: however common the words of a query are."""
+    """The hits have the same order, scores and snippets as the model's, however common the words of a query are."""
     monkeypatch.setattr(sqlite_ranking, "MOST_RANKED", most)
     monkeypatch.setattr(sqlite_ranking, "_MOST_MISSED", missed)
     draw = random.Random(most * 1000 + missed)

@@ -38,7 +38,7 @@ TABLES = (*ORDERED, "meta", "session", "tag", "log", "value", "uses", "ref", "ru
 
 async def test_every_verb_writes_the_rows_that_it_wrote_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Holder, "here", classmethod(lambda cls, owner, since: cls(owner)))
-    monkeypatch.setattr("uuid_utils.uuid7", lambda: "0" * 36)  # a thread sees no replaced source of ids
+    monkeypatch.setattr("uuid_utils.uuid7", lambda: "0" * 36)  # a thread does not see the replaced source of ids
     path = tmp_path / "sessions.db"
     await play(path)
     found, expected = rows_in(path), json.loads(GOLDEN.read_text())
@@ -122,7 +122,7 @@ async def verbs(store: Any, other: Any) -> Any:
 
 
 def _counts(table: str, name: str, value: Any) -> bool:
-    if (table, name) in (("session", "since"), ("session", "priority")):  # which a post sets now
+    if (table, name) in (("session", "since"), ("session", "priority")):  # a post sets it now
         return False
     return name not in ("crc", "recent") and not (name in ("line", "since", "spawned") and not value)
 
@@ -154,7 +154,7 @@ def _leave_totals_out(head: dict[str, Any]) -> None:
 
 
 def _set_run_apart(head: dict[str, Any], found: dict[str, list[Any]]) -> None:
-    """Give a run that stands in a head the rows that it had before, if it was long enough for that."""
+    """Give a run within a head the rows that it had before, if it was long enough for that."""
     body = json.loads(head["body"])
     run = body.get("parts", {}).pop("execution", None)
     raw = json.dumps(run, separators=(",", ":"), ensure_ascii=False)

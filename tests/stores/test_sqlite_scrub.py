@@ -1,4 +1,4 @@
-"""Remains of erased rows are overwritten, and nothing else is: whatever a page looks like, and without a long wait."""
+"""Remains of erased rows are overwritten and nothing else is, on any page and without a long wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pages_of(path: Path) -> list[bytes]:
 def test_a_page_of_text_that_looks_like_a_node_survives(
     tmp_path: Path, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond 2**25 pages the number that a page of text begins with can begin with the mark of a node."""
+    """Beyond 2**25 pages, the number at the start of a page of text can look like the mark of a node."""
     monkeypatch.setattr(sqlite_scrub, "_UNCERTAIN", 0)
     path = tmp_path / "large.db"
     db = apsw.Connection(str(path))
@@ -104,7 +104,7 @@ async def test_an_erasure_reads_what_it_has_touched(tmp_path: Path, monkeypatch:
 
 
 async def test_others_write_while_a_file_is_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is let go between one stretch of the file and the next, so that a save waits for one at most."""
+    """The lock is released between one stretch of the file and the next, so that a save waits for one at most."""
     monkeypatch.setattr("perdure.stores.sqlite.erasure.PAGES_AT_ONCE", 2)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
@@ -122,7 +122,7 @@ async def test_others_write_while_a_file_is_scrubbed(tmp_path: Path, monkeypatch
 
 
 async def test_nobody_waits_while_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is held to overwrite a few pages that are known to need it: those are all that is read under it."""
+    """The lock is held to overwrite a few pages that are known to need it; only these are read under it."""
     monkeypatch.setattr("perdure.stores.sqlite.erasure.PAGES_AT_ONCE", 8)
     read, alone = list[str](), list[int]()
     page, overwriting = sqlite_scrub._Pages._read, Erasure.overwrite
@@ -188,7 +188,7 @@ def named(word: str) -> str:
 
 
 async def test_nothing_is_left_beside_one_who_writes(tmp_path: Path) -> None:
-    """Sessions are saved, tagged and created by another all the while, so that rows move and pages are written."""
+    """Another store saves, tags and creates sessions all the while, so that rows move and pages are written."""
     path, done = tmp_path / "sessions.db", asyncio.Event()
     await furnish(path)
     async with SqliteStore(path) as store, SqliteStore(path) as other:
@@ -239,7 +239,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("step", ["carry_out", "move_ahead", "freeze", "survey", "overwrite"])
 async def test_a_killed_erasure_is_finished_by_gc(tmp_path: Path, step: str) -> None:
-    """Wherever it was killed, the file opens, the session is whole or gone, and gc leaves nothing of one that is."""
+    """Wherever it was killed, the file opens, each session is whole or gone, and gc leaves nothing of an erased one."""
     path = tmp_path / "sessions.db"
     await furnish(path)
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, str(path), step, named(DOOMED[0]))
@@ -258,7 +258,7 @@ async def test_a_killed_erasure_is_finished_by_gc(tmp_path: Path, step: str) -> 
 async def test_what_an_erasure_could_not_finish_is_left_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at the pages of both, though the log that named those of the first has been begun again since."""
+    """The next one scrubs the pages of both, though the log that named those of the first has begun again since."""
     path = tmp_path / "sessions.db"
     looked: list[set[int]] = []
 

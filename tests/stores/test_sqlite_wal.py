@@ -1,4 +1,4 @@
-"""The write-ahead log: its torn end is nothing, and damage before its end is never taken for that."""
+"""The write-ahead log: a torn end is ignored, and damage before its end is never taken for one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME = 24 + 4096
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a process that was killed after a dozen saves, each a commit of its own."""
+    """Return the files of a process that was killed after a dozen saves, each a commit of its own."""
     where = tmp_path_factory.mktemp("original")
 
     async def main() -> None:
@@ -41,7 +41,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(original: Path, tmp_path: Path, change: Callable[[bytearray], object]) -> Path:
-    """The same files with another log."""
+    """Copy the files, with another log."""
     where = tmp_path / "copy"
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(original, where)
@@ -52,7 +52,7 @@ def copied(original: Path, tmp_path: Path, change: Callable[[bytearray], object]
 
 
 def commits(log: bytes) -> list[int]:
-    """The numbers of the frames that end a commit, from 0."""
+    """Return the numbers of the frames that end a commit, from 0."""
     heads = [struct.unpack_from(">2I", log, place) for place in range(32, len(log), FRAME)]
     return [number for number, (_, commit) in enumerate(heads) if commit]
 
@@ -64,7 +64,7 @@ async def version_in(path: Path) -> int:
 
 
 async def test_a_flipped_bit_takes_back_nothing_that_was_committed_later(original: Path, tmp_path: Path) -> None:
-    """Wherever it is before the last commit, opening is refused and no file is changed; in the last, that one goes."""
+    """Before the last commit, opening is refused and no file is changed; in the last commit, that one is lost."""
     rng = random.Random(3)
     log = (original / "s.db-wal").read_bytes()
     last = 32 + (commits(log)[-2] + 1) * FRAME
@@ -81,7 +81,7 @@ async def test_a_flipped_bit_takes_back_nothing_that_was_committed_later(origina
 
 
 async def test_a_torn_end_is_no_damage(original: Path, tmp_path: Path) -> None:
-    """Cut anywhere, or with the last commit's frames written in any order: what was committed before is there."""
+    """The log may be cut anywhere, or the last commit's frames written in any order: earlier commits are there."""
     rng = random.Random(5)
     log = (original / "s.db-wal").read_bytes()
     ends = commits(log)
@@ -92,7 +92,7 @@ async def test_a_torn_end_is_no_damage(original: Path, tmp_path: Path) -> None:
         assert await version_in(path) == max(0, whole - len(ends) + VERSIONS)
     first, final = ends[-2] + 1, ends[-1]
     assert final - first >= 2
-    for lost in range(first, final):  # the commit's last frame came to the disk, and this one did not
+    for lost in range(first, final):  # the commit's last frame reached the disk, and this one did not
         start = 32 + lost * FRAME
         for junk in (bytes(FRAME), log[start : start + 24] + bytes(4096)):
             path = copied(original, tmp_path, partial(_put, start, junk))
@@ -100,7 +100,7 @@ async def test_a_torn_end_is_no_damage(original: Path, tmp_path: Path) -> None:
 
 
 async def test_a_log_of_zeros_is_no_damage(original: Path, tmp_path: Path) -> None:
-    """A power cut may leave a log that has its size and nothing else: what is in the database file is there."""
+    """A power cut may leave a log of the right size with zeros alone: what is in the database file is there."""
     path = copied(original, tmp_path, lambda log: _put(0, bytes(len(log)), log))
     assert await version_in(path) < VERSIONS
 
@@ -118,7 +118,7 @@ def _put(start: int, content: bytes, log: bytearray) -> None:
 
 
 async def test_frames_from_before_the_log_was_begun_again_are_no_damage(tmp_path: Path) -> None:
-    """Behind the last frame stand those of earlier rounds, sound in themselves."""
+    """Frames of earlier rounds, sound in themselves, follow the last frame."""
     path = tmp_path / "open" / "s.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("Hello", id="s"))

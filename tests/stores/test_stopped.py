@@ -1,4 +1,4 @@
-"""A process that was stopped while it was writing: others can read, and are told who holds them up."""
+"""A process that was stopped while it was writing: others can read, and learn which process holds them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.stores.sqlite import SqliteStore, schema
 from perdure.testing.samples import new_session, say
 
 pytestmark = needs_proc
-# By the thread itself: sent to the process, it may reach another thread first, and this one runs on for a moment.
+# The thread stops itself: a signal to the process may reach another thread first, and this one would continue a while.
 STOP = "signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)"
 WRITER = f"""
 import asyncio, signal, sys, threading
@@ -58,7 +58,7 @@ db.execute("BEGIN IMMEDIATE")
 
 @contextmanager
 def stopped(script: str, path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has stopped itself in the middle of a write."""
+    """Run a process that stops itself in the middle of a write."""
     process = subprocess.Popen([sys.executable, "-c", script, str(path)], env=ENVIRONMENT)
     try:
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
@@ -76,7 +76,7 @@ async def refused(save: Any, pid: int) -> SessionLocked:
 
 
 async def test_a_sqlite_store_is_read_while_its_writer_is_stopped(tmp_path: Path) -> None:
-    """It is opened, loaded and searched; a save is refused and names the process, until that is woken."""
+    """It is opened, loaded and searched; a save is refused and names the process, until that resumes."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         session = await store.create(new_session("Hello", id="s"))
@@ -106,7 +106,7 @@ async def test_a_session_is_locked_by_a_stopped_process_and_others_are_not(tmp_p
 async def test_somebody_who_uses_the_file_without_us_is_named_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell in a transaction has SQLite's lock and not ours: SessionLocked tells its process."""
+    """A shell in a transaction has SQLite's lock and not perdure's: SessionLocked names its process."""
     monkeypatch.setattr(schema, "BUSY_MS", 100)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
@@ -116,7 +116,7 @@ async def test_somebody_who_uses_the_file_without_us_is_named_too(
 
 
 async def test_a_store_that_nobody_else_has_open_is_not_opened_without_its_lock(tmp_path: Path) -> None:
-    """Whoever opens it first looks at its log, and has to have the lock for that."""
+    """The first store to open the file reads its log, and needs the lock for that."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         await store.create(new_session("Hello", id="s"))
@@ -128,7 +128,7 @@ async def test_a_store_that_nobody_else_has_open_is_not_opened_without_its_lock(
 
 
 def test_who_holds_a_lock(tmp_path: Path) -> None:
-    """A process that runs is told from one that is stopped, and nobody is named where nobody holds it."""
+    """A running process is distinguished from a stopped one, and without a holder nobody is named."""
     path = tmp_path / "lock"
     path.touch()
     assert holder_of(path) is None

@@ -1,4 +1,4 @@
-"""Access tokens where they are kept: a damaged place opens nothing, and nothing is left of those that are erased."""
+"""Access tokens at rest: a damaged place opens nothing, and nothing is left of erased tokens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_damaged_file_of_tokens_opens_nothing(tmp_path: Path, wrong: str
 
 
 async def test_every_bit_of_the_file_counts(tmp_path: Path) -> None:
-    """One that has changed is damage, or the same as before: never another token, and never one fewer."""
+    """A flipped bit is damage, or makes no difference: it never gives another token, or one fewer."""
     path = await furnished(tmp_path, count=1)
     async with FileStore(tmp_path) as store:
         for place in range(len(path.read_bytes())):
@@ -117,7 +117,7 @@ async def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 async def test_reading_waits_for_no_lock(tmp_path: Path) -> None:
-    """A service looks a token up for every request; a process that stands still in a change does not stop it."""
+    """A service looks a token up for every request; a process stopped in a change does not hold it up."""
     await furnished(tmp_path, count=1)
     with (tmp_path / ".tokens.lock").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -128,7 +128,7 @@ async def test_reading_waits_for_no_lock(tmp_path: Path) -> None:
 
 
 async def test_a_change_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the file nor for those who ask next."""
+    """The file and the answers stay the same."""
     path = await furnished(tmp_path, count=1)
     before = path.read_bytes()
     async with FileStore(tmp_path) as store:
@@ -145,7 +145,7 @@ async def test_a_change_that_fails_changes_nothing(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 async def test_nothing_of_a_dropped_token_is_left(tmp_path: Path, kind: str) -> None:
-    """Not in any byte, although pages were filled and split before."""
+    """No byte of it is left, although pages were filled and split before."""
     stores: dict[str, Callable[[], Any]] = {
         "sqlite": lambda: SqliteStore(tmp_path / "sessions.db"),
         "file": lambda: FileStore(tmp_path / "sessions"),
@@ -174,7 +174,7 @@ async def test_the_last_token_of_a_directory_goes_with_its_file(tmp_path: Path) 
 
 
 async def test_a_row_that_says_more_than_was_written_is_damage(tmp_path: Path) -> None:
-    """In SQLite too: a flag, an owner, an end that is gone."""
+    """A changed flag, owner or end is noticed in SQLite too."""
     async with SqliteStore(tmp_path / "s.db") as store:
         await store.add_token(token(1, "ada", may_write=False))
     for change in (
@@ -198,7 +198,7 @@ async def test_a_row_that_says_more_than_was_written_is_damage(tmp_path: Path) -
 
 
 async def test_a_copy_has_no_tokens(tmp_path: Path) -> None:
-    """They open the store that they were made for."""
+    """Tokens open only the store that they were made for."""
     async with SqliteStore(tmp_path / "a.db") as source, FileStore(tmp_path / "b") as target:
         await source.add_token(token(1))
         await copy(source, target)
@@ -235,7 +235,7 @@ def test_a_token_is_checked_when_it_is_made(field: str, value: Any) -> None:
 
 
 def test_a_secret_that_is_given_for_a_digest_is_not_repeated() -> None:
-    """Errors end in logs."""
+    """The error does not contain it, since errors end up in logs."""
     with pytest.raises(InvalidData) as caught:
         Token(digest="pdr_secret", owner=None, may_write=True, created_at=datetime.now(UTC))
     assert "pdr_secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The versions of a session as a list: what a damaged one does to the others, and what a page costs."""
+"""The versions of a session as a list: the effect of a damaged one on the others, and the cost of a page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def listed(store: Any, **page: Any) -> list[int]:
     return [head.info.version for head in await store.versions("s", **page)]
 
 
-# Versions 2 to 5 name metadata of their own, which stands behind the definition.
+# Versions 2 to 5 name metadata of their own, which comes after the definition.
 _METADATA_OF_3 = "SELECT rowid FROM value ORDER BY rowid LIMIT 1 OFFSET 2"
 
 

@@ -1,4 +1,4 @@
-"""What waits and timers, beneath their contract: by which indexes, in which transaction, with nothing left over."""
+"""Waiting items and timers, beneath their contract: the indexes and transactions they use, and nothing left over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connected(schema: str) -> psycopg.Connection[Any]:
 
 class TestSqlite:
     async def test_each_question_has_an_index(self, tmp_path: Path) -> None:
-        """What it costs follows what it returns, however many sessions wait or do not."""
+        """The cost follows the number of results, however many sessions wait or do not."""
         async with SqliteStore(tmp_path / "s.db"):
             pass
         claimed = {**waiting.WAITS, "status": "active", "claim !=": None}
@@ -77,7 +77,7 @@ class TestSqlite:
         return plan
 
     async def test_no_byte_of_a_timer_is_left(self, tmp_path: Path) -> None:
-        """Of one that rang, one that was dropped and one that is set, once its session is erased."""
+        """After its session is erased, nothing is left of a timer that rang, was dropped or is set."""
         async with SqliteStore(tmp_path / "s.db") as store:
             await _rung_dropped_and_set(store)
             await store.delete("it")
@@ -86,7 +86,7 @@ class TestSqlite:
 
 class TestFiles:
     async def test_no_byte_of_a_timer_is_left(self, tmp_path: Path) -> None:
-        """The hints go too."""
+        """The hints are gone too."""
         async with FileStore(tmp_path) as store:
             await _rung_dropped_and_set(store)
             await store.delete("it")
@@ -94,7 +94,7 @@ class TestFiles:
             assert not files_in(tmp_path).keys() & {".timers/it", ".waiting/it"}
 
     async def test_a_redaction_leaves_nothing_of_timers_that_are_gone(self, tmp_path: Path) -> None:
-        """What they had said may be the message that is redacted. One that is still set keeps its item."""
+        """Such a timer may have had the text of a redacted message. A timer that is still set keeps its item."""
         async with FileStore(tmp_path) as store:
             await _rung_dropped_and_set(store)
             session = await store.load("it")
@@ -104,11 +104,11 @@ class TestFiles:
             await store.redact("it", [message.id])
             found = (tmp_path / "it.jsonl").read_bytes()
             assert b"erase-me dropped" not in found
-            assert found.count(b"erase-me rung") == found.count(b'"kind":"inbox"')  # which the redaction knows by ids
+            assert found.count(b"erase-me rung") == found.count(b'"kind":"inbox"')  # the redaction knows it by ids
             assert [each.name for each in await store.timers()] == ["set"]
 
     async def test_no_byte_of_a_schedule_that_was_redacted_is_left(self, tmp_path: Path) -> None:
-        """Neither in the line that is valid nor in those before it."""
+        """It is neither in the line that is valid nor in those before it."""
         async with FileStore(tmp_path) as store:
             message = Message.user("erase-me, please")
             session = await store.create(new_session("Hello", id="it"))
@@ -125,7 +125,7 @@ class TestFiles:
             assert [*await store.check()] == []
 
     async def test_a_directory_of_an_older_release_is_looked_through_once(self, tmp_path: Path) -> None:
-        """It has no hints. Afterwards they are given with what they tell of."""
+        """It has no hints. From then on each post writes one."""
         async with FileStore(tmp_path) as store:
             for name in ("a", "b"):
                 await store.create(new_session("Hello", id=name))
@@ -137,7 +137,7 @@ class TestFiles:
             assert len(await store.waiting()) == 2
 
     async def test_a_lost_hint_is_named_and_made_anew(self, tmp_path: Path) -> None:
-        """A check finds it missing, and gc has all sessions looked at again."""
+        """A check finds it missing, and after gc the store looks at all sessions again."""
         async with FileStore(tmp_path) as store:
             await store.create(new_session("Hello", id="it"))
             await store.post("it", ITEM)
@@ -153,7 +153,7 @@ class TestFiles:
             assert [*await store.check()] == []
 
     async def test_a_damaged_session_stops_no_other(self, tmp_path: Path) -> None:
-        """It is left out of what waits, and of what is due."""
+        """It is left out of the sessions that wait, and of those that are due."""
         async with FileStore(tmp_path) as store:
             for name in ("it", "other"):
                 await store.create(new_session("Hello", id=name))
@@ -191,7 +191,7 @@ class TestPostgres:
     async def test_what_was_counted_and_whose_answer_was_lost_is_made_once(
         self, schema: str, when: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A post, a claim and a timer that rings: the limit is not taken for full by what is there already."""
+        """The second attempt of a post, a claim or a ring does not count the first one towards the limit."""
         plan: list[str] = []
         lose_commits(monkeypatch, plan)
         async with store_in(schema) as store, store_in(schema) as other:
@@ -212,7 +212,7 @@ class TestPostgres:
             await other.claim("more", version=1, owner="me", per_owner=1)
 
     async def test_a_page_of_many_that_wait_is_read_by_an_index(self, schema: str) -> None:
-        """It costs what it returns. A page of a hundred thousand is measured by the benchmarks."""
+        """It costs what it returns. The benchmarks measure a page of a hundred thousand."""
         async with store_in(schema) as store:
             await store.create(new_session("Hello", id="it"))
             with connected(schema) as db:
@@ -228,7 +228,7 @@ class TestPostgres:
             assert [each.session_id for each in await store.waiting(3)] == ["w1", "w2", "w3"]
 
     async def test_owners_take_turns_by_an_index(self, schema: str) -> None:
-        """From one owner to the next, however many sessions the first has."""
+        """The index leads from one owner to the next, however many sessions the first has."""
         async with store_in(schema) as store:
             await store.create(new_session("Hello", id="it"))
             turns = postgres_waiting.InTurnHere("", (), ())
@@ -260,16 +260,16 @@ class TestPostgres:
             assert [each.session_id for each in await store.in_turn(1, not_of=["ann", "b\\e\x00n"])] == ["nobody"]
 
     async def test_a_save_stays_on_its_page(self, schema: str) -> None:
-        """No index is on what a post or a taken item changes: the session's new row needs no new entries in any."""
+        """No index has what a post or a taken item changes: the session's new row needs no new entry in any."""
         async with store_in(schema) as store:
             session = await store.create(new_session("Hello", id="it"))
             with connected(schema) as db:
                 for round in range(3):
                     await store.post("it", ITEM, priority=round)
                     session = await store.save(say(session, f"answer {round}"), taken=round + 1)
-                await asyncio.sleep(1.2)  # statistics are told once a second
+                await asyncio.sleep(1.2)  # statistics are reported once a second
                 await store.exists("it")
                 sql = "SELECT n_tup_upd - n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = %s AND relname = %s"
                 ((cold,),) = db.execute(sql, (schema, "session")).fetchall()
-            assert cold <= 1  # a minute may begin, by which lists are ordered
+            assert cold <= 1  # a new minute may begin, and lists are ordered by it
             assert [*await store.waiting()] == []

@@ -1,4 +1,4 @@
-"""The threads that serve a SQLite store: nothing handed to them is left without an answer, and they end."""
+"""The threads that serve a SQLite store: every request gets an answer, and the threads end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answer(_: apsw.Connection) -> int:
 
 
 async def test_a_request_of_another_loop_is_answered_though_the_store_is_closed() -> None:
-    """What another loop has gathered and not yet handed over when the thread ends is refused, not forgotten."""
+    """A request that another loop has not handed over when the thread ends is refused, not forgotten."""
     worker = Worker("test", partial(apsw.Connection, ":memory:"))
     with loop_in_a_thread() as other:
         gathered, go_on = threading.Event(), threading.Event()
@@ -72,7 +72,7 @@ async def test_what_was_handed_over_before_the_end_is_carried_out() -> None:
 
 
 async def test_a_closing_that_is_cancelled_closes_all_the_same(tmp_path: Path) -> None:
-    """Its threads end and its handles go, and only then is the cancellation heard."""
+    """Its threads end and its handles are closed, and only then is the cancellation raised."""
     before = set(threading.enumerate())
     store = SqliteStore(tmp_path / "sessions.db")
     await store.__aenter__()
@@ -101,7 +101,7 @@ async def test_a_closing_that_is_cancelled_closes_all_the_same(tmp_path: Path) -
 
 
 async def test_an_idle_writer_empties_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was committed is moved into the database file after a while, not first when much has gathered."""
+    """Commits are moved into the database file after a while, not only when there are many."""
     monkeypatch.setattr(workers, "IDLE_SECONDS", 0.02)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
@@ -116,10 +116,10 @@ async def test_an_idle_writer_empties_the_log(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("alone", [False, True])
 async def test_what_was_delivered_is_not_kept_until_the_next_request(alone: bool) -> None:
-    """A session of 100,000 messages that was loaded or saved, and let go of, leaves the memory at once."""
+    """The memory of a session of 100,000 messages is freed at once when it was loaded or saved, and released."""
 
     class Large:
-        """What a job was given, or has brought back."""
+        """An object that a job was given, or returns."""
 
     worker = Worker("test", partial(apsw.Connection, ":memory:"))
     try:
@@ -138,7 +138,7 @@ def _bring(given: object, brought: list[object], _: apsw.Connection) -> object:
 
 @contextmanager
 def held_up() -> Iterator[tuple[threading.Event, Callable[[apsw.Connection], int]]]:
-    """A job that lasts until the block ends, and an event that says that it has begun."""
+    """Yield a job that lasts until the block ends, and an event that says that it has begun."""
     begun, go_on = threading.Event(), threading.Event()
 
     def wait(_: apsw.Connection) -> int:
@@ -178,7 +178,7 @@ async def test_a_long_read_holds_up_no_other() -> None:
 
 
 async def test_what_is_known_to_take_long_leaves_a_thread_for_the_others() -> None:
-    """However many of those there are."""
+    """Twenty long reads leave one thread for the short ones."""
     readers = Readers("long", partial(apsw.Connection, ":memory:"))
     with held_up() as (begun, wait):
         long = [asyncio.ensure_future(readers.run(wait, long=True)) for _ in range(20)]
@@ -191,7 +191,7 @@ async def test_what_is_known_to_take_long_leaves_a_thread_for_the_others() -> No
 
 
 async def test_readers_serve_several_loops_and_are_closed_once() -> None:
-    """What was asked for before the end is answered, in whichever loop."""
+    """Requests made before the end are answered, in either loop."""
     readers = Readers("loops", partial(apsw.Connection, ":memory:"))
 
     async def ask() -> list[int]:
@@ -206,7 +206,7 @@ async def test_readers_serve_several_loops_and_are_closed_once() -> None:
 
 
 async def test_a_forked_child_has_no_readers() -> None:
-    """It is told so at once, though a thread of the parent may have held the lock when it was forked."""
+    """It raises an error at once, though a thread of the parent may have held the lock at the fork."""
     readers = Readers("forked", partial(apsw.Connection, ":memory:"))
     await readers.run(answer)
     with readers._changed:
@@ -222,7 +222,7 @@ async def test_a_forked_child_has_no_readers() -> None:
 
 
 async def test_a_cancelled_read_holds_up_no_other() -> None:
-    """Its thread is busy until it is done, though nobody waits for it any more; and then serves again."""
+    """Its thread is busy until the read ends, though nobody waits for it; then it serves again."""
     readers = Readers("cancelled", partial(apsw.Connection, ":memory:"))
     with held_up() as (begun, wait):
         reading = asyncio.ensure_future(readers.run(wait))
@@ -238,7 +238,7 @@ async def test_a_cancelled_read_holds_up_no_other() -> None:
 
 
 async def test_a_reader_that_could_not_open_the_file_is_replaced() -> None:
-    """Its caller is told; the next reads, if the file is there again."""
+    """The caller gets the error; the next read succeeds if the file is there again."""
     found = iter([OSError("no such file"), apsw.Connection(":memory:")])
 
     def connect() -> apsw.Connection:

@@ -18,7 +18,7 @@ async def ask() -> object:
 
 
 async def recover() -> object:
-    """Wait for the workflow that DBOS continues by itself; ask again; then have several work at one session."""
+    """Wait for the workflow that DBOS continues by itself; ask again; then let several work at one session."""
     first = await (await DBOS.retrieve_workflow_async("request-1")).get_result()
     again = await ask()
     texts = [f"pack(order={number})" for number in (1, 2, 3)]

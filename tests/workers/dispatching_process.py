@@ -1,4 +1,4 @@
-"""A worker in a process of its own, to be killed or stopped once it has a session in hand.
+"""A worker in a process of its own, to be killed or stopped once it is handed a session.
 
 Run as `python dispatching_process.py DSN SCHEMA LEASE`. It prints a session's id when it is handed one, and holds it
 without claiming it.

@@ -1,4 +1,4 @@
-"""Tools for the examples that run under workflow engines: they note what they do, and one may take its process down."""
+"""Tools for the examples that run under workflow engines: they note their calls, and one may kill its process."""
 
 from __future__ import annotations
 

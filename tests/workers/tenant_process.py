@@ -16,7 +16,7 @@ THINKS = 0.05
 
 
 class Noting:
-    """Repeats what it is asked, and notes the first word of it with a `+` and then with a `-`."""
+    """A model that repeats its request, and notes the first word with a `+` before and a `-` after."""
 
     def __init__(self, path: str) -> None:
         self._notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

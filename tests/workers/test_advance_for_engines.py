@@ -1,4 +1,4 @@
-"""`advance` as a step of a workflow engine calls it: cancelled, twice at once, and after the step was lost."""
+"""`advance` as a step of a workflow engine calls it: cancelled, twice at once, and after a lost step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.workers import advance
 
 
 class Desk:
-    """A tool that takes its time until it is let go, and how often each was called."""
+    """A tool that waits until the test lets it go, and the number of calls of each."""
 
     def __init__(self) -> None:
         self.packed: list[int] = []
@@ -49,7 +49,7 @@ class Desk:
 
 
 async def test_a_step_that_is_cancelled_hands_its_run_over() -> None:
-    """As when an engine shuts down: the run is not ended, and the next call continues it without a completed tool."""
+    """As at an engine's shutdown: the run is not ended, and the next call continues it without a completed tool."""
     desk = Desk()
     async with desk.sessions("memory://") as sessions:
         asked = await desk.asked(sessions)
@@ -86,7 +86,7 @@ async def test_a_step_that_is_cancelled_disturbs_no_other() -> None:
 
 
 async def test_a_connection_that_is_left_hands_over_what_steps_run(tmp_path: Path) -> None:
-    """Such a step is told that the session is busy: it is to be looked at again."""
+    """Such a step gets the outcome that the session is busy: it has to be tried again."""
     desk = Desk()
     url = f"sqlite:///{tmp_path / 'orders.db'}"
     async with desk.sessions(url) as sessions:
@@ -101,7 +101,7 @@ async def test_a_connection_that_is_left_hands_over_what_steps_run(tmp_path: Pat
 
 
 async def test_a_second_step_beside_the_first_is_told_that_it_is_busy(tmp_path: Path) -> None:
-    """An engine may run a step twice: the tools are not."""
+    """An engine may run a step twice: the tools do not run twice."""
     desk = Desk()
     url = f"sqlite:///{tmp_path / 'orders.db'}"
     async with desk.sessions(url) as sessions, desk.sessions(url) as others:
@@ -116,7 +116,7 @@ async def test_a_second_step_beside_the_first_is_told_that_it_is_busy(tmp_path: 
 
 
 async def test_a_store_that_fails_is_raised_and_the_step_can_be_repeated() -> None:
-    """An engine retries it; nothing is lost or done twice by that."""
+    """An engine retries it; nothing is lost or done twice."""
     desk = Desk()
     desk.may_ship.set()
     failing = FailingStore(MemoryStore())

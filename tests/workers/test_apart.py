@@ -1,4 +1,4 @@
-"""Where runs are tried again that have died with their process."""
+"""Processes apart, in which runs are tried again that have died with their process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shell(script: str) -> list[str]:
 
 @pytest.mark.parametrize(("outcome", "code"), EXIT_CODES.items())
 async def test_the_exit_code_says_what_has_come_of_it(outcome: Outcome, code: int) -> None:
-    """What it could not do counts as what has not begun; a process tells of one kind of busy only."""
+    """A failed process counts as a run that was not begun; a process has only one kind of busy."""
     apart = ProcessApart(shell(f"raise SystemExit({code})"))
     expected = {Outcome.FAILED: None, Outcome.OWNER_BUSY: Outcome.BUSY}.get(outcome, outcome)
     assert await apart(SessionId("a")) == expected
@@ -74,7 +74,7 @@ async def test_it_is_given_the_session_and_its_environment(tmp_path: Path) -> No
 
 
 async def test_no_more_run_at_once_than_may() -> None:
-    """One beyond is busy: another worker may take it."""
+    """One more than that is busy: another worker may take it."""
     apart = ProcessApart(shell("import sys; sys.stdin.read()"), at_once=1)
     first = asyncio.create_task(apart(SessionId("a")))
     await asyncio.sleep(0.1)
@@ -85,7 +85,7 @@ async def test_no_more_run_at_once_than_may() -> None:
 
 
 def test_perdure_is_found_where_this_process_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in the current directory does not come in the way."""
+    """A file in the current directory does not shadow it."""
     (tmp_path / "click.py").write_text("raise SystemExit(99)")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
     run = subprocess.run(python_with("--version"), cwd=tmp_path, capture_output=True, check=False)
@@ -111,7 +111,7 @@ def entries(*kinds: str) -> list[Entry]:
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
 async def test_how_often_a_run_has_died(tmp_path: Path, kinds: list[str], count: int) -> None:
-    """Each start without an end is a death. What got further begins to count again, and a hand-over is none."""
+    """Each start without an end is a death. Progress begins the count again, and a hand-over does not count."""
     async with connect(f"sqlite:///{tmp_path}/a.db", model="offline") as sessions:
         await sessions.open("a")
         await sessions.store.note("a", entries(*kinds))  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ async def left(sessions: Sessions, messages: dict[str, str]) -> list[Queued]:
 
 
 async def test_without_a_place_apart_the_last_try_is_made_alone(tmp_path: Path) -> None:
-    """So an application loses its process a few times, and no session is parked for another's sake."""
+    """An application loses its process a few times, and no session is parked because of another."""
     store, heard = f"sqlite:///{tmp_path}/a.db", tmp_path / "heard"
     async with connect(store, model="offline") as sessions:
         asked = await left(sessions, {**{f"n{number}": f"say {number}" for number in range(4)}, "poison": "die"})
@@ -150,7 +150,7 @@ async def test_without_a_place_apart_the_last_try_is_made_alone(tmp_path: Path) 
 
 
 async def test_what_is_tried_apart_is_handed_over_when_the_worker_stops(tmp_path: Path) -> None:
-    """A process apart is told to end, and waited for."""
+    """The process apart gets the order to end, and the worker waits for it."""
     store = f"sqlite:///{tmp_path}/a.db"
     script = f"import signal, sys; open('{tmp_path}/began', 'w'); signal.pause()"
     async with connect(store, model="offline", driver=ScriptedDriver(lambda request: "yes")) as sessions:

@@ -39,7 +39,7 @@ def run(what: str, where: Path, **environment: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("stores", [on_sqlite, on_postgres] if os.environ.get("PERDURE_TORTURE") else [on_sqlite])
 def test_a_workflow_whose_process_is_killed_is_continued(stores, tmp_path: Path) -> None:
-    """DBOS repeats the step, and perdure continues the run in it: the tool that had completed is not called again."""
+    """DBOS repeats the step, and perdure continues the run in it: the completed tool is not called again."""
     where = stores(tmp_path)
     killed = run("ask", tmp_path, **where, **{DEADLY: "1"})
     assert killed.returncode == -signal.SIGKILL, killed.stderr

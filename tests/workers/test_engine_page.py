@@ -1,4 +1,4 @@
-"""The page about workflow engines shows what its examples have."""
+"""The page about workflow engines shows the code of its examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PART = re.compile(
 
 
 def test_every_part_is_in_its_example() -> None:
-    """Word for word, part by part."""
+    """They are equal word for word, part by part."""
     parts = PART.findall(PAGE.read_text())
     assert [name for name, _ in parts] == ["examples/dbos_workflow.py", "examples/temporal_workflow.py"]
     for name, body in parts:

@@ -1,4 +1,4 @@
-"""What becomes of messages and runs when something goes wrong around a worker."""
+"""The outcome of messages and runs when something goes wrong around a worker."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_one_who_looks_twice_at_once_is_told_that_it_is_busy(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_one_that_was_stopped_beyond_its_lease_writes_nothing(tmp_path: Path, kind: str) -> None:
-    """Another has continued its run. It is told so at its next write, and gives way."""
+    """Another worker has continued its run. The next write raises an error, and the stopped worker gives way."""
     slow = Held()
     address = address_of(kind, tmp_path)
     failing = FailingStore(store_at(address))
@@ -148,7 +148,7 @@ async def test_one_that_was_stopped_beyond_its_lease_writes_nothing(tmp_path: Pa
 
 @pytest.mark.parametrize("error", [RequestRefused("a model", "it is too old"), ValueError("a bug in the driver")])
 async def test_a_run_that_fails_is_not_tried_again(tmp_path: Path, error: Exception) -> None:
-    """It is recorded as failed: the model has been paid. The next message goes on."""
+    """It is recorded as failed, since the model has been paid. The next message is answered."""
     calls: Counter[str] = Counter()
 
     def reply(request: ModelRequest) -> Any:
@@ -188,7 +188,7 @@ async def test_a_model_that_is_overloaded_is_asked_again_within_the_run(tmp_path
 
 
 async def test_too_much_that_waits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one session, or in all of an owner. Nothing is left then, and what waits is answered all the same."""
+    """One session has a limit, and one owner. Nothing is left then, and waiting messages are still answered."""
     monkeypatch.setattr(queueing, "MOST_OF_OWNER", 105)
     async with sessions_in(tmp_path) as sessions:
         hers = sessions.of("ann")
@@ -224,7 +224,7 @@ def charging(request: ModelRequest) -> Any:
 
 @pytest.mark.parametrize("decision", ["approve", "deny"])
 async def test_what_waits_behind_an_approval_is_sent_once_it_is_decided(tmp_path: Path, decision: str) -> None:
-    """By whoever decides, in another process than the worker's. Until then nobody looks at the session."""
+    """A process other than the worker's decides. Until then no worker looks at the session."""
     async with sessions_in(tmp_path, reply=charging, tools=[charge]) as sessions:
         await sessions.open("a", AGENT)
         asked = [await sessions.enqueue("a", text) for text in ("Charge", "And now?", "And then?")]
@@ -241,7 +241,7 @@ async def test_what_waits_behind_an_approval_is_sent_once_it_is_decided(tmp_path
 
 
 async def test_an_approval_that_a_worker_has_to_finish(tmp_path: Path) -> None:
-    """The process that approves dies in the middle of what follows; a worker continues that, then sends the rest."""
+    """The process that approves dies in the middle of the run; a worker continues it, then sends the rest."""
     slow = Held()
     async with sessions_in(tmp_path, reply=charging, tools=[charge]) as sessions:
         await sessions.open("a", AGENT)
@@ -263,7 +263,7 @@ async def _is_suspended(sessions: Sessions, session_id: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_session_that_is_closed_keeps_what_waits(tmp_path: Path, kind: str) -> None:
-    """Nobody sends it until the session is opened again, from whatever process."""
+    """Its messages are not sent until the session is opened again, by any process."""
     async with sessions_in(tmp_path, kind) as sessions, sessions_in(tmp_path, kind) as others:
         for name in ("suspended", "completed", "deleted"):
             await sessions.open(name)
@@ -283,7 +283,7 @@ async def test_a_session_that_is_closed_keeps_what_waits(tmp_path: Path, kind: s
 
 
 async def test_a_session_that_is_erased_takes_what_waits_along(tmp_path: Path) -> None:
-    """Who waits for the answer is told, and the worker goes on with others."""
+    """Waiting for the answer raises SessionNotFound, and the worker continues with others."""
     async with sessions_in(tmp_path) as sessions:
         for name in ("a", "b"):
             await sessions.open(name)
@@ -300,7 +300,7 @@ async def test_a_session_that_is_erased_takes_what_waits_along(tmp_path: Path) -
 
 
 async def test_a_session_that_is_erased_while_it_is_run(tmp_path: Path) -> None:
-    """Whoever erases it has to wait for the run. Nothing of it comes back then."""
+    """An erasure has to wait for the run. Nothing of the session comes back then."""
     model = Held()
     async with sessions_in(tmp_path, reply=model) as sessions, sessions_in(tmp_path) as others:
         await sessions.open("a")
@@ -364,7 +364,7 @@ class Raises(PassThroughSessionController):
 
 @pytest.mark.parametrize("stage", [each for each in SessionStage if "create" not in each.value])
 async def test_a_hook_that_raises_holds_nobody_up(tmp_path: Path, stage: SessionStage) -> None:
-    """It is tried again later, not at once and again; other sessions are answered, and so is this one at last."""
+    """Its session is tried again later, not at once; others are answered, and so is this one in the end."""
     hook = Raises(stage, 2)
     asked_of: Counter[str] = Counter()
 
@@ -396,7 +396,7 @@ async def _has_answered(sessions: Sessions, session_id: str) -> bool:
 @pytest.mark.parametrize("verb", ["save", "append", "claim", "in_turn", "has_waiting", "lapsed", "due", "read"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_store_that_fails_once(tmp_path: Path, verb: str, after: bool) -> None:
-    """The message is answered all the same, once, and its call is not repeated."""
+    """The message is still answered, once, and its call is not repeated."""
     charged: list[int] = []
 
     @tool(name="charge")
@@ -428,7 +428,7 @@ async def _is_quiet(failing: FailingStore, sessions: Sessions) -> bool:
 async def test_a_worker_without_the_tools_leaves_a_run_to_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so once, and answers what it can."""
+    """It says so once, and answers the others."""
     async with sessions_in(tmp_path, tools=[charge]) as sessions:
         await sessions.open("a", AgentDefinition("agent", tools=("charge",)))
         await sessions.open("b")
@@ -444,7 +444,7 @@ async def test_a_worker_without_the_tools_leaves_a_run_to_others(
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_timer_rings_once_and_in_time(tmp_path: Path, kind: str) -> None:
-    """However many workers there are, and soon: two seconds are for a machine on which much else is tested."""
+    """This holds for any number of workers. Two seconds allow for a machine with many other tests."""
     async with sessions_in(tmp_path, kind) as sessions, sessions_in(tmp_path, kind) as others:
         names = [f"s{number}" for number in range(10)]
         for name in names:
@@ -464,7 +464,7 @@ async def test_a_timer_rings_once_and_in_time(tmp_path: Path, kind: str) -> None
 
 
 async def test_a_session_that_was_suspended_until_a_time_opens_once(tmp_path: Path) -> None:
-    """Two workers ring its timer, and neither minds. Other timers ring in time."""
+    """Two workers ring its timer, without an error. Other timers ring in time."""
     async with sessions_in(tmp_path) as sessions, sessions_in(tmp_path) as others:
         names = [f"s{number}" for number in range(8)]
         at = datetime.now(UTC) + timedelta(seconds=0.6)
@@ -480,7 +480,7 @@ async def test_a_session_that_was_suspended_until_a_time_opens_once(tmp_path: Pa
 
 
 async def test_a_timer_that_cannot_be_rung_holds_no_other_up(tmp_path: Path) -> None:
-    """The session of one cannot be loaded here, since a hook refuses it."""
+    """One timer's session cannot be loaded here, since a hook refuses it."""
 
     class Refuses(PassThroughSessionController):
         def on_stage(self, stage: SessionStage, session: Any) -> Any:
@@ -506,7 +506,7 @@ async def _is_active(sessions: Sessions, session_id: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_key_stands_for_one_message(tmp_path: Path, kind: str) -> None:
-    """However often, and from wherever at once, it is left."""
+    """It may be left any number of times, from anywhere, at once."""
     heard: list[str] = []
 
     def reply(request: ModelRequest) -> str:
@@ -529,7 +529,7 @@ async def test_a_key_stands_for_one_message(tmp_path: Path, kind: str) -> None:
 
 
 async def test_a_schedule_that_was_missed_is_made_up_for_once(tmp_path: Path) -> None:
-    """However often it would have been due while no worker ran."""
+    """It rings once, however often it was due while no worker ran."""
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with sessions_in(tmp_path) as sessions:
             await sessions.schedule("digest", "Write it.", cron="0 7 * * *", timezone="Europe/Oslo")
@@ -552,7 +552,7 @@ async def _has_version(sessions: Sessions, session_id: str, version: int) -> boo
 
 @pytest.mark.parametrize("drain", [0.0, 0.05])
 async def test_one_that_stops_begins_nothing_more(tmp_path: Path, drain: float) -> None:
-    """Wherever it is with a session when it is stopped: no run is ended for that, and none begins afterwards."""
+    """No run is ended because of the stop, and none begins after it, wherever the worker is with a session."""
     async with sessions_in(tmp_path) as sessions:
         names = [f"s{number}" for number in range(12)]
         for name in names:
@@ -576,7 +576,7 @@ async def test_one_that_stops_begins_nothing_more(tmp_path: Path, drain: float) 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_what_is_dealt_with_without_a_run_is_claimed_for_a_worker_s_own_lease(tmp_path: Path, kind: str) -> None:
-    """One that dies meanwhile keeps others out for no longer than with a run."""
+    """A worker that dies meanwhile keeps others out for no longer than with a run."""
     failing = FailingStore(store_at(address_of(kind, tmp_path)))
     mortal = connect(failing, driver=ScriptedDriver(echo), lease=0.5)
     async with mortal, sessions_in(tmp_path, kind) as others:
@@ -595,7 +595,7 @@ async def test_what_is_dealt_with_without_a_run_is_claimed_for_a_worker_s_own_le
 
 
 async def test_timers_that_come_due_until_the_next_look_ring_in_time(tmp_path: Path) -> None:
-    """Not before their time, and not at all while the clock stands still: the next look finds them again."""
+    """They do not ring before their time, nor while the clock stands still: the next look finds them again."""
     async with connect(f"sqlite:///{tmp_path / 'a.db'}", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.open("a")
         queue = sessions._queue()
@@ -607,14 +607,14 @@ async def test_timers_that_come_due_until_the_next_look_ring_in_time(tmp_path: P
         due = now() + timedelta(seconds=0.2)
         await sessions.enqueue("a", "soon", at=due)
         await bell.ring()
-        assert len(await sessions.timers("a")) == 1  # the other is due for long by this clock
+        assert len(await sessions.timers("a")) == 1  # by this clock the other one has been due for long
         await bell.ring(ahead=0.5)
         assert now() >= due
         assert [each.count for each in (await sessions.queue()).waiting] == [2]
 
 
 async def test_one_that_is_told_to_stop_looks_at_nothing_more(tmp_path: Path) -> None:
-    """However many sessions wait. In files it takes long to find them: those that were begun end meanwhile."""
+    """Many sessions may wait, and files take long to find them: looks that were begun end meanwhile."""
     async with connect(f"file://{tmp_path / 'a'}", driver=ScriptedDriver(["yes"])) as sessions:
         for number in range(30):
             await sessions.open(f"s{number}")
@@ -629,10 +629,10 @@ async def test_one_that_is_told_to_stop_looks_at_nothing_more(tmp_path: Path) ->
         async def advance(session_id: str) -> Outcome:
             looked.append(session_id)
             if len(looked) <= 3:
-                await asyncio.sleep(0.05 * len(looked))  # so that the last ones end while others are looked for
+                await asyncio.sleep(0.05 * len(looked))  # so that the last ones end during the search for others
             if len(looked) == 3 and looked[-1] == session_id:
                 stopped.set()
-            return Outcome.BUSY  # as a worker says that is about to end
+            return Outcome.BUSY  # as a worker says when it is about to end
 
         queue.in_turn = slowly
         worker = Worker(sessions, concurrency=3)

@@ -1,4 +1,4 @@
-"""What procrastinate's dispatcher promises beyond the contract: where jobs come from, and what becomes of lost ones."""
+"""Promises of procrastinate's dispatcher beyond the contract: where jobs come from, and how lost ones come back."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def prepared(schema: str) -> AsyncIterator[tuple[PostgresStore, Procrastin
 
 @asynccontextmanager
 async def working(sessions: Sessions, **options: Any) -> AsyncIterator[Worker]:
-    """A worker that runs for as long as the block."""
+    """Run a worker for as long as the block."""
     settings = {"concurrency": 4, "lease": LEASE, "drain": PATIENCE, **options}
     async with Worker(sessions, **settings) as worker:
         assert isinstance(worker.dispatcher, ProcrastinateDispatcher)
@@ -84,7 +84,7 @@ async def working(sessions: Sessions, **options: Any) -> AsyncIterator[Worker]:
 
 
 class Looking:
-    """A dispatcher at work whose sessions are only looked at, with what is said of each."""
+    """A dispatcher at work that only looks at its sessions, with a given outcome for each."""
 
     def __init__(self, says: Callable[[str], Awaitable[Outcome]] | None = None) -> None:
         self.seen: list[str] = []
@@ -125,7 +125,7 @@ class TestJobsComeWithMessages:
                 assert await store.has_waiting("it") is bool(jobs)
 
     async def test_one_job_a_session_as_urgent_as_its_most_urgent_message(self, schema: str) -> None:
-        """However many messages wait, and whoever posts them. A post that is refused makes none."""
+        """This holds for any number of messages, from anybody. A refused post makes no job."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute:
             await store.create(new_session("Hello", id="it", owner="ada"))
             for priority in (1, 5, 2):
@@ -148,7 +148,7 @@ class TestJobsComeWithMessages:
                 assert await text_of(await sessions.enqueue("a", "Hello", key="k")) == "re Hello"
 
     async def test_a_session_that_opens_again_is_looked_at(self, schema: str) -> None:
-        """What waits in a closed session makes no job until then."""
+        """A message in a closed session makes no job until then."""
         async with prepared(schema) as (store, _), sql(schema) as execute:
             session = await store.save((await store.create(new_session("Hello", id="it"))).suspended())
             await store.post("it", ITEM)
@@ -157,7 +157,7 @@ class TestJobsComeWithMessages:
             assert await execute(JOBS) == [("it", "todo", 0)]
 
     async def test_a_message_that_comes_at_the_very_end_is_not_left(self, schema: str) -> None:
-        """Its job waits for the one that is being done, and is fetched as soon as that is over."""
+        """Its job waits for the present one, and is fetched as soon as that is over."""
 
         async def slow(_: str) -> Outcome:
             await asyncio.sleep(0.2)
@@ -172,7 +172,7 @@ class TestJobsComeWithMessages:
                 assert [row[1] for row in await execute(JOBS)] == ["doing", "todo"]
             began = time.monotonic()
             await looking.until("it", "it")
-            assert time.monotonic() - began < 0.8  # and not by the next look, a second later
+            assert time.monotonic() - began < 0.8  # and not at the next look, a second later
 
     async def test_an_erased_session_has_none(self, schema: str) -> None:
         """Its id is not kept in the queue."""
@@ -185,7 +185,7 @@ class TestJobsComeWithMessages:
             assert await execute(JOBS) == [("other", "todo", 0)]
 
     async def test_what_waited_before_is_found(self, schema: str) -> None:
-        """Messages that came before anybody has used a dispatcher there."""
+        """Messages from before the first use of a dispatcher there are found."""
         async with store_in(schema) as store:
             for name in ("a", "b"):
                 await store.create(new_session("Hello", id=name))
@@ -229,7 +229,7 @@ class TestPreparing:
             assert (await execute(like, schema))[0][0] > 0
 
     async def test_it_is_done_once_whoever_comes(self, schema: str) -> None:
-        """By several at the same time, while others post; and by the next ones, for whom nothing is left to do."""
+        """Several may do it at the same time, while others post; for those that come later nothing is left to do."""
         async with store_in(schema) as store, sql(schema) as execute:
             names = [f"s{number}" for number in range(8)]
             for name in names:
@@ -244,7 +244,7 @@ class TestPreparing:
             assert noted == [(preparing.migrations()[-1].stem, preparing.NUMBER)]
 
     async def test_older_tables_are_upgraded_by_procrastinates_own_migrations(self, schema: str) -> None:
-        """From the release that they were made with to the one that is installed."""
+        """They go from the release that made them to the installed one."""
         async with store_in(schema) as store, sql(schema) as execute:
             await execute(preparing._TABLE)
             old = [script for script in preparing.migrations() if script.stem < "03.03"]
@@ -263,7 +263,7 @@ class TestPreparing:
     async def test_each_migration_is_applied_once_and_noted(
         self, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One that fails leaves those before it in place."""
+        """A migration that fails leaves those before it in place."""
         shutil.copytree(SchemaManager.get_migrations_path(), tmp_path / "migrations")
         async with prepared(schema) as (store, _), sql(schema) as execute:
             monkeypatch.setattr(SchemaManager, "get_migrations_path", lambda: str(tmp_path / "migrations"))
@@ -291,7 +291,7 @@ class TestPreparing:
                 await ProcrastinateDispatcher(store).prepare()
 
     async def test_anothers_tables_are_left_alone(self, schema: str) -> None:
-        """Who uses procrastinate in the same schema is told to part them."""
+        """An application that uses procrastinate in the same schema gets an error that says to part them."""
         async with store_in(schema) as store, sql(schema) as execute:
             await execute(SchemaManager.get_schema())
             with pytest.raises(ConfigurationError, match="schema of its own"):
@@ -303,7 +303,7 @@ class TestPreparing:
             ) == [(0,)]
 
     async def test_the_store_has_its_dispatcher(self, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """procrastinate's on PostgreSQL if it is installed, and inboxes elsewhere."""
+        """It is procrastinate's on PostgreSQL if that is installed, and that of inboxes elsewhere."""
         async with store_in(schema) as store, MemoryStore() as memory:
             assert isinstance(dispatcher_of(store), ProcrastinateDispatcher)
             assert isinstance(dispatcher_of(memory), InboxDispatcher)
@@ -314,7 +314,7 @@ class TestPreparing:
 
     @pytest.mark.parametrize(("found", "said"), [(None, "Install it"), ("3.7.2", "3.8 or newer")])
     def test_what_to_install(self, found: str | None, said: str) -> None:
-        """Where procrastinate is missing or too old, the error says so."""
+        """If procrastinate is missing or too old, the error says so."""
         code = f"""
 import importlib.metadata as metadata
 
@@ -337,7 +337,7 @@ except Exception as error:
 class TestLostJobs:
     @pytest.mark.parametrize(("how", "most"), [(signal.SIGKILL, 2.5), (signal.SIGSTOP, LEASE + 2)])
     async def test_a_worker_that_dies_before_it_claims(self, schema: str, how: signal.Signals, most: float) -> None:
-        """One that is killed is noticed at once, one that stands still after a lease. Another is handed its session."""
+        """A killed worker is noticed at once, a stopped one after a lease. Another is handed its session."""
         async with prepared(schema) as (store, dispatcher):
             await store.create(new_session("Hello", id="it"))
             with _process(schema) as process:
@@ -345,7 +345,7 @@ class TestLostJobs:
                 assert await asyncio.to_thread(process.stdout.readline) == "it\n"
                 async with Looking().on(dispatcher) as looking:
                     await asyncio.sleep(1.5)
-                    assert looking.seen == []  # while it lives
+                    assert looking.seen == []  # while it is alive
                     process.send_signal(how)
                     began = time.monotonic()
                     await looking.until("it")
@@ -353,7 +353,7 @@ class TestLostJobs:
 
     @pytest.mark.parametrize("kind", ["no lock", "no heartbeat", "no worker"])
     async def test_jobs_of_dead_workers_are_given_back(self, schema: str, kind: str) -> None:
-        """Those of one that lives stay its own."""
+        """A living worker's jobs stay its own."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute, sql(schema) as holding:
             await _fetched_by_others(store, execute, holding, kind)
             async with Looking().on(dispatcher) as looking:
@@ -373,7 +373,7 @@ class TestLostJobs:
                 assert looking.seen == ["dead"]
 
     async def test_a_job_that_was_wrongly_finished_comes_back(self, schema: str) -> None:
-        """Within a lease of its message; so does the job of an owner that has seats."""
+        """It comes back within a lease of its message; so does the job of an owner with seats."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute:
             for name, owner in (("a", None), ("b", "ada")):
                 await store.create(new_session("Hello", id=name, owner=owner))
@@ -396,7 +396,7 @@ class TestLostJobs:
     async def test_many_that_wait_are_looked_through_in_parts(
         self, schema: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A sweep costs the same however many wait, and comes to all of them in the end."""
+        """A sweep costs the same however many wait, and reaches all of them in the end."""
         from perdure.workers.procrastinate import sweep as sweeping
 
         text = sweeping._FORGOTTEN.replace("LIMIT 1000", "LIMIT 2").replace("WHEN 1000", "WHEN 2")
@@ -412,7 +412,7 @@ class TestLostJobs:
                 await looking.until(*names)
 
     async def test_a_fetch_whose_answer_was_lost(self, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The worker lives, and knows nothing of the job: it gives it back."""
+        """The living worker does not know of the job, and gives it back."""
         fetch, lost = JobManager.fetch_job, []
 
         async def losing(self: JobManager, *args: Any, **how: Any) -> Any:
@@ -430,7 +430,7 @@ class TestLostJobs:
             assert len(lost) == 1
 
     async def test_a_job_is_ended_only_by_the_worker_that_has_it(self, schema: str) -> None:
-        """One that was given to another meanwhile, since its worker stood still, is not touched."""
+        """A job that another has got meanwhile, because its worker was stopped, is not touched."""
 
         async def slow(_: str) -> Outcome:
             await asyncio.sleep(0.3)
@@ -446,7 +446,7 @@ class TestLostJobs:
                 assert sorted(await execute(JOBS)) == [("alive", "doing", 0), ("dead", "doing", 0)]
 
     async def test_one_worker_sweeps_at_a_time(self, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However many there are, it is not done more often than by one alone."""
+        """Any number of workers sweep no more often than one alone."""
         swept, stalled = [], Sweep._stalled
 
         async def counting(self: Sweep) -> None:
@@ -460,7 +460,7 @@ class TestLostJobs:
 
 
 async def _fetched_by_others(store: Any, execute: Any, holding: Any, kind: str) -> None:
-    """Leave two jobs that were fetched: `alive` by a worker that holds its lock, `dead` by one that has died."""
+    """Leave two fetched jobs: `alive` of a worker that holds its lock, `dead` of one that has died."""
     for name in ("alive", "dead"):
         await store.create(new_session("Hello", id=name))
         await execute("SELECT perdure_wake(%s, 0)", name)
@@ -489,7 +489,7 @@ async def _is(execute: Any, query: str, rows: list[Any]) -> bool:
 
 
 class _process:
-    """A worker in a process of its own."""
+    """Run a worker in a process of its own."""
 
     def __init__(self, schema: str) -> None:
         self._command = [sys.executable, dispatching_process.__file__, postgres_server.dsn(), schema, str(LEASE)]
@@ -505,7 +505,7 @@ class _process:
 
 class TestOutcomes:
     async def test_busy_is_not_a_try_and_a_failure_is(self, schema: str) -> None:
-        """A session that is busy is looked at again in a second; one that fails less and less often."""
+        """A busy session is looked at again in a second; one that fails, less and less often."""
         answers = {"busy": [Outcome.BUSY, Outcome.BUSY, Outcome.DONE], "failed": [Outcome.FAILED, Outcome.FAILED]}
 
         async def says(session_id: str) -> Outcome:
@@ -527,7 +527,7 @@ class TestOutcomes:
                 await until(lambda: _is(execute, "SELECT queueing_lock FROM procrastinate_jobs", [("raised",)]))
 
     async def test_finished_jobs_do_not_pile_up(self, schema: str) -> None:
-        """Nor does what procrastinate notes of them."""
+        """Neither do procrastinate's notes of them."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute:
             await store.create(new_session("Hello", id="it"))
             async with Looking().on(dispatcher) as looking:
@@ -540,7 +540,7 @@ class TestOutcomes:
 
     @pytest.mark.parametrize("how", ["stopped", "cancelled"])
     async def test_what_is_let_go_of_is_not_ended(self, schema: str, how: str) -> None:
-        """The run goes on until the worker hands it over; its job is there for another at once."""
+        """The run continues until the worker hands it over; another can then fetch its job at once."""
         ended = asyncio.Event()
 
         async def slow(_: str) -> Outcome:
@@ -569,7 +569,7 @@ class TestOutcomes:
             await asyncio.wait_for(ended.wait(), 2)
 
     async def test_an_owners_jobs_have_seats(self, schema: str) -> None:
-        """No more of them are fetched than its share, so that nobody runs in vain; others' are not held up."""
+        """No more of them are fetched than its share, so that none is fetched in vain; others' are not delayed."""
         now, most = Counter[str](), Counter[str]()
 
         async def says(session_id: str) -> Outcome:
@@ -587,7 +587,7 @@ class TestOutcomes:
                 await store.create(new_session("Hello", id=name, owner=name[0]))
                 await store.post(name, ITEM)
             await looking.until(*names)
-            assert sorted(looking.seen) == sorted(names)  # none of them twice, as one that is busy would be
+            assert sorted(looking.seen) == sorted(names)  # none of them twice, as a busy one would be
         assert most["a"] == 2
 
 
@@ -598,7 +598,7 @@ async def _per_owner(schema: str, seats: int) -> bool:
 
 class TestLoss:
     async def test_procrastinate_is_started_again(self, schema: str, caplog: pytest.LogCaptureFixture) -> None:
-        """If it has given up, as where somebody has removed its worker from the table."""
+        """It may have given up, for example because somebody has removed its worker from the table."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute:
             await store.create(new_session("Hello", id="it"))
             async with Looking().on(dispatcher) as looking:
@@ -609,7 +609,7 @@ class TestLoss:
         assert "is started again" in caplog.text
 
     async def test_a_lost_connection_is_made_again(self, schema: str) -> None:
-        """The one that listens too: what comes then is heard of."""
+        """The listening connection is too: it hears of later messages."""
         async with prepared(schema) as (store, dispatcher), sql(schema) as execute:
             await store.create(new_session("Hello", id="it"))
             async with Looking().on(dispatcher) as looking:
@@ -659,7 +659,7 @@ def own_server() -> Iterator[Any]:
 class TestCosts:
     @pytest.mark.parametrize("kind", ["of many sessions", "behind one"])
     async def test_a_fetch_reads_no_more_where_more_wait(self, schema: str, kind: str) -> None:
-        """By the index on the lock: 10,000 jobs are no dearer than 100."""
+        """It uses the index on the lock: 10,000 jobs cost no more than 100."""
         lock = "'s' || n" if kind == "of many sessions" else "CASE WHEN n < 3 THEN 's' || n ELSE 'same' END"
         async with prepared(schema) as (store, _), sql(schema) as execute:
             read = {}
@@ -669,7 +669,7 @@ class TestCosts:
             assert read[10_000] <= 1.5 * read[100], read
 
     async def test_a_queue_that_was_empty_when_it_was_analyzed(self, schema: str) -> None:
-        """As most are when the server does that by itself: a sweep has it done again once many wait."""
+        """Most are empty when the server analyzes them: a sweep does so again once many wait."""
         known = "SELECT 1 FROM pg_class WHERE oid = 'procrastinate_jobs'::regclass AND reltuples > 4000"
         async with prepared(schema) as (store, _), sql(schema) as execute:
             queue = queue_of(schema)
@@ -689,7 +689,7 @@ class TestCosts:
             assert await _pages_of_a_fetch(store.link, queue) < before / 10
 
     async def test_a_worker_that_has_nothing_to_do_costs_little(self, schema: str) -> None:
-        """At most 1 % of a core."""
+        """It takes at most 1 % of a core."""
         async with prepared(schema) as (_, dispatcher), Looking().on(dispatcher, lease=20.0):
             await asyncio.sleep(1)
             began = time.process_time()
@@ -704,7 +704,7 @@ _FILL = (
 
 
 async def _pages_of_a_fetch(database: link.Link, queue: str) -> int:
-    """Return how many pages a fetch reads, with the plans of the store's own connections. It is undone."""
+    """Return how many pages a fetch reads, with the plans of the store's own connections. The fetch is undone."""
     asked = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) SELECT * FROM procrastinate_fetch_job_v2(%s, NULL)"
 
     async def explain(connection: Any) -> int:

@@ -1,4 +1,4 @@
-"""Workers erase what has been kept for long enough, one of them at a time, and stop for nobody."""
+"""Workers erase sessions that were kept for long enough, one worker at a time, and delay nobody."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def ids_in(app: Sessions) -> set[str]:
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
 @pytest.mark.sample(2)
 async def test_a_worker_obeys_rules(kind: str, tmp_path: Path) -> None:
-    """That of its connection, and those that others have stored with a session."""
+    """It obeys the rules of its connection, and those that others have stored with a session."""
     store = MemoryStore() if kind == "memory" else store_at(address_of(kind, tmp_path))
     async with connect(store, model="offline", keep=Retention(idle=5 * DAY)) as app:
         await old(app, "old", "kept", "held")
@@ -83,7 +83,7 @@ async def test_of_two_workers_one_erases(kind: str, tmp_path: Path, caplog: pyte
 
 
 async def test_what_stays_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """By its name and why, and not again each round."""
+    """The log names the session and the reason, and does not repeat them each round."""
     caplog.set_level(logging.INFO, "perdure.workers")
     async with connect("memory://", model="offline", keep=Retention(idle=DAY)) as app:
         await old(app, "queued", "held")
@@ -100,13 +100,13 @@ async def test_what_stays_is_told_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_a_round_that_was_cut_off_is_begun_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its place is free when its lease has run out; while it lasts, and after a whole round, no other begins."""
+    """Its place is free when its lease has run out; until then, and after a whole round, no other begins."""
     async with connect("memory://", model="offline", keep=Retention(idle=DAY)) as app:
         await old(app, "s")
         monkeypatch.setattr(retaining, "_LEASE", 0.3)
         queue: Any = app.store
         killed, other = (Retainer(app, queue, 50.0, asyncio.Event()) for _ in range(2))
-        assert await killed._is_taken()  # and is never heard of again
+        assert await killed._is_taken()  # and never comes back
         await other.look()
         assert await ids_in(app) == {"s"}
         await asyncio.sleep(0.35)
@@ -119,7 +119,7 @@ async def test_a_round_that_was_cut_off_is_begun_again_soon(monkeypatch: pytest.
 
 
 async def test_a_long_round_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is renewed between two commits, so that nobody begins another round meanwhile."""
+    """It renews its place between two commits, so that nobody begins another round meanwhile."""
     monkeypatch.setattr(retaining, "_LEASE", 0.3)
     async with connect("memory://", model="offline") as app:
         first, second = (Retainer(app, app.store, 50.0, asyncio.Event()) for _ in range(2))  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_a_worker_that_is_stopped_leaves_the_round() -> None:
 
 
 async def test_a_place_taken_by_a_wrong_clock_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round of the year 2030 does not keep others waiting until then, once the clock is right again."""
+    """A round of the year 2030 does not make others wait until then, once the clock is right again."""
     async with connect("memory://", model="offline", keep=Retention(idle=DAY)) as app:
         await old(app, "s")
         with use(clock=FrozenClock(now() + 1000 * DAY)):
@@ -155,7 +155,7 @@ async def test_a_place_taken_by_a_wrong_clock_does_not_last(monkeypatch: pytest.
 
 
 async def test_a_clock_that_jumps_ahead_erases_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker whose clock is a year ahead for a while counts on as before, and says so once."""
+    """A worker whose clock is a year ahead for a while continues to count as before, and says so once."""
     clock = FrozenClock(datetime(2026, 1, 1, tzinfo=UTC))
     with use(clock=clock):
         async with connect("memory://", model="offline", keep=Retention(idle=30 * DAY)) as app:

@@ -1,4 +1,4 @@
-"""Many beside each other, or one alone."""
+"""A room for many beside each other, or for one alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def test_many_are_in_it_beside_each_other() -> None:
 
 
 async def test_one_alone_waits_for_the_others_and_holds_up_those_behind() -> None:
-    """Nobody is in it with one that is alone, and nobody passes one that wants to be."""
+    """Nobody shares it with one that is alone, and nobody passes one that wants to be."""
     room, inside, order = Room(), asyncio.Event(), list[str]()
     leave = asyncio.Event()
 

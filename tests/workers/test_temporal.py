@@ -29,7 +29,7 @@ MESSAGE = "pack(order=7) then ship(order=7)"
 
 @contextmanager
 def working(address: str, where: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that works for a server, until the block is left."""
+    """Run a process that works for a server, until the block is left."""
     told = {**os.environ, LEDGER: str(where / "ledger"), "ORDERS_BEAT": "0.25"}
     told["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     command = [sys.executable, "-m", "tests.workers.temporal_process", address]
@@ -61,7 +61,7 @@ async def test_an_activity_whose_process_is_killed_is_continued(tmp_path: Path) 
 
 
 async def test_an_activity_that_is_cancelled_hands_its_run_over() -> None:
-    """As when its worker shuts down: the run is not ended, and the next try continues it."""
+    """As at its worker's shutdown: the run is not ended, and the next try continues it."""
     app, started = example("temporal_workflow"), asyncio.Event()
 
     @perdure.tool(idempotent=True)

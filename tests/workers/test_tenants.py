@@ -1,4 +1,4 @@
-"""Tenants: how many runs an owner has at once, over all processes, and what a full owner costs others."""
+"""Tenants: how many runs an owner has at once, over all processes, and the cost of a full owner for others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_two_processes_keep_to_the_limit_of_an_owner_and_are_fair(url: str
 
 
 async def test_a_full_owner_is_tried_once_a_second_and_not_by_each_session(tmp_path: Path) -> None:
-    """However many of its sessions wait; another owner's are begun meanwhile, each once."""
+    """This holds however many of its sessions wait; another owner's are begun meanwhile, each once."""
     async with connect(f"sqlite:///{tmp_path}/s.db", model="offline") as sessions:
         for owner, many in (("ann", 200), ("ben", 3)):
             for number in range(many):
@@ -91,11 +91,11 @@ async def test_a_full_owner_is_tried_once_a_second_and_not_by_each_session(tmp_p
         stopped.set()
         await work
         assert tried["ben"] == 3
-        assert 2 <= tried["ann"] <= 8  # up to four at first: nobody here knows yet that it is full
+        assert 2 <= tried["ann"] <= 8  # up to four at first: no worker knows yet that it is full
 
 
 async def test_a_worker_keeps_to_the_limit_of_its_connection(tmp_path: Path) -> None:
-    """Unless it has one of its own."""
+    """This holds unless the worker has a limit of its own."""
     async with connect(f"sqlite:///{tmp_path}/s.db", model="offline", per_owner=3) as sessions:
         assert Worker(sessions).options.per_owner == 3
         assert Worker(sessions, per_owner=1).options.per_owner == 1

@@ -46,7 +46,7 @@ def answered(url: str, status: int = 200, **given: Any) -> Any:
 
 
 def test_a_server_takes_messages_in_and_a_worker_answers_them(tmp_path: Path) -> None:
-    """What is taken in while no worker runs is answered once by one that starts later; SIGTERM ends it cleanly."""
+    """A message that comes without a worker is answered once by a later one; SIGTERM ends it cleanly."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
