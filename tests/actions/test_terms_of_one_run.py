@@ -51,7 +51,7 @@ async def test_a_run_without_a_session_has_tools_and_instructions() -> None:
 
 
 async def test_one_run_asks_the_model_in_its_own_way(tmp_path: Path) -> None:
-    """The options hold also if another process continues the run, or the message is sent again; not for the next run."""
+    """The options hold also when another process continues the run, and for a resend; not for the next run."""
     url, driver = f"sqlite:///{tmp_path / 's.db'}", ScriptedDriver(_reply)
     options = ModelOptions(temperature=0.2, top_p=0.9, max_tokens=77, thinking="low")
     async with connect(url, driver=driver, tools=[WEATHER, pay]) as sessions:

@@ -62,7 +62,7 @@ def test_what_is_odd_hides_nothing_else(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["half \ud83d of it", "del \x7f0\x7f", "\x00"])
 def test_an_odd_text_can_be_read(text: str) -> None:
-    """Half a character is left out of the shown text, and comes back as it was."""
+    """Half a character is shown as U+FFFD, and comes back as it was."""
     message = FORM.message({"role": "user", "content": text, "type": "message"})
     assert message.text == text.replace("\ud83d", "\ufffd")
     assert FORM.items(message) == [{"role": "user", "content": text, "type": "message"}]

@@ -486,7 +486,7 @@ class TestLangGraph:
     """`SqliteSaver`, with all its checkpoints."""
 
     def graph(self, saver: Any) -> Any:
-        """A graph that answers, forgets and asks a person; its counting subgraph has checkpoints of its own."""
+        """Return a graph that answers, forgets and asks a person; its counting subgraph has checkpoints of its own."""
         from langchain_core.messages import AIMessage, RemoveMessage
         from langgraph.graph import START, MessagesState, StateGraph
         from langgraph.types import interrupt
@@ -748,7 +748,7 @@ class TestAgno:
 
     @pytest.mark.parametrize("is_old", [True, False, None])
     async def test_sessions_arrive(self, is_old: bool | None, tmp_path: Path, url: str) -> None:
-        """Messages come once and in order, with calls, results and thoughts, and the session has their user as owner."""
+        """Messages come once and in order, with calls, results and thoughts; their user owns the session."""
         path = tmp_path / "theirs.db"
         self.written(path, is_old=is_old)
         assert counts(await taken_in(url, "agno", path)) == (1, 6, 0, 0)
