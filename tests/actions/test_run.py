@@ -339,7 +339,6 @@ async def test_an_append_that_fails_once_repeats_nothing(after: bool) -> None:
     """Repeated under its key, a request that a store error ended is continued: no tool is called twice.
 
     If the start of a call was written although the store raised, its outcome is unknown: it is not called.
-
     """
     for call in range(1, 8):
         called: list[int] = []

@@ -179,7 +179,6 @@ class Busy:
     """Two processes on one file: in the first a run is under way, and waits to be let go.
 
     Its tool `pause` ends once the run has read a message that steers.
-
     """
 
     def __init__(self, first: Any, second: Any, session: AgentSession, script: Any) -> None:

@@ -2,7 +2,6 @@
 
 Claude's own command line cannot be run offline. Its output is scripted, and is sent as in the SDK's own tests:
 as frames to the SDK's batcher, which calls the store.
-
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 They are forked from a server that has imported the frameworks, so that many of them cost little. Each reports through
 a pipe, whose content survives a kill.
-
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ agent = Agent(FunctionModel(model))
 
 @agent.tool_plain
 def look(at: int) -> str:
-    """Return a sight."""
+    """Return what was seen."""
     return f"seen {at}"
 
 

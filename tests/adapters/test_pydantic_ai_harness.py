@@ -1,7 +1,6 @@
 """Runs of Pydantic AI's harness in perdure behave as in its own stores.
 
 The harness pins one release of pydantic-ai-slim, so it is not installed with the rest: these tests run where it is.
-
 """
 
 from __future__ import annotations
