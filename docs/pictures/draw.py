@@ -35,7 +35,7 @@ _STYLE = """
 
 
 def _rules() -> ModuleType:
-    """Load the test that holds the layers, which knows them and how to read imports."""
+    """Load the test of the layers, which has the rules and reads imports."""
     spec = importlib.util.spec_from_file_location("layers", ROOT / "tests" / "test_layers.py")
     assert spec is not None
     assert spec.loader is not None
@@ -105,7 +105,7 @@ def _box(box: Box) -> Iterator[str]:
 
 
 def _about(lines: int) -> str:
-    """Return a count that is as true after the next change: to the nearest hundred, or thousand if it is large."""
+    """Return a count that stays true after small changes: to the nearest hundred, or thousand if it is large."""
     return f"~{round(lines, -3 if lines > 2_000 else -2):,} lines"
 
 
@@ -121,7 +121,7 @@ class Step(NamedTuple):
 
 
 _LANES = ("sessions", "runtime", "actions", "loop", "run_journal", "stores", "jobs", "format", "engine")
-# What is called all the time, and says nothing of the way.
+# Called all the time, and not part of the way.
 _PASSING = {"checks", "codec", "errors", "protocols", "model", "aio", "__init__"}
 
 
@@ -160,7 +160,7 @@ def _place(frame: FrameType) -> tuple[str, str]:
 
 
 async def _send(is_on: threading.Event) -> None:
-    """Send twice, and have the second time noted: the first imports what it needs."""
+    """Send twice, and note the second time: the first one imports modules."""
     import perdure
 
     with tempfile.TemporaryDirectory() as folder:
