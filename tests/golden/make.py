@@ -262,7 +262,7 @@ def _version(session: AgentSession) -> dict[str, Any]:
 
 
 async def furnish_forgetful(store: Any) -> None:
-    """A session that has forgotten versions, twice, with runs before and after; its fork shows the forgotten messages."""
+    """A session that has forgotten versions, twice, with runs before and after; its fork shows forgotten messages."""
     session = await store.create(new_session("First", id="theta"))
     for number in range(1, 4):
         session = await _ran(store, session, f"run-{number}")
