@@ -46,7 +46,7 @@ def answer() -> tuple[CutOffAnswer, Any]:
     async def tell(delta: Delta) -> None:
         return None
 
-    return written, written.listening(None, tell)  # type: ignore[arg-type]  # of which nothing is asked
+    return written, written.listening(None, tell)  # type: ignore[arg-type]  # not used here
 
 
 async def test_short_answers_are_not_kept_and_leave_no_timer() -> None:

@@ -476,7 +476,7 @@ class Lenient:
 async def test_a_call_that_waited_waits_until_it_is_decided() -> None:
     """Undecided calls are not made, though the rule no longer asks."""
     shop = Lenient()
-    runtime, session = await waiting(shop)  # type: ignore[arg-type]  # it has loops, which is all that is asked
+    runtime, session = await waiting(shop)  # type: ignore[arg-type]  # only its loops are used
     shop.strict = False
     session = await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=["cup"]))
     assert (shop.done, pending(session), session.status) == (["cup"], ["jug"], SessionStatus.SUSPENDED)

@@ -142,4 +142,4 @@ def test_what_is_neither_a_tool_nor_a_toolset_is_refused() -> None:
     with pytest.raises(ConfigurationError):
         LoopFactory(tools=[Shelf])
     with pytest.raises(ConfigurationError):
-        LoopFactory(tools=["uvx some-server"])  # type: ignore[list-item]  # which is what is refused
+        LoopFactory(tools=["uvx some-server"])  # type: ignore[list-item]  # as the test asks

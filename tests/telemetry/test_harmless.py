@@ -63,7 +63,7 @@ class BrokenMeters:
 
 def broken(how: str) -> Telemetry:
     if how == "meters":
-        return Telemetry(tracer_provider=TracerProvider(), meter_provider=BrokenMeters())  # type: ignore[arg-type]  # all that is asked of one
+        return Telemetry(tracer_provider=TracerProvider(), meter_provider=BrokenMeters())  # type: ignore[arg-type]  # only its instruments are used
     provider = TracerProvider(sampler=BrokenSampler() if how == "sampler" else None)
     provider.add_span_processor(Broken(*how.split("+")))
     return Telemetry(tracer_provider=provider)
