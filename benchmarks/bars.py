@@ -29,7 +29,7 @@ class Bar:
 
 
 def adapter_bars(key: str, framework: str, theirs: str, slowest: float | None, most: float) -> tuple[Bar, ...]:
-    """Return the bars of a framework's turns. A store that writes without fsync and reads nothing has no bar for time."""
+    """Return the bars of a framework's turns. A store that writes without fsync and reads nothing has no time bar."""
     times = tuple(
         Bar(f"adapters.{key}_{name}", f"{framework}: processor time of a turn at {size} messages", theirs, slowest)
         for name, size in (("1k", "1,000"), ("10k", "10,000"))

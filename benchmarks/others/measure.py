@@ -121,7 +121,7 @@ Call = Callable[[Bench], Awaitable[Sample]]
 async def interleaved(
     benches: Sequence[Bench], rounds: int, call: Call, *, warm_up: int = 0
 ) -> dict[str, list[Sample]]:
-    """Measure each library once in every round. One that fails is left out afterwards, with its error in the findings."""
+    """Measure each library once in every round. One that fails is left out afterwards, with its error noted."""
     taken: dict[str, list[Sample]] = {bench.subject.name: [] for bench in benches}
     gc.collect()
     gc.freeze()  # one library's memory must not slow the others down

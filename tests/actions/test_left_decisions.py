@@ -471,7 +471,7 @@ async def _nothing() -> None:
 
 
 async def test_what_cannot_be_left(tmp_path: Path) -> None:
-    """A context is an object of this process, and without a journal there is no record."""
+    """A context is an object of this process, and a store without a journal has no record."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, _):
         for decide in (office.approve, lambda *_, **given: office.deny("a", "no", **given)):

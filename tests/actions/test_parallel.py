@@ -262,7 +262,7 @@ async def test_a_function_that_chooses_no_branch_is_told(a_store: Any, answer: A
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_cancelled_evaluation_gives_its_claim_back(a_store: Any, times: int) -> None:
-    """There is no new version and no claim; the branches that were under way are aborted on record."""
+    """It leaves no new version and no claim; the branches that were under way are aborted on record."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)

@@ -202,7 +202,7 @@ async def test_a_run_that_somebody_has_taken_up_is_not_given_up() -> None:
 
 
 async def test_a_store_without_a_journal_ends_them_too() -> None:
-    """There is no record; the sub-agents' sessions still end."""
+    """Nothing is recorded; the sub-agents' sessions still end."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     runtime.journal = None

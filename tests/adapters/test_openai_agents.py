@@ -96,7 +96,7 @@ async def test_a_limit_is_the_newest_items(store: Any) -> None:
 
 
 async def test_items_can_be_taken_back_one_by_one(store: Any) -> None:
-    """A popped or cleared item is no longer shown, and can be shown again."""
+    """A popped or cleared item is not shown any more, and can be shown again."""
     session = PerdureSession("chat", store=store)
     assert await session.pop_item() is None
     await session.clear_session()

@@ -100,4 +100,4 @@ def test_the_page_is_written_from_the_findings(others) -> None:
     attacks = tables([fine, second], Sizes(), Attacks(), machine)("attacks")
     assert attacks.count("\n") == 3, "a library that was not attacked has no row"
     assert "| fine | 0 | 0 | 2 |\n" in attacks
-    assert "LangGraph, as a run |" not in page, "what the page said before is gone"
+    assert "LangGraph, as a run |" not in page, "the page's earlier rows are gone"

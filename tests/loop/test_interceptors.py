@@ -112,7 +112,7 @@ async def test_each_may_change_what_passes() -> None:
     assert {request.tools for request in driver.requests} == {()}
     assert [result.content for result in results_in(state)] == [420]
     assert state.steps[0].tool_executions[0].call.arguments == {"a": 2, "b": 40}
-    assert state.messages[1].tool_calls[0].arguments == {"a": 2, "b": 3}, "what the model said stays what it said"
+    assert state.messages[1].tool_calls[0].arguments == {"a": 2, "b": 3}, "the model's message is unchanged"
     assert (answer_of(state), state.metadata["seen"]) == ("5!", True)
 
 

@@ -186,7 +186,7 @@ def test_a_run_stops_as_described(run, stops):
 
 
 def test_the_stop_reason_is_the_signals_or_completion():
-    """The highest signal is the reason; a completed run without signals completed; otherwise there is no reason."""
+    """The highest signal is the reason; a completed run without signals completed; any other run has no reason."""
     assert ran(answer()).stop_reason is None
     assert ran(answer()).ended(ExecutionStatus.COMPLETED).stop_reason is StopReason.COMPLETED
     assert ran(answer()).ended(ExecutionStatus.FAILED).stop_reason is None

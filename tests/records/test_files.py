@@ -177,7 +177,7 @@ def test_a_record_is_deleted(tmp_path: Path) -> None:
 
 
 async def test_messages_of_a_saved_record_are_redacted(tmp_path: Path) -> None:
-    """The file is written again without their text, by the function and the store, whoever wrote it."""
+    """The file is written again without their text, by the function and the store, whichever process wrote it."""
     save_session(record_of(), tmp_path)
     said = load_session("sess-1", tmp_path).loops[0].messages[0]
     assert not redact_session("sess-1", tmp_path, ["unknown"])

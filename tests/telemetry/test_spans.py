@@ -246,7 +246,7 @@ async def test_a_run_that_waits_for_approval_continues_its_trace() -> None:
     spans = {"continues": first.get_span_context().span_id, "called_by": seen.the("approval").context.span_id}
     assert links_of(second) == spans
     assert is_beneath(seen.the("execute_tool"), second)
-    assert told(second)["gen_ai.usage.input_tokens"] == 10, "what the first part used is not counted again"
+    assert told(second)["gen_ai.usage.input_tokens"] == 10, "the first part's usage is not counted again"
 
 
 async def test_a_run_that_is_cancelled_is_not_an_error() -> None:
