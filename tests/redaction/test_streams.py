@@ -86,7 +86,7 @@ def test_a_secret_is_held_back_until_it_is_known_to_be_one() -> None:
 
 
 def test_a_fragment_that_was_told_is_still_part_of_a_secret() -> None:
-    """A few characters may come out if another stream comes between; the rest of the secret does not."""
+    """A fragment that was returned early counts as part of the secret, and the rest is held back."""
     stream = SETS["default"].stream()
     assert stream.feed("use sk-") == "use "
     assert stream.fragment() == "sk-"

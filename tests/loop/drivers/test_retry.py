@@ -105,7 +105,7 @@ async def test_retry_after_is_honoured() -> None:
 
 
 async def test_a_retry_after_of_hours_is_not_waited_for() -> None:
-    """A wait of hours means that the quota is used up: the caller is told at once."""
+    """A long wait means that the quota is used up: the caller is told at once."""
     ear = Ear()
     limited = TransientDriverError("acme:m", "slow down", status=429, retry_after=LONGEST_RETRY_AFTER + 1)
     driver = Flaky(("", limited))
