@@ -26,12 +26,12 @@ TOPICS = tuple(dict.fromkeys(bar.topic for bar in BARS))
 
 
 def measure(topic: str, run: Run) -> None:
-    """Measure one topic. If it fails, what it has not reported yet is not measured, and the others go on."""
+    """Measure one topic. If it fails, its missing figures are not measured, and the other topics continue."""
     print(topic, file=sys.stderr, flush=True)
     start = time.perf_counter()
     try:
         asyncio.run(import_module(f"benchmarks.bench_{topic}").measure(run))
-    except Exception as error:  # one benchmark that fails is not the end of the others
+    except Exception as error:  # one failing benchmark does not end the others
         traceback.print_exc()
         for bar in BARS:
             if bar.topic == topic and bar.key not in run.readings:

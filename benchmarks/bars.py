@@ -1,4 +1,4 @@
-"""Every figure that the benchmarks measure, with the bound it must keep and what we aim for. One page, no code.
+"""Every figure that the benchmarks measure, with its bound and its aim. One page, no code.
 
 A bar's key is its topic, a dot, and its own name: `python -m benchmarks save` measures all that begin with `save.`
 """
@@ -29,7 +29,7 @@ class Bar:
 
 
 def adapter_bars(key: str, framework: str, theirs: str, slowest: float | None, most: float) -> tuple[Bar, ...]:
-    """Return the bars of a framework's turns. What writes without fsync and reads nothing has none for its time."""
+    """Return the bars of a framework's turns. A store that writes without fsync and reads nothing has no time bar."""
     times = tuple(
         Bar(f"adapters.{key}_{name}", f"{framework}: processor time of a turn at {size} messages", theirs, slowest)
         for name, size in (("1k", "1,000"), ("10k", "10,000"))
@@ -39,7 +39,7 @@ def adapter_bars(key: str, framework: str, theirs: str, slowest: float | None, m
 
 
 BARS = (
-    # What a turn costs. A turn is a question, a tool call, its result and an answer.
+    # The cost of a turn. A turn is a question, a tool call, its result and an answer.
     Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
     Bar("save.in_loop", "save of a turn with `commit_in_loop`", "the bare transaction, through one thread", 1.35, 1.2),
     Bar("save.wal", "save of a turn, pages written to the write-ahead log", "", 7, 6, unit="pages"),
@@ -91,7 +91,7 @@ BARS = (
     ),
     Bar("cold.agno", "a new process until its first turn is durable", "the same with Agno", 0.33, 0.25),
     Bar("memory.loaded", "resident memory of a loaded session of 10,000 messages", "", 12, 10, unit="MB"),
-    # What a run costs beside its model and its tools.
+    # The cost of a run beside its model and its tools.
     Bar("loop.alone", "a step of a run, the loop alone, processor time", "", 0.2, 0.1, unit="ms"),
     Bar("loop.recorded", "a step of a run with its record, in memory, processor time", "", 0.35, 0.15, unit="ms"),
     Bar("loop.run", "a run with one tool call, every step durable", "one save of its messages", 4, 3),
@@ -112,7 +112,7 @@ BARS = (
         at_least=True,
     ),
     Bar("postgres.100k", "PostgreSQL: save of a turn at 100,000 messages", "the same at none", 1.33),
-    # Workers, in processes of their own. On PostgreSQL procrastinate hands out the runs.
+    # Workers, in processes of their own. On PostgreSQL procrastinate assigns the runs.
     *(
         bar
         for key, store, start in (("", "", 250), ("postgres_", "PostgreSQL: ", 50))
@@ -153,7 +153,7 @@ BARS = (
     Bar("workers.postgres_bytes", "PostgreSQL: bytes on disk of such a run", "", 8_000, unit="bytes"),
     Bar("workers.postgres_wal", "PostgreSQL: write-ahead log of such a run", "", 24_000, unit="bytes"),
     Bar("workers.postgres_server", "PostgreSQL: the server's processor time of such a run", "", 10, unit="ms"),
-    # How long an event loop stands still at most, with a session of 100,000 messages.
+    # The longest stall of an event loop, with a session of 100,000 messages.
     *(
         Bar(
             f"stalls.{key}", f"longest stall of the event loop while 100,000 messages are {done}", "", 50, 20, unit="ms"
@@ -169,7 +169,7 @@ BARS = (
             "search": "searched for the first time",
         }.items()
     ),
-    # What should not grow. What returns more for a longer past is counted for each thing that it returns.
+    # Costs that should not grow. A verb that returns more for a longer past is counted for each thing that it returns.
     Bar("growth.undo", "`undo()` behind very many versions that change no view", "the same behind 200", 1.5),
     Bar("growth.record", "`record()` of very many runs, each", "the same of 100", 1.5),
     Bar("growth.history", "`history()` of very many runs, each", "the same of 100", 1.5),
@@ -229,14 +229,14 @@ BARS = (
         "the same of 1,000 sessions",
         1.5,
     ),
-    # Nobody waits long for somebody else's maintenance.
+    # The longest waits during another session's maintenance.
     Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
     Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),
     Bar(
         "waits.postgres", "PostgreSQL: longest `send` while a message of another session is redacted", "", 20, unit="ms"
     ),
     # Forks, loads, compactions, searches, the command line.
-    # A store with keys, on SQLite. What is compared is the same store without.
+    # A store with keys, on SQLite, compared with the same store without.
     Bar("encryption.save", "save of a turn, sealed", "the same, not sealed", 1.15),
     Bar("encryption.save_processor", "processor time of a save of a turn, sealed", "the same, not sealed", 1.3, 1.15),
     Bar("encryption.load", "processor time of a cold load of 100 messages, sealed", "the same, not sealed", 1.75),
@@ -289,7 +289,7 @@ BARS = (
     # Backups of a SQLite file.
     Bar("backup.full", "a first backup of a SQLite store", "a copy of the file, synced", 2, 1.5),
     Bar("backup.increment", "a backup after one turn", "a full one", 0.25, 0.15),
-    Bar("backup.anew", "the same, when the write-ahead log was begun anew since the last backup", "a full one", 0.75),
+    Bar("backup.anew", "the same, when the write-ahead log was restarted since the last backup", "a full one", 0.75),
     Bar("backup.bytes", "bytes that a backup after one turn adds", "those of the first backup", 0.02),
     Bar("backup.beside", "a save while backups are made in the same process, median", "a save at other times", 1.5),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),

@@ -29,7 +29,7 @@ class Pair:
     rounds: int = 20
     sizes: tuple[str, ...] = tuple(SIZES)
     turns: int = 100
-    """Over how many turns the growth of the files is measured."""
+    """The number of turns over which the growth of the files is measured."""
 
     @property
     def kinds(self) -> tuple[type[Store], type[Store]]:
@@ -51,7 +51,7 @@ PAIRS = (
 
 async def measure(run: Run) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other libraries' deprecations are not what is measured
+        warnings.simplefilter("ignore")  # other libraries' deprecations are not measured
         for pair in PAIRS:
             try:
                 kinds = pair.kinds
@@ -65,7 +65,7 @@ async def measure(run: Run) -> None:
 
 
 async def times(run: Run, pair: Pair, kinds: tuple[type[Store], type[Store]], name: str) -> None:
-    """Compare the processor's time: the machine's disk counts for as little as it can."""
+    """Compare the processor's time, which depends little on the machine's disk."""
     numbers, size = count(1_000_001), SIZES[name]
     with run.folder() as folder:
         async with filled(kinds[0], folder / "theirs", size) as theirs, filled(kinds[1], folder / "ours", size) as ours:
@@ -77,7 +77,7 @@ async def times(run: Run, pair: Pair, kinds: tuple[type[Store], type[Store]], na
 
 
 async def bytes_of(run: Run, pair: Pair, kinds: tuple[type[Store], type[Store]]) -> None:
-    """Compare what a turn adds to the files, with nothing left in a log beside them."""
+    """Compare the bytes that a turn adds to the files, with no log left beside them."""
     theirs, ours = [await growth(run, kind, pair.turns) for kind in kinds]
     run.report(f"adapters.{pair.key}_bytes", ours / theirs, f"{ours:,.0f} / {theirs:,.0f} bytes")
 

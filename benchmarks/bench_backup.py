@@ -48,7 +48,7 @@ async def sizes(run: Run, store: SqliteStore, path: Path) -> None:
         os.close(handle)
         copy.unlink()
 
-    # The quickest of each: what else the machine does weighs on the one that computes, and not on the other.
+    # The quickest of each: other load on the machine slows the side that computes, and not the other.
     taken = [[(await timed(side)).wall for side in (full, lambda: asyncio.to_thread(copied))] for _ in range(25)]
     made, copying = (min(each) for each in zip(*taken, strict=True))
     size = (await asyncio.to_thread(os.path.getsize, path)) / 1e6
@@ -58,14 +58,14 @@ async def sizes(run: Run, store: SqliteStore, path: Path) -> None:
 async def increments(
     run: Run, store: SqliteStore, runtime: SessionRuntime, folder: Path, session: AgentSession
 ) -> None:
-    """Compare backups after one turn with full ones: the log goes on, or was begun anew, and bytes."""
+    """Compare backups after one turn with full ones, in time and bytes: with the log continued, or restarted."""
     target, numbers = folder / "increments", count()
     first = (await backup(store, target)).backup
     taken: dict[str, list[float]] = {"increment": [], "anew": [], "full": []}
     added = []
     for _ in range(6):
         for kind, pause in (("increment", 0.0), ("full", 0.0), ("anew", 1.5)):
-            await asyncio.sleep(pause)  # the idle writer empties the log, and the next commit begins it anew
+            await asyncio.sleep(pause)  # the idle writer empties the log, and the next commit restarts it
             await runtime.execute(session.id, AddTurn())
             place = folder / f"whole-{next(numbers)}" if kind == "full" else target
             began = time.perf_counter()

@@ -13,7 +13,7 @@ VIEW, HISTORY = 50, 10_000
 
 
 class BoundedTurn:
-    """An action that reads what is shown, adds a turn, and shows the last 50 messages, or two more to part no turn."""
+    """An action that reads the view, adds a turn, and shows the last 50 messages, or two more to keep a turn whole."""
 
     async def execute_on(self, session: AgentSession, context: object = None) -> AgentSession:
         read = list(session.state.transcript)

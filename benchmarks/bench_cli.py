@@ -1,4 +1,4 @@
-"""What the command line costs before it does anything, and that a list does not cost what the store holds."""
+"""The start-up cost of the command line, and the cost of a list in stores of two sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def filled(path: Path, count: int) -> Path:
 
 
 async def measure(run: Run) -> None:
-    # As the installed command does, and no more: `-m` would look for the package first.
+    # Like the installed command, and no more: `-m` would look for the package first.
     shown = command("-c", "from perdure.cli.main import main; main()", "--help")
     await compared(run, "cli.help", shown, command("-c", "import click"))
     with run.folder() as folder:

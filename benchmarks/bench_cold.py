@@ -1,6 +1,6 @@
 """A new process until its first turn is durable: imports, a new SQLite file, a session, a turn. Beside Agno's.
 
-Both sides do what a save needs and no more: a runtime on a store here, a `SqliteDb` there, an agent on neither.
+Both sides do only what a save needs: a runtime on a store here, a `SqliteDb` there, an agent on neither.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ TOLD
 
 
 class Started(NamedTuple):
-    """Seconds from the start of a process until it said that it was done: of the processor, and on the clock."""
+    """Seconds from the start of a process until it reported that it was done: of the processor, and on the clock."""
 
     cpu: float
     wall: float
 
 
 def started(program: str, *arguments: str) -> tuple[Started, str]:
-    """Run a program in a process of its own; return when it said that it was done, and what else it said."""
-    # Libraries are installed with their bytecode. So ours is written too, by the first run.
+    """Run a program in a process of its own; return the time until it reported that it was done, and its output."""
+    # Libraries are installed with their bytecode. So perdure's is written too, by the first run.
     written = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(arguments[0]).parent / "bytecode")}
     start = time.monotonic()
     done = subprocess.run(
@@ -121,7 +121,7 @@ async def measure(run: Run) -> None:
 
 
 def imports_of_a_save(folder: Path) -> str:
-    """Return a program that imports what a process has imported by its first durable turn, and does nothing else."""
+    """Return a program that only imports the modules of a process's first durable turn."""
     _, names = started(_OURS, str(folder / "named.db"), "names")
     return f"import time, asyncio\nfor name in {names.split()!r}:\n    __import__(name)\n{_TOLD}"
 

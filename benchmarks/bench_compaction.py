@@ -1,4 +1,4 @@
-"""What a compaction writes, and that what it covers costs nothing afterwards, at any depth."""
+"""The bytes that a compaction writes, and the later cost of covered messages, at any depth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def nesting(run: Run, path: Path, sessions: Sessions) -> None:
     again, once = await interleaved(lambda: compact(deep), lambda: compact(shallow), rounds=40)
     run.report("compaction.nested", again.wall / once.wall, f"{ms(again.wall)} / {ms(once.wall)}")
     sizes = []
-    for _ in range(50):  # more than it takes until a block is stored apart
+    for _ in range(50):  # enough for a block to be stored apart
         await say(deep)
         before = settled_size(path)
         await deep.compact(compact_strategy="truncate", keep_last=4)
@@ -59,7 +59,7 @@ async def nesting(run: Run, path: Path, sessions: Sessions) -> None:
 
 
 async def deepened(sessions: Sessions, levels: int) -> Chat:
-    """Make a session with so many compactions, each of which covers the one before."""
+    """Make a session with that number of compactions, each of which covers the one before."""
     chat = await sessions.open((await filled(sessions.runtime, 12)).id, agent=AGENT)
     for _ in range(levels):
         await chat.inject(Message.user(TEXT))

@@ -1,4 +1,4 @@
-"""64 sessions at once in one SQLite file: beside OpenAI Agents, and what the runtime adds to the store."""
+"""64 sessions at once in one SQLite file: beside OpenAI Agents, and the runtime's cost beside the store's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def beside_openai(run: Run, folder: Path) -> None:
 
 
 def on_slow_disk(run: Run, folder: Path) -> None:
-    """Measure the same in a process in which a sync takes 1 ms: ours share one, theirs need one each."""
+    """Measure the same in a process in which a sync takes 1 ms: perdure's sessions share one, theirs need one each."""
     try:
         save, *others = rates_on_slow_disk(folder)
     except NotHere as reason:
@@ -53,7 +53,7 @@ def in_words(ours: Rate, theirs: Rate) -> str:
 
 
 async def rates_beside_openai(folder: Path) -> list[Rate]:
-    """Return our rate, and that of OpenAI Agents if it is there."""
+    """Return perdure's rate, and that of OpenAI Agents if it is installed."""
     async with SqliteStore(folder / "bench.db") as store, contextlib.AsyncExitStack() as stack:
         savers = await new_savers(store)
         await make_steady(store, folder / "bench.db", 60_000)

@@ -1,4 +1,4 @@
-"""`runtime.execute` on a session at hand: a turn costs what it adds, and another's turn is all that is read again."""
+"""`runtime.execute` on a cached session: a turn costs its own size, and only another writer's turn is read again."""
 
 from __future__ import annotations
 

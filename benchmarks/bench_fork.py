@@ -1,4 +1,4 @@
-"""A fork, and loads from the file: what they cost does not depend on what they do not show."""
+"""A fork, and loads from the file: messages that they do not show cost nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def forks(run: Run, store: SqliteStore, path: Path, short: AgentSession, l
 
 
 async def loads(run: Run, store: SqliteStore, path: Path, session: AgentSession) -> None:
-    """Compare a load with the least that reads the same messages: one statement and a decoder, in a thread."""
+    """Compare a load with the least code that reads the same messages: one statement and a decoder, in a thread."""
     decoder = msgspec.json.Decoder(Message)
     thread = ThreadPoolExecutor(1)
     db = thread.submit(connect, path).result()

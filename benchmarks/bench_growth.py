@@ -1,6 +1,6 @@
-"""What should not grow with the past of a session: each at a small size and at a large one, in one SQLite file.
+"""Costs that should not grow with a session's past: each at a small and at a large size, in one SQLite file.
 
-What returns more for a larger past is compared by what it costs for each thing returned.
+A verb that returns more for a larger past is compared by its cost for each thing returned.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def measure(run: Run) -> None:
 def compared(
     run: Run, key: str, large: Cost, small: Cost, sizes: tuple[int, int], per: tuple[int, int] = (1, 1)
 ) -> None:
-    """Report a ratio, of the processor's time, at two sizes; `per` is how many things each has returned."""
+    """Report a ratio of processor times at two sizes; `per` has the number of things each returned."""
     few, many = small.cpu / per[0], large.cpu / per[1]
     each = "" if per == (1, 1) else " each"
     detail = f"{ms(many)}{each} at {sizes[1]:,} / {ms(few)} at {sizes[0]:,}; {ms(large.wall)} on the clock"
@@ -41,7 +41,7 @@ def compared(
 
 
 async def undo(run: Run, folder: Path) -> None:
-    """Take back the last thing said, behind versions that changed nothing of the view."""
+    """Undo the last message, behind versions that did not change the view."""
     sizes = (200, run.size(4_000, 40_000))
     path = folder / "bench.db"
     async with connected(path) as sessions:
@@ -55,7 +55,7 @@ async def undo(run: Run, folder: Path) -> None:
             ids.append(chat.id)
     checkpoint(path)
     samples: list[list[Cost]] = [[], []]
-    for number in range(ROUNDS):  # of a copy each: what is taken back once is taken back
+    for number in range(ROUNDS):  # of a copy each: an undo works once
         copy = folder / f"copy-{number}.db"
         shutil.copyfile(path, copy)
         async with connected(copy) as sessions:
@@ -126,7 +126,7 @@ async def with_adoptions(sessions: Sessions, count: int) -> str:
 
 
 async def forks(run: Run, folder: Path) -> None:
-    """Fork a session that is a fork of a fork of a fork, each of which has said something of its own."""
+    """Fork a session that is a fork of a fork of a fork, each with a message of its own."""
     sizes = (6, run.size(300, 6_000))
     path = folder / "bench.db"
     async with connected(path) as sessions:

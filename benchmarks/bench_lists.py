@@ -35,11 +35,11 @@ FILTERS: dict[str, dict[str, Any]] = {
     "metadata": {"metadata": {"customer": "rare"}},
     "owner_metadata": {"metadata": {"plan": "common"}, "owner": "rare"},
 }
-"""What is asked for is rare and was created first: whatever goes through the newest sessions first finds it last."""
+"""The matching sessions are few and were created first: a scan that begins with the newest sessions finds them last."""
 
 
 def session(number: int) -> AgentSession:
-    """Return a session. The first sixty, and twice as many behind them, are those that filters ask for."""
+    """Return a session. The filters match the first sixty, or the hundred and twenty behind them."""
     is_rare = number < RARE
     tags = ("rare", "common") if is_rare else ("odd", "common") if number < 2 * RARE else ("common",)
     at, is_spawned = created_at(number), number >= 3 * RARE
@@ -65,7 +65,7 @@ async def measure(run: Run) -> None:
     many = run.size(40_000, 1_000_000)
     with run.folder() as folder:
         async with SqliteStore(folder / "few.db", cache=0) as few, SqliteStore(folder / "many.db", cache=0) as large:
-            # Of the processor's time: it all is spent here, and what else the machine does counts for nothing.
+            # Processor time: all cost is spent here, and other load on the machine does not count.
             found = await compared(few, large, many, attrgetter("cpu"))
     for key, (value, detail) in found["created"].items():
         run.report(f"lists.{key}", value, detail)
@@ -97,7 +97,7 @@ def report_worst(run: Run, key: str, found: Found) -> None:
 
 
 async def compared(few: Any, large: Any, many: int, seconds: Callable[[Cost], float]) -> dict[str, Found]:
-    """Return, for each order and filter, what a page costs in a large store over what it costs in a small one."""
+    """Return, for each order and filter, the cost of a page in a large store over that in a small one."""
     await fill(few, FEW)
     await fill(large, many)
     found: dict[str, Found] = {"created": {}, "updated": {}, "previews": {}}

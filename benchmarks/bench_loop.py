@@ -1,4 +1,4 @@
-"""The agent loop: what a step and a run cost beside the model and the tools, and that history makes them no dearer."""
+"""The agent loop: the cost of a step and a run beside the model and the tools, with a short and a long history."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def twenty_steps() -> LoopFactory:
 
 
 def one_call() -> LoopFactory:
-    """A run of two steps, whose four messages are those of a turn: a tool call, then an answer."""
+    """Return loops for a run of two steps, whose four messages are those of a turn: a tool call, then an answer."""
     call = Message.assistant(tool_calls=[ToolCall("look_up", {"query": TEXT})])
     return LoopFactory(tools=[look_up], driver=ScriptedDriver([call, TEXT]))
 
 
 class Answers:
-    """A driver that answers at once. If it `looks`, its prompt is compiled, as for every provider, and not read."""
+    """A driver that answers at once. If it `looks`, its prompt is compiled, as for every provider, but not read."""
 
     def __init__(self, *, looks: bool) -> None:
         self._looks = looks
@@ -105,9 +105,9 @@ async def sends(driver: Answers) -> tuple[float, str]:
 
 
 class BareRun:
-    """The rows of a run on the same tables, through a thread of its own: the least that keeps what a run promises.
+    """The rows of a run on the same tables, through a thread of its own: the least code with a run's guarantees.
 
-    It takes four transactions. What is said is durable before the model is asked, the call before the tool is run, its
+    It takes four transactions. The message is durable before the model is asked, the call before the tool is run, its
     result before the model is asked again, and the answer with the version.
     """
 
@@ -175,10 +175,10 @@ async def durable(run: Run, folder: Path) -> None:
 
 
 async def bare_run(store: SqliteStore, path: Path) -> BareRun:
-    """Return the bare transactions of a run, in a file of their own that is in use, as the other is."""
+    """Return the bare transactions of a run, in a file of their own that is in use, like the other side's."""
     runtime = SessionRuntime(store)
     session_id = (await runtime.create(AGENT)).id
     await make_steady(store, path)
-    for _ in range(2):  # the second run, whose version replaces one that is known, is the usual one
+    for _ in range(2):  # the usual run is the second one, whose version replaces a known one
         await runtime.execute(session_id, SendMessage(TEXT, one_call()))
     return BareRun(path, session_id)

@@ -1,4 +1,4 @@
-"""The memory that a loaded session takes, in a process that has nothing else to remember."""
+"""The memory that a loaded session takes, in a process without other data."""
 
 from __future__ import annotations
 

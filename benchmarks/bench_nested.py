@@ -1,4 +1,4 @@
-"""Compactions of compactions, hundreds deep: what moves, checks and redacts such a session costs for each of them."""
+"""Compactions of compactions, hundreds deep: the cost of each for moving, checking and redacting such a session."""
 
 from __future__ import annotations
 

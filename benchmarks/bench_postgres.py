@@ -1,6 +1,6 @@
 """PostgresStore on a real server: a save beside one bare statement, alone and with 64 sessions at once.
 
-The server is the one that PERDURE_TEST_POSTGRES names, or one out of a wheel, with its own defaults: it does sync.
+The server is the one that PERDURE_TEST_POSTGRES names, or one from a wheel, with its own defaults: it does sync.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def schema_of(dsn: str, schema: str) -> AsyncIterator[PostgresStore]:
 
 
 def bare_turn(session_id: str, head: bytes) -> tuple[Any, ...]:
-    """Return the parameters of the bare statement. They are encoded for each call, as a save has to."""
+    """Return the parameters of the bare statement. They are encoded for each call, as a save must do."""
     rows = [msgspec.json.encode(message) for message in turn()]
     return (f"bare-{next(_OPS)}", session_id, [zlib.crc32(row) for row in rows], rows, head)
 

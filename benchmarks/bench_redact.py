@@ -1,4 +1,4 @@
-"""What `connect(redact=…)` with the default set adds to a message of 1 KB that is answered with 1 KB, on SQLite."""
+"""The cost of `connect(redact=…)` with the default set for a message of 1 KB and its answer of 1 KB, on SQLite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def measure(run: Run) -> None:
 
 
 async def sends(run: Run, folder: Path) -> None:
-    """Send the same to two files in turn, one with redactors. Every text is new, so that none is known already."""
+    """Send the same to two files in turn, one with redactors. Every text is new, so none is cached."""
     numbers = count()
 
     def text() -> str:

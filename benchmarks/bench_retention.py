@@ -1,4 +1,4 @@
-"""Retention: a round that finds nothing costs about a page of a list, and one that erases costs what it erases."""
+"""Retention: a round without a match beside a page of a list, and a round that erases beside single erasures."""
 
 from __future__ import annotations
 

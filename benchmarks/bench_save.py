@@ -1,4 +1,4 @@
-"""A save in a SQLite file: beside the bare transaction, in pages and bytes, and with much history behind it."""
+"""A save in a SQLite file: beside the bare transaction, in pages and bytes, and with a long history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMITS = 200
 
 
 class BareTransaction:
-    """The same rows on the same tables in one transaction, through a thread of its own: the least that saves a turn."""
+    """The same rows on the same tables in one transaction, in a thread of its own: the least code that saves a turn."""
 
     def __init__(self, path: Path, session_id: str) -> None:
         self._file = BareFile(path)
@@ -63,7 +63,7 @@ async def measure(run: Run) -> None:
 
 
 async def beside_bare(run: Run, folder: Path) -> None:
-    """Compare with the floor, in files of their own: a connection reads again what another has written to its file."""
+    """Compare with the bare transaction, in files of their own: a connection reads again what another has written."""
     ours, theirs, third = folder / "ours.db", folder / "bare.db", folder / "in_loop.db"
     in_loop = SqliteStore(third, commit_in_loop=True)
     async with SqliteStore(ours) as store, SqliteStore(theirs) as idle, in_loop:

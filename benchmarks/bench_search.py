@@ -1,4 +1,4 @@
-"""What a search costs once all is indexed, in SQLite and in PostgreSQL, and a save where people search."""
+"""The cost of a search once all is indexed, in SQLite and in PostgreSQL, and of a save with searches beside it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def measure(run: Run) -> None:
 async def searches(run: Run, store: Any, prefix: str, messages: int, analyze: tuple[str, str] | None = None) -> None:
     """Search for a word that one message in twelve has, up to 10,000 of them, and for one that all have.
 
-    A PostgreSQL server is told to `analyze` a schema first, as autovacuum would do by and by.
+    A PostgreSQL server gets an `analyze` of a schema first, which autovacuum would do after a while.
     """
     draw, every = random.Random(1), max(12, messages // 10_000)
     for start in range(0, messages, A_SESSION):

@@ -27,7 +27,7 @@ CONNECTIONS = 32
 LONG, SHORT = 100_000, 100
 ROUNDS, WARM_UP = 40, 5
 _SAY = 10
-"""Of so many requests, one says something, which the server answers and streams."""
+"""One of this number of requests sends a message, which the server answers and streams."""
 
 
 async def measure(run: Run) -> None:
@@ -38,7 +38,7 @@ async def measure(run: Run) -> None:
 
 
 async def under_load(run: Run, folder: Path) -> None:
-    """Measure requests beside streams that are open, on sessions of their own, and the server's memory meanwhile."""
+    """Measure requests beside open streams, on sessions of their own, and the server's memory."""
     seconds = run.size(20, 60)
     secrets = await tokens(folder, [f"owner-{number}" for number in range(OWNERS)])
     async with serving(folder) as server, AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ async def new_sessions(server: Server, secrets: list[str]) -> list[tuple[str, st
 
 
 async def requested(server: Server, sessions: list[tuple[str, str]], seconds: float) -> list[float]:
-    """Send requests at their times. Return how long each took from then on: one that could not be sent is late, too."""
+    """Send requests at their times. Return each one's time since then: a delayed send counts, too."""
     took: list[float] = []
     loop = asyncio.get_running_loop()
     begin, numbers = loop.time() + 0.1, iter(range(int(seconds * A_SECOND)))
@@ -144,7 +144,7 @@ class Server(NamedTuple):
     pid: int
 
     def rss(self) -> int:
-        """Return the bytes of memory that it has."""
+        """Return the bytes of memory that it uses."""
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
@@ -172,7 +172,7 @@ async def serving(folder: Path) -> AsyncIterator[Server]:
 
 
 class Client:
-    """A connection over which requests are sent, one at a time: a client of our own, so that it costs little."""
+    """A connection over which requests are sent, one at a time: a client written here, so that it costs little."""
 
     def __init__(self, server: Server, secret: str) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""How long an event loop stands still while something large is done beside it, with a session of 100,000 messages."""
+"""The longest stall of an event loop during a large operation beside it, with a session of 100,000 messages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TICK = 0.001
 
 
 class Ticker:
-    """A task that wakes up every millisecond, and notes by how much it was late at worst."""
+    """A task that wakes up every millisecond, and notes its longest delay."""
 
     def __init__(self) -> None:
         self.longest = 0.0
         self.late = 0
-        """How often it was more than 20 ms late."""
+        """The number of times it was more than 20 ms late."""
 
     async def __aenter__(self) -> Ticker:
         self._task = asyncio.create_task(self._tick())
@@ -60,7 +60,7 @@ async def opened(path: Path) -> AsyncIterator[Sessions]:
 
 @dataclass(frozen=True)
 class Scene:
-    """An open store with a long session, of which nothing has been read."""
+    """An open store with a long session that has not been read."""
 
     sessions: Sessions
     session_id: str

@@ -1,4 +1,4 @@
-"""Telemetry: what the spans and metrics of a run cost, with the real SDK, and what the checks cost where it is off."""
+"""Telemetry: the cost of a run's spans and metrics with the real SDK, and of the checks when it is off."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perdure import LoopFactory, Message, SendMessage, SessionRuntime, SqliteSto
 from perdure.testing import ScriptedDriver
 
 RUNS = 10
-"""How many runs are timed at once: what is told of later, some at a time, has to be charged for too."""
+"""The number of runs timed together: spans are exported later, in batches, and their cost must count."""
 MEASUREMENTS = 7
-"""How many measurements a run with one tool call makes: its duration, and three of each model call."""
+"""The number of measurements of a run with one tool call: its duration, and three of each model call."""
 CHECKS = 14
-"""How many times a run with one tool call asks whether it is traced. Counted in the code; more than there are."""
+"""The number of times a run with one tool call checks if it is traced: an upper limit, counted in the code."""
 
 
 async def measure(run: Run) -> None:
@@ -38,7 +38,7 @@ async def measure(run: Run) -> None:
     with run.folder() as folder:
         async with SqliteStore(folder / "bench.db") as store:
             runtime = SessionRuntime(store)
-            # One file for both: two that hold the same may differ by more than telemetry costs.
+            # One file for both: two files with the same content may differ by more than telemetry costs.
             off, on = [_runs(runtime, (await runtime.create(AGENT)).id, each) for each in (None, telemetry)]
             rounds = run.size(40, 120)
             plain, traced = await _in_blocks(off, on, rounds=rounds)
@@ -94,7 +94,7 @@ class Sdk:
 
 
 def _runs(runtime: SessionRuntime, session_id: str, telemetry: Any) -> Side:
-    """Return what makes some runs with one tool call each, every step durable."""
+    """Return a function that makes some runs with one tool call each, every step durable."""
     call = Message.assistant(tool_calls=[ToolCall("look_up", {"query": TEXT})])
     loops = LoopFactory(tools=[look_up], driver=ScriptedDriver([call, TEXT]), telemetry=telemetry)
 
@@ -106,7 +106,7 @@ def _runs(runtime: SessionRuntime, session_id: str, telemetry: Any) -> Side:
 
 
 async def _in_blocks(*sides: Side, rounds: int, warm_up: int = 3) -> list[list[Cost]]:
-    """Return what each run of each side has cost, block by block, with the sides in turn."""
+    """Return the cost of each run of each side, block by block, with the sides in turn."""
     taken: list[list[Cost]] = [[] for _ in sides]
     for turn in range(rounds + warm_up):
         for place in range(len(sides)):
@@ -126,7 +126,7 @@ def _compared(plain: list[float], other: list[float]) -> tuple[float, float, flo
 
 
 def _checks() -> float:
-    """Return how many seconds a run spends on asking whether it is traced, where it is not."""
+    """Return the seconds that a run spends on checking if it is traced, when it is not."""
     loops, nothing = SimpleNamespace(telemetry=None), nullcontext()
     best = float("inf")
     for _ in range(20):

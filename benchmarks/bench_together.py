@@ -1,4 +1,4 @@
-"""What one of many costs: streams at once, and messages that wait in a queue for one run to end."""
+"""The cost of one of many: streams at once, and messages that wait in a queue for one run to end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Streaming:
 
 
 class Waiting:
-    """A driver whose first answer is kept back until it is released."""
+    """A driver whose first answer waits until it is released."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -75,7 +75,7 @@ async def queues(run: Run) -> None:
 
 
 async def queued(store: SqliteStore, count: int) -> Cost:
-    """Leave messages with a run that is under way; return what it costs from its end until all of them are answered."""
+    """Leave messages with a run under way; return the cost from its end until all of them are answered."""
     driver = Waiting()
     async with perdure.connect(store, driver=driver, compaction=None) as sessions:
         chat = await sessions.open(agent=AGENT)

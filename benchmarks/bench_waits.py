@@ -1,4 +1,4 @@
-"""How long others wait at worst while one session is read whole, erased or redacted: the longest of many tries."""
+"""The longest wait of others while one session is read whole, erased or redacted, of many tries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def measure(run: Run) -> None:
 
 
 async def longest(side: Side, meanwhile: Awaitable[object]) -> float:
-    """Return the longest that one call of many took until something else had ended."""
+    """Return the longest of many calls made until another task had ended."""
     work = asyncio.ensure_future(meanwhile)
     worst = 0.0
     while not work.done():

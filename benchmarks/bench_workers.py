@@ -1,4 +1,4 @@
-"""Workers in processes of their own: how fast they are, how soon they begin, and what they cost while nothing waits."""
+"""Workers in processes of their own: their throughput, their latency, and their cost while nothing waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perdure.protocols import Entry
 AGENT = AgentDefinition("bench")
 THINKS = 0.02
 AT_ONCE = 2
-"""How many runs a worker does at once for the throughput: so few that a core is not what limits it."""
+"""The number of runs a worker does at once for the throughput: few, so that a core is not the limit."""
 RUNS = 200
 FEW, MANY, LOOK = 100, 100_000, 16
 RUNNING_FEW, RUNNING = 100, 5_000
@@ -48,7 +48,7 @@ ITEM = Entry(QUEUE, {"id": "0" * 32, "after": 0, **item_of([Message.user("Go on.
 
 @dataclass(frozen=True)
 class Place:
-    """A store to measure at: by its address, and as the keys of its bars begin."""
+    """A store to measure: its address, and the prefix of its bars' keys."""
 
     url: str
     prefix: str
@@ -108,7 +108,7 @@ async def sessions_at(place: Place, number: int) -> AsyncIterator[tuple[Sessions
 
 
 def text() -> str:
-    """Return a message that no other is like."""
+    """Return a unique message."""
     return f"{next(_TEXTS)}"
 
 
@@ -124,7 +124,7 @@ async def throughput(run: Run, place: Place) -> None:
 
 
 async def rate_of(sessions: Sessions, place: Place, workers: int) -> float:
-    """Return how many runs a second so many processes begin while something waits."""
+    """Return the runs a second that a number of processes begin while messages wait."""
     async with AsyncExitStack() as stack:
         process = [
             await stack.enter_async_context(WorkerProcess(place.url, think=THINKS, concurrency=AT_ONCE))
@@ -166,7 +166,7 @@ async def dispatch(run: Run, place: Place) -> None:
 
 
 async def enqueuing(run: Run, place: Place) -> None:
-    """Compare `enqueue` with the bare `post` of such an item, which is what it consists of."""
+    """Compare `enqueue` with the bare `post` of the same item, which is most of it."""
     async with sessions_at(place, 16) as (sessions, ids):
         store: Any = sessions.store
         turns = cycle(ids)
@@ -177,7 +177,7 @@ async def enqueuing(run: Run, place: Place) -> None:
 
 
 async def crowd(run: Run, place: Place, bare: Place) -> None:
-    """Compare messages left a second where jobs are made of them with a schema where none are."""
+    """Compare the messages left a second on a schema with a table of jobs and one without."""
     from perdure.workers.procrastinate import ProcrastinateDispatcher
 
     async with sessions_at(place, CROWD * 64) as (with_jobs, ids), sessions_at(bare, CROWD * 64) as (without, others):
@@ -234,7 +234,7 @@ async def timers(run: Run, place: Place) -> None:
 
 
 async def idle(run: Run, place: Place) -> None:
-    """Measure what a worker costs that has nothing to do, in a store where much was done before."""
+    """Measure the cost of an idle worker, in a store with a long past."""
     is_server = place.prefix == "postgres_"
     async with sessions_at(place, 100) as (sessions, _), WorkerProcess(place.url) as process:
         await process.go()
@@ -250,7 +250,7 @@ async def idle(run: Run, place: Place) -> None:
 
 
 async def fetch(run: Run, few: Place, many: Place) -> None:
-    """Compare a dispatcher's look where very many sessions wait with one where few do."""
+    """Compare a dispatcher's look when very many sessions wait with one when few do."""
     async with sessions_at(few, FEW) as (small, some), sessions_at(many, MANY) as (large, all_of_them):
         await leave_with(small, some)
         await leave_with(large, all_of_them)
@@ -265,7 +265,7 @@ async def fetch(run: Run, few: Place, many: Place) -> None:
 
 
 async def fetch_jobs(run: Run, place: Place, small: Any, large: Any) -> None:
-    """Do the same with procrastinate, which has a job for each session that waits."""
+    """Do the same with procrastinate, which has a job for each waiting session."""
     from perdure.workers.procrastinate import ProcrastinateDispatcher
 
     for store in (small, large):
@@ -281,7 +281,7 @@ async def fetch_jobs(run: Run, place: Place, small: Any, large: Any) -> None:
 
 
 async def sweep(run: Run, place: Place) -> None:
-    """Compare a look for killed runs where very many run with one where few do, for each run."""
+    """Compare a look for killed runs when very many run with one when few do, for each run."""
     async with sessions_at(place, RUNNING) as (sessions, ids):
         store: Any = sessions.store
         costs = []
@@ -310,7 +310,7 @@ async def leave_with(sessions: Sessions, ids: list[str]) -> None:
 
 
 class Account(NamedTuple):
-    """What a PostgreSQL server has done since it was started, of one schema as far as it can be told."""
+    """A PostgreSQL server's work since it was started, for one schema if the counter is that fine."""
 
     commits: float
     logged: float
@@ -333,7 +333,7 @@ async def ledger(run: Run, place: Place) -> None:
     runs = 5 * RUNS
     async with sessions_at(place, RUNS) as (sessions, ids), WorkerProcess(place.url) as process:
         await process.go()
-        await asyncio.gather(*(sessions.enqueue(each, text()) for each in ids))  # which warms it up
+        await asyncio.gather(*(sessions.enqueue(each, text()) for each in ids))  # it warms the server up
         await until_empty(sessions)
         before, cpu = await account(sessions), await process.cpu()
         for _ in range(runs // RUNS):

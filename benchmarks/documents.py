@@ -1,4 +1,4 @@
-"""Tables in documents that are written by a benchmark, between two marks, and by nobody else."""
+"""Tables in documents that only a benchmark writes, between two marks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 TableOf = Callable[[str], str]
-"""From what a mark names to the text behind it, with a line's end at its own."""
+"""A function from a mark's names to the text behind it, with its final line break."""
 
 
 def rewrite(text: str, kind: str, table_of: TableOf) -> str:
-    """Return a document with what is between `<!-- KIND: NAMES -->` and `<!-- end of KIND -->` written again."""
+    """Return a document with the text between `<!-- KIND: NAMES -->` and `<!-- end of KIND -->` replaced."""
     end_mark = f"<!-- end of {kind} -->"
     parts, end = [], 0
     for found in re.finditer(rf"<!-- {kind}: ([^>]*?) -->\n", text):

@@ -1,4 +1,4 @@
-"""How a figure is measured: both sides of a ratio in one run, turn by turn, and their medians compared."""
+"""Measuring a figure: both sides of a ratio in one run, in turn, and their medians compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a figure came to. Without a value it was not measured, and the detail says why."""
+    """The value of a figure. Without a value it was not measured, and the detail says why."""
 
     value: float | None
     detail: str = ""
@@ -34,10 +34,10 @@ class Reading:
 
 @dataclass
 class Run:
-    """One run of the benchmarks: what it measures, and what it has found so far."""
+    """One run of the benchmarks: its settings, and its readings so far."""
 
     full: bool = False
-    """Whether to use the largest sizes, which take long to set up."""
+    """True to use the largest sizes, which take long to set up."""
     readings: dict[str, Reading] = field(default_factory=dict)
 
     def report(self, key: str, value: float, detail: str = "") -> None:
@@ -65,7 +65,7 @@ class Run:
 async def interleaved(*sides: Side, rounds: int = 60, warm_up: int = 5) -> list[Cost]:
     """Return the median cost of each side.
 
-    Every round calls each side once, so that a noisy moment falls on all alike. A different side begins each round, so
+    Every round calls each side once, so that a noisy moment affects all alike. A different side begins each round, so
     that none is always the one that runs after another.
     """
     samples: list[list[Cost]] = [[] for _ in sides]
@@ -79,7 +79,7 @@ async def interleaved(*sides: Side, rounds: int = 60, warm_up: int = 5) -> list[
 
 
 async def timed(side: Side) -> Cost:
-    """Return what one call costs. The garbage collector waits: it would charge one call for the litter of many."""
+    """Return the cost of one call. The garbage collector is off: it would charge one call for the garbage of many."""
     gc.disable()
     try:
         wall, cpu = time.perf_counter(), time.process_time()

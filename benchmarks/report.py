@@ -1,4 +1,4 @@
-"""What a run says at its end: one table, the same as JSON, and the tables of figures for documents."""
+"""The report of a run: one table, the same as JSON, and the tables of figures for documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class Figure:
-    """A bar and what was read against it."""
+    """A bar and its reading."""
 
     bar: Bar
     reading: Reading
@@ -50,7 +50,7 @@ class Figure:
 
 
 def figures_of(bars: Iterable[Bar], readings: Mapping[str, Reading]) -> list[Figure]:
-    """Return a figure for each bar. One that no reading was taken for is not measured."""
+    """Return a figure for each bar. One without a reading is not measured."""
     return [Figure(bar, readings.get(bar.key, Reading(None, "nothing was read"))) for bar in bars]
 
 
@@ -87,13 +87,13 @@ def to_json(figures: Sequence[Figure], machine: Mapping[str, Any]) -> str:
 
 
 def from_json(text: str) -> tuple[dict[str, Reading], dict[str, Any]]:
-    """Return what an earlier run has read, and the machine it ran on."""
+    """Return the readings of an earlier run, and the machine it ran on."""
     report = json.loads(text)
     return {each["key"]: Reading(each["value"], each["detail"]) for each in report["figures"]}, report["machine"]
 
 
 def tables(figures: Sequence[Figure], machine: Mapping[str, Any]) -> TableOf:
-    """Return what writes a document's table of figures, and on what they were measured. Its mark names their keys.
+    """Return a function that writes a document's table of figures, with the machine. The mark names the keys.
 
     A key that this run has no figure for raises ValueError: all figures of a table come from one run.
     """

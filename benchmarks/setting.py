@@ -1,4 +1,4 @@
-"""What the benchmarks work on: turns with a tool call, sessions that hold many of them, the files they are in."""
+"""The benchmarks' data: turns with a tool call, sessions that hold many of them, and their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = count(1)
 
 
 def next_turn() -> Turn:
-    """Return a turn that no other shares its texts and ids with."""
+    """Return a turn with texts and ids of its own."""
     return Turn(next(_NUMBERS))
 
 
@@ -58,9 +58,9 @@ async def filled(runtime: SessionRuntime, messages: int, **info: Any) -> AgentSe
 
 
 async def make_steady(store: Any, path: Path, messages: int = 40_000) -> None:
-    """Bring an open SQLite file to where one in use is: its write-ahead log is large, and written over from its start.
+    """Bring an open SQLite file to a steady state: its write-ahead log is large, and overwritten from its start.
 
-    A commit that has to make the log longer takes more time to sync; and the log is gone once nobody has the file open.
+    A commit that has to extend the log takes more time to sync; and the log is gone once the file is closed everywhere.
     """
     store.evict((await filled(SessionRuntime(store), messages)).id)
     checkpoint(path)
@@ -79,7 +79,7 @@ class Saver:
 
 
 class BareFile:
-    """A connection of its own to a SQLite file, in a thread of its own: what bare transactions are written through."""
+    """A connection of its own to a SQLite file, in a thread of its own, which writes bare transactions."""
 
     def __init__(self, path: Path) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -114,7 +114,7 @@ def checkpoint(path: Path) -> None:
     connection = apsw.Connection(str(path))
     try:
         connection.set_busy_timeout(10_000)
-        connection.execute("SELECT 1 FROM sqlite_schema").fetchall()  # before it, there is no log to be seen
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchall()  # the log exists only after it
         logged, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         assert logged == moved >= 0, "the write-ahead log could not be moved into the file"
     finally:
@@ -122,6 +122,6 @@ def checkpoint(path: Path) -> None:
 
 
 def wal_frames(path: Path) -> int:
-    """Return how many pages the write-ahead log holds, as its index says: `mxFrame`, 16 bytes into the -shm file."""
+    """Return the number of pages in the write-ahead log, from its index: `mxFrame`, 16 bytes into the -shm file."""
     header = Path(f"{path}-shm").read_bytes()[:48]
     return int.from_bytes(header[16:20], "little")

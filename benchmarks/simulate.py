@@ -1,11 +1,11 @@
 """A simulation of workers, their store and the sessions they run: `python -m benchmarks.simulate --help`.
 
-Time is made up, so a minute of a thousand workers takes seconds. What a run costs is given: measure it first
+Time is simulated, so a minute of a thousand workers takes seconds. The cost of a run is given: measure it first
 (`python -m benchmarks workers`). `tests/benchmarks/test_simulate.py` compares its small end with real processes.
 
-Each worker is one process: what its runs compute is done one after another, by one core. So is what the store
-computes, by as many cores as it has. A worker that has room takes the session that has waited longest. It finds it when
-it looks, when one of its runs ends, or when it is woken.
+Each worker is one process: its runs compute one after another, on one core. The store computes in the same way, on
+its number of cores. A worker that has room takes the session that has waited longest. It finds it when it looks, when
+one of its runs ends, or when it is woken.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ from itertools import count
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is simulated. Times are in seconds."""
+    """The simulated system. Times are in seconds."""
 
     workers: int = 2
     concurrency: int = 16
     sessions: int = 20
     messages: int = 1
-    """How many are left with each session at the beginning."""
+    """The number of messages left with each session at the beginning."""
     arrivals: float = 0.0
-    """How many more are left a second, each with a session at random."""
+    """The number of further messages left a second, each with a session at random."""
     seconds: float = 60.0
-    """For how long they are left."""
+    """The time during which they are left."""
     think: float = 1.0
-    """How long the model takes for a run."""
+    """The model's time for a run."""
     processor: float = 0.005
-    """What a run costs its worker, of one core."""
+    """A run's cost for its worker, of one core."""
     store: float = 0.0
-    """What a run costs the store, of one core."""
+    """A run's cost for the store, of one core."""
     cores: int = 8
-    """How many cores the store has."""
+    """The number of the store's cores."""
     latency: float = 0.0
-    """What a run waits for else, such as commits and the network."""
+    """A run's other waits, such as commits and the network."""
     look_every: float = 0.2
-    """How often a worker looks for sessions that wait."""
+    """The time between two looks of a worker for sessions that wait."""
     wake: float | None = None
-    """After how long a worker that has room is told of a message; None if nobody tells it."""
+    """The time until a worker that has room is notified of a message; None without notifications."""
     lease: float = 20.0
     sweep: float = 0.0
-    """What a sweep costs its worker and the store, each."""
+    """The cost of a sweep for its worker and for the store, each."""
     kills: float = 0.0
-    """How many workers are killed a second. Another process takes the place of each."""
+    """The number of workers killed a second. Another process takes the place of each."""
     restart: float = 1.0
-    """How long that takes."""
+    """The time until that process runs."""
     is_seen_dead: bool = False
-    """Whether a sweep knows that a process has ended. That of another machine is known by its lease alone."""
+    """True if a sweep sees that a process has ended. The end of another machine's process shows only in its lease."""
 
 
 @dataclass
 class Result:
-    """What has come of it."""
+    """The result of a play."""
 
     began: float = 0.0
     ends: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    """From leaving a message to asking the model, of each run that was not killed before."""
+    """The times from leaving a message to asking the model, of each run that was not killed before."""
     take_overs: list[float] = field(default_factory=list)
-    """From the death of a worker to asking the model again, of each run that it had."""
+    """The times from the death of a worker to asking the model again, of each run that it had."""
     sweeps: int = 0
     computed: float = 0.0
-    """By all workers together, in seconds."""
+    """The computing time of all workers together, in seconds."""
     stored: float = 0.0
-    """By the store, in seconds."""
+    """The computing time of the store, in seconds."""
 
     def a_second(self, until: float | None = None) -> float:
-        """Return how many runs have ended a second, until a time or until the last."""
+        """Return the runs that ended a second, until a time or until the last."""
         span = (self.ends[-1] if until is None else until) - self.began
         return sum(until is None or end <= until for end in self.ends) / span
 
@@ -86,14 +86,14 @@ def part(times: Sequence[float], share: float) -> float:
 
 
 class Cores:
-    """Some cores that do one thing after another. Who asks first is served first."""
+    """Some cores that do one thing after another, in the order of the requests."""
 
     def __init__(self, number: int) -> None:
         self._free = [0.0] * number
         self.used = 0.0
 
     def done(self, now: float, seconds: float) -> float:
-        """Return when something is done that is asked for now."""
+        """Return the time when a request of now is done."""
         if not seconds:
             return now
         end = max(now, heapq.heappop(self._free)) + seconds
@@ -104,13 +104,13 @@ class Cores:
 
 @dataclass(eq=False)
 class Session:
-    """Messages that wait, by when they were left, and who holds the session."""
+    """Messages that wait, by the time they were left, and the holder of the session."""
 
     waiting: deque[float] = field(default_factory=deque)
     holder: Worker | None = None
     expires: float = 0.0
     died: float | None = None
-    """When the worker died that was running it."""
+    """The time when the worker that was running it died."""
 
 
 class Worker:
@@ -119,7 +119,7 @@ class Worker:
     def __init__(self) -> None:
         self.core = Cores(1)
         self.running: dict[Session, None] = {}
-        """In the order in which they were begun: that of a set would differ from play to play."""
+        """In the order of their starts: that of a set would differ from play to play."""
         self.is_alive = True
 
 
@@ -133,7 +133,7 @@ class Simulation:
         self._store = Cores(setting.cores)
         self._sessions = [Session() for _ in range(setting.sessions)]
         self._ready: list[tuple[float, int, Session]] = []
-        """Sessions in which something waits and which nobody holds, the longest waiting first."""
+        """Sessions with waiting messages and without a holder, the longest waiting first."""
         self._lost: dict[Session, None] = {}
         """Sessions whose holder was killed, until a sweep finds them."""
         self._left = 0
@@ -160,7 +160,7 @@ class Simulation:
         return self.result
 
     def _is_done(self) -> bool:
-        """Tell whether all is answered that will ever be left."""
+        """Tell whether every message that will ever be left is answered."""
         return not self._left and (self._is_over or not self.setting.arrivals)
 
     def _at(self, time: float, happens: Callable[[float], None]) -> None:
@@ -212,7 +212,7 @@ class Simulation:
             self._begin(worker, session, now)
 
     def _begin(self, worker: Worker, session: Session, now: float) -> None:
-        """Do what comes before the model is asked: half of what a run costs."""
+        """Do the part before the model is asked: half of a run's cost."""
         self._at(self._computed(worker, now), lambda at: self._ask(worker, session, at))
 
     def _computed(self, worker: Worker, now: float) -> float:
@@ -243,7 +243,7 @@ class Simulation:
         self._left -= 1
         self.result.ends.append(now)
         self.result.computed += self.setting.processor
-        if session.waiting:  # the session's next message, before anybody else's
+        if session.waiting:  # the session's next message, before any other session's
             self._begin(worker, session, now)
             return
         session.holder = None
@@ -257,7 +257,7 @@ class Simulation:
             victim.is_alive = False
             self._workers.remove(victim)
             for session in victim.running:
-                # It has given a sign of life at each third of its lease.
+                # It has extended its lease at each third of it.
                 session.expires = now + self.setting.lease * self._random.uniform(2 / 3, 1)
                 session.died = now if session.died is None else session.died
                 self._lost[session] = None

@@ -1,7 +1,7 @@
 """A disk on which a sync takes 1 ms, as on many servers: a library that is loaded before libc's own makes it so.
 
-The sync itself is carried out, and the rest of the millisecond is waited for. Run as a program, in a process that has
-the library loaded, it prints the rates of 64 sessions at once: ours, and those of OpenAI Agents.
+The sync itself is carried out, and then the rest of the millisecond is waited for. Run as a program, in a process that
+has the library loaded, it prints the rates of 64 sessions at once: perdure's, and those of OpenAI Agents.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ int fdatasync(int handle) { return slowly("fdatasync", handle); }
 
 
 class NotHere(Exception):
-    """There is no such disk here, and this says why."""
+    """The slow disk cannot be had here; the message says why."""
 
 
 def rates_on_slow_disk(folder: Path) -> list[Rate]:
-    """Return the rates of both sides, measured in one process of their own; NotHere if that cannot be."""
+    """Return the rates of both sides, measured in one process of their own; raise NotHere if that is impossible."""
     environment = {**os.environ, "LD_PRELOAD": str(_library(folder))}
     command = [sys.executable, "-m", "benchmarks.slow_disk", str(folder)]
     done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True)

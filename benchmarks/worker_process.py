@@ -1,7 +1,7 @@
 """A real worker in a process of its own, for the benchmarks: `python -m benchmarks.worker_process URL …`.
 
 It obeys lines on its standard input: `go` begins to work, `cpu` asks for the processor time so far. At the end of the
-input it stops, and says when it asked the model what, on a clock that all processes of the machine share.
+input it stops, and prints the time of each question to the model, on a clock shared by all processes of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.workers.choosing import dispatcher_of
 
 
 class Thinking:
-    """A model that thinks for a while and answers "yes". It notes when it was asked what."""
+    """A model that thinks for a while and answers "yes". It notes the time of each question."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
@@ -37,7 +37,7 @@ class Thinking:
 
 
 class Timed:
-    """A dispatcher that notes for how long sessions were looked at, and when their timers rang."""
+    """A dispatcher that notes the time spent on looks at sessions, and when their timers rang."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -61,7 +61,7 @@ class Timed:
 
 @asynccontextmanager
 async def working(sessions: Sessions, **options: Any) -> AsyncIterator[Worker]:
-    """Have a worker run in this process."""
+    """Run a worker in this process."""
     async with Worker(sessions, **options) as worker:
         running = asyncio.create_task(worker.run())
         try:
@@ -72,17 +72,17 @@ async def working(sessions: Sessions, **options: Any) -> AsyncIterator[Worker]:
 
 
 class WorkerProcess:
-    """A worker in another process, as its parent sees it. It works from `go` on, until it is left."""
+    """A worker in another process, as its parent sees it. It works from `go` on, until the block is left."""
 
     def __init__(self, url: str, *, think: float = 0.0, concurrency: int = 16, lease: float = 20.0) -> None:
         self._command = (url, f"--think={think}", f"--concurrency={concurrency}", f"--lease={lease}")
         self._process: asyncio.subprocess.Process | None = None
         self.heard: dict[str, float] = {}
-        """When it asked its model what. It is known once the process has been left."""
+        """The time of each question to its model. It is known once the process has been left."""
         self.advanced = 0.0
-        """How many seconds its looks at sessions took, all together. It is known then too."""
+        """The seconds that its looks at sessions took, all together. They are known then too."""
         self.rung: dict[str, float] = {}
-        """When it first woke which session: when a timer had rung there. It is known then too."""
+        """The time when it first woke each session: when a timer had rung there. It is known then too."""
 
     async def __aenter__(self) -> Self:
         command = (sys.executable, "-m", "benchmarks.worker_process", *self._command)
@@ -122,7 +122,7 @@ class WorkerProcess:
 
 
 async def obey(worker: Worker) -> None:
-    """Do what the lines of the standard input say, until it ends."""
+    """Obey the lines of the standard input, until it ends."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     running = None

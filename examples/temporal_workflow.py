@@ -63,7 +63,7 @@ async def beating() -> AsyncIterator[None]:
 
 @dataclass
 class Activities:
-    """What a worker does for workflows, over one connection."""
+    """A worker's activities for workflows, over one connection."""
 
     sessions: perdure.Sessions
 

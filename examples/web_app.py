@@ -43,7 +43,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
 
 
 async def asked(request: Request, **kinds: type) -> Any:
-    """Return the sessions of whoever is asking, the name of the chat, and fields of the JSON that was sent."""
+    """Return the caller's sessions, the name of the chat, and fields of the JSON that was sent."""
     body = await request.json() if kinds else {}
     for name, kind in kinds.items():
         if not isinstance(body, dict) or not isinstance(body.get(name), kind) or not body[name]:

@@ -1,4 +1,4 @@
-"""What every test shares: `async def` tests run without a plugin, and how hard hypothesis tries."""
+"""Set-up for every test: `async def` tests run without a plugin, and hypothesis has its profiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests import postgres_server
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and all the processes that they start.
+# A shell that starts the tests in the background makes them, and all the processes they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,30 +30,30 @@ _ENOUGH = 4 << 30
 
 
 def _is_roomy(directory: Path) -> bool:
-    """Tell whether a directory can take what tests write, and run what they write there."""
+    """Tell whether a directory has room for the tests' files, and may run programs."""
     if not directory.is_dir() or not os.access(directory, os.W_OK):
         return False
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize >= _ENOUGH and not room.f_flag & os.ST_NOEXEC
 
 
-# Files stand in memory, where there is enough of it: most of a test's time would be spent waiting for the disk. What
-# happens to a disk when the power fails is played by the tests themselves; torture uses the real one.
+# Files are in memory, if there is room: otherwise most of a test's time would be spent waiting for the disk. The
+# tests themselves simulate a disk's power failure; torture uses the real one.
 if not os.environ.get("PERDURE_TORTURE") and "TMPDIR" not in os.environ and _is_roomy(MEMORY):
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="perdure-tests-", dir=MEMORY)
-    # At the very end: multiprocessing has a directory of its own there, which it removes by itself.
+    # At the very end: multiprocessing has a directory of its own there, which it removes itself.
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-1_000)
 
-# A busy machine is no reason for a property to fail, so neither profile looks at the clock.
+# A busy machine must not make a property fail, so neither profile looks at the clock.
 settings.register_profile("default", deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("torture", settings.get_profile("default"), max_examples=1_000)
 settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave repeats to torture: elsewhere, of the cases of a test or a class with `sample(n)`, every nth is run.
+    """Leave repeats to torture: otherwise, of the cases of a test or a class with `sample(n)`, every nth is run.
 
-    Which one is first differs from test to test, so that each store has some of its tests. With `sample(n, cases=True)`
+    The first one differs from test to test, so that each store has some of its tests. With `sample(n, cases=True)`
     on a module, tests that have one case are all run.
     """
     if os.environ.get("PERDURE_TORTURE") or any("[" in argument for argument in config.args):
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector pass over what was imported and collected: it would walk that again and again."""
+    """Make the garbage collector skip imported and collected objects, which it would scan again and again."""
     gc.collect()
     gc.freeze()
 
@@ -91,7 +91,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_unconfigure() -> None:
-    """Let go of the PostgreSQL that tests may have started; at exit would be too late for xdist's workers."""
+    """Release the PostgreSQL that tests may have started; at exit would be too late for xdist's workers."""
     postgres_server.stop()
 
 

@@ -1,4 +1,4 @@
-"""A store that counts what is asked of it: statements, rows read, and rows and bytes written."""
+"""A store that counts its statements, rows read, and rows and bytes written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.stores.store import Store
 
 
 class Counts:
-    """What was asked of a store in some time."""
+    """The costs of a store in some time."""
 
     def __init__(self) -> None:
         self.statements = 0
@@ -28,7 +28,7 @@ class Counts:
 
 
 class CountingEngine(MemoryEngine):
-    packs = True  # as stores on disk do, whose bytes count
+    packs = True  # like stores on disk, whose bytes count
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class CountingStore(Store):
 
     @contextmanager
     def counted(self) -> Iterator[Counts]:
-        """Count what is asked for inside the block."""
+        """Count the costs inside the block."""
         self._counting.counts = counts = Counts()
         yield counts
         self._counting.counts = Counts()

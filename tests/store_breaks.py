@@ -1,6 +1,6 @@
-"""What protects a store, taken away in the process that calls: the controls of attacks.
+"""The controls of attacks: each removes a protection of a store in the calling process.
 
-Each function is given `setattr`, or `monkeypatch.setattr` where it is to be put back.
+Each function is given `setattr`, or `monkeypatch.setattr` to undo it later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def without_file_locks(put: Put = setattr) -> None:
 
 
 def without_versions(put: Put = setattr) -> None:
-    """Save a session on top of whatever version there is by now."""
+    """Save a session on top of any newer version."""
     refuse = saving.Keep.refuse
 
     def refused(self: saving.Keep, facts: Facts) -> None:
@@ -44,13 +44,13 @@ def without_versions(put: Put = setattr) -> None:
 
 
 def without_message_checksums(put: Put = setattr) -> None:
-    """Believe what stands in a message's row."""
+    """Accept any message's row without its checksum."""
     put(loading, "_are_sound", lambda *_: True)
-    put(glimpse, "FEW", -1)  # a short read in passing looks at more than checksums
+    put(glimpse, "FEW", -1)  # a short read checks more than checksums
 
 
 def without_row_checksums(put: Put = setattr) -> None:
-    """Believe what stands in rows. Only reads work then."""
+    """Accept any row without its checksum. Only reads work then."""
     without_message_checksums(put)
     put(heads, "check_row", lambda *_: None)
     for name in ("batch_checksum", "entry_checksum", "key_checksum"):
@@ -60,7 +60,7 @@ def without_row_checksums(put: Put = setattr) -> None:
 
 
 class _Anything:
-    """Is equal to whatever it is compared with."""
+    """Equals any value."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -72,7 +72,7 @@ class _Anything:
 
 
 def without_line_checksums(put: Put = setattr) -> None:
-    """Believe each line of a session's log that can be decoded."""
+    """Accept each line of a session's log that can be decoded."""
 
     def opened(raw: bytes) -> log.Line | None:
         with suppress(msgspec.MsgspecError):
@@ -83,12 +83,12 @@ def without_line_checksums(put: Put = setattr) -> None:
 
 
 def without_page_checksums(put: Put = setattr) -> None:
-    """Believe each page of the search index."""
+    """Accept each page of the search index."""
     put(sums, "is_sound", lambda *_: True)
 
 
 def without_marks(put: Put = setattr) -> None:
-    """Take the write-ahead log for what SQLite takes it for."""
+    """Accept the write-ahead log as SQLite does."""
     put(wal, "require_sound_log", lambda *_: None)
 
 
@@ -102,7 +102,7 @@ def without_checks(put: Put = setattr) -> None:
 
 
 def without_epochs(put: Put = setattr) -> None:
-    """Write under a claim that another has taken over, as long as some claim lies there."""
+    """Write under a claim that another has taken over, as long as there is any claim."""
     refusal = saving.refusal
 
     def refused(session_id: str, facts: Facts, claim: Claim | None, **more: Any) -> Any:
@@ -112,7 +112,7 @@ def without_epochs(put: Put = setattr) -> None:
     put(claiming, "held", lambda claim: {"id": str(claim.session_id), "claim !=": None})
     try:
         from perdure.stores.postgres import parcel
-    except ImportError:  # without psycopg there is no such store
+    except ImportError:  # the store needs psycopg
         return
     statement = parcel.statement
     put(parcel, "statement", lambda parts: statement(parts).replace("AND now_epoch = epoch", ""))

@@ -1,4 +1,4 @@
-"""A store with some of everything in it: for tests that move, copy and check whole stores."""
+"""A store with an example of everything, for tests that move, copy and check whole stores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def opened(kind: str, where: Path) -> AsyncIterator[Any]:
 
 
 async def tell(store: Any, clock: FrozenClock) -> None:
-    """Sessions of every kind: run, forked, compacted, branched, nested, erased, hidden, interrupted."""
+    """Create sessions of every kind: run, forked, compacted, branched, nested, erased, hidden, interrupted."""
     await _conversation(store)
     await _forks(store)
     await _views(store)
@@ -84,7 +84,7 @@ async def _conversation(store: Any) -> None:
 async def _forks(store: Any) -> None:
     runtime = SessionRuntime(store)
     talk = await store.load("talk")
-    # The child's id comes first in the alphabet, so that no order of names puts its parent before it.
+    # The child's id is first in the alphabet, so no order of names puts its parent before it.
     await store.create(await ForkSession(at=4, dst="a-fork").execute_on(talk))
     await runtime.execute("a-fork", SendMessage("Another way.", ledger_loops(["So be it."])))
     await store.create(await ForkSession(dst="a-fork-of-it").execute_on(await store.load("a-fork")))
@@ -149,7 +149,7 @@ def _tools() -> list[object]:
 
 
 async def account(store: Any) -> dict[str, Any]:
-    """All that can be told of a store's sessions through its own methods, but for what is a store's own affair."""
+    """Return all that a store's methods say about its sessions, except for the store's own details."""
     runtime, told = SessionRuntime(store), dict[str, Any]()
     for status in (None, "deleted"):
         for info in await store.list(limit=1000, **({"status": status} if status else {})):

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the model's values: whatever calls of the public API can lead to."""
+"""Hypothesis strategies for the model's values: any that calls of the public API can make."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ json_values = st.recursive(
 )
 json_objects = st.dictionaries(texts, json_values, max_size=3)
 unknown_fields = st.just({}) | st.dictionaries(texts.map("x_{}".format), json_values, min_size=1, max_size=2)
-"""What a newer release may have written beside the fields that this one knows; mostly nothing."""
+"""Fields of a newer release beside the known ones; mostly none."""
 
 times = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 session_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", fullmatch=True).map(SessionId)
@@ -99,7 +99,7 @@ def messages(draw: st.DrawFn, *, roles: tuple[str, ...] = ("user", "assistant", 
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> list[Message]:
-    """A few messages in a row as a conversation has them: each tool call followed by its result."""
+    """A few messages in a row as in a conversation: each tool call is followed by its result."""
     said = [draw(messages(roles=("user", "system")))] if draw(st.booleans()) else []
     for call in draw(st.lists(tool_calls, max_size=2)):
         said += [Message.assistant("looking", tool_calls=[call]), Message("tool", (draw(tool_results(call.id)),))]
@@ -222,7 +222,7 @@ def tool_executions(draw: st.DrawFn) -> ToolExecution:
 
 @st.composite
 def steps(draw: st.DrawFn, view: Transcript | None = None) -> AgentStep:
-    """A step as a loop hands it over: its output is not yet in any transcript."""
+    """A step as a loop makes it: its output is not yet in any transcript."""
     return AgentStep.of(
         draw(st.lists(messages(roles=("assistant", "tool")), max_size=3)),
         input=view,
@@ -288,7 +288,7 @@ def states(draw: st.DrawFn, *, start: AgentState | None = None, changes: int = 6
 
 @st.composite
 def sessions(draw: st.DrawFn) -> AgentSession:
-    """A session that no store has seen yet: any definition, any state, any status it can have come to."""
+    """A session that no store has seen yet: any definition, any state, any reachable status."""
     definition = draw(definitions())
     info = AgentSessionInfo(
         id=SessionId.generate(),

@@ -1,4 +1,4 @@
-"""Work that is long: others have their turns meanwhile, whichever way it is done."""
+"""Long work: other tasks get their turns during it, in slices or in a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_others_have_a_turn_after_every_slice() -> None:
 
 
 async def test_work_aside_is_done_in_another_thread_in_the_caller_s_context() -> None:
-    """It returns what the function returns, and raises what it raises."""
+    """It returns the function's value, and raises its exception."""
     WHO.set("me")
     assert await aside(lambda: (WHO.get(), threading.get_ident() != threading.main_thread().ident)) == ("me", True)
     with pytest.raises(ZeroDivisionError):
@@ -33,7 +33,7 @@ async def test_work_aside_is_done_in_another_thread_in_the_caller_s_context() ->
 
 
 async def test_work_aside_does_not_wait_for_tools_that_block() -> None:
-    """The loop's executor may be full of functions that wait: this goes on all the same."""
+    """The loop's executor may be full of functions that wait: the work is done without it."""
     loop, go_on = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))
     blocked = asyncio.create_task(asyncio.to_thread(go_on.wait, 30))
@@ -59,7 +59,7 @@ async def test_a_thread_pauses_between_items_and_the_loop_does_not(monkeypatch: 
 
 
 def test_a_thread_that_is_not_due_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done within a turn takes no longer than it would."""
+    """Work that fits in a turn is not slowed down."""
     monkeypatch.setattr(aio, "_TURN", 60)
     monkeypatch.setattr(aio, "sleep", lambda _: pytest.fail("it has paused"))
     assert list(in_turns(range(100))) == list(range(100))

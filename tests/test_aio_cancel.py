@@ -1,4 +1,4 @@
-"""What must not be left in between is finished, whoever is told to stop meanwhile."""
+"""Work that must not stop half-way is finished, even if its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_what_is_awaited_to_the_end_returns_or_raises_as_ever() -> None:
 
 @pytest.mark.parametrize("error", [None, ValueError("no")])
 async def test_a_cancellation_waits_for_the_end(error: Exception | None) -> None:
-    """However often it is asked for; it goes on after the work, and what the work came to is of no interest then."""
+    """This holds for any number of cancellations; the caller is cancelled after the work, whose outcome is dropped."""
     work = Work(error)
     task = await begun(work)
     for _ in range(3):
@@ -70,7 +70,7 @@ async def test_a_time_out_waits_for_the_end() -> None:
 
 
 async def test_work_that_is_cancelled_itself_is_waited_for_no_longer() -> None:
-    """As a loop does that is closed: it cancels every task, also one that has not begun."""
+    """A loop that closes does this: it cancels every task, also one that has not begun."""
     mine = asyncio.current_task()
     work = Work()
     task = await begun(work)

@@ -1,4 +1,4 @@
-"""Sessions in a file: another store takes them in whole, and a file that is not what was written in no part."""
+"""Sessions in a file: another store imports them whole, and refuses any part of a damaged or false file."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def imported(store: Any, raw: bytes) -> MoveReport:
 
 
 def test_every_store_is_an_archive(tmp_path: Path) -> None:
-    """All stores that perdure ships give sessions out and take them in."""
+    """All of perdure's stores export and import sessions."""
     stores = (MemoryStore(), FileStore(tmp_path / "files"), SqliteStore(tmp_path / "a.db"))
     assert all(isinstance(store, Archive) for store in stores)
 
 
 @pytest.mark.parametrize(("one", "other"), [("memory", "sqlite"), ("sqlite", "file"), ("file", "memory")])
 async def test_what_was_exported_is_imported_whole(tmp_path: Path, one: str, other: str) -> None:
-    """Versions, loops and links; the file is the same from either store, and importing it twice changes nothing."""
+    """This covers versions, loops and links; either store writes the same file, and a second import changes nothing."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened(one, tmp_path / "one") as source, opened(other, tmp_path / "other") as target:
@@ -81,7 +81,7 @@ async def test_what_was_exported_is_imported_whole(tmp_path: Path, one: str, oth
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_run_is_recovered_where_it_was_taken_to(tmp_path: Path, kind: str) -> None:
-    """The record and the lapsed claim go along, so that no completed step is made again."""
+    """The record and the lapsed claim are moved too, so no completed step is made again."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with MemoryStore() as source, opened(kind, tmp_path) as target:
@@ -100,7 +100,7 @@ async def test_a_killed_run_is_recovered_where_it_was_taken_to(tmp_path: Path, k
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_imported_session_goes_on_like_any_other(tmp_path: Path, kind: str) -> None:
-    """It is sent to, forked and erased; its idempotency keys still hold."""
+    """It can be sent to, forked and erased; its idempotency keys still hold."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with MemoryStore() as source, opened(kind, tmp_path) as target:
@@ -121,7 +121,7 @@ async def test_an_imported_session_goes_on_like_any_other(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_goes_without_its_parent(tmp_path: Path, kind: str) -> None:
-    """What it shows of its parent goes along, and it can go on, be exported again, and be taken in a second time."""
+    """The parent's part of its view goes along; it can continue, and be exported and imported again."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened(kind, tmp_path / "a") as source, opened(kind, tmp_path / "b") as target:
@@ -147,7 +147,7 @@ async def test_a_fork_goes_without_its_parent(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fork_is_linked_to_its_parent_only_if_that_is_the_same(tmp_path: Path, kind: str) -> None:
-    """A parent that has gone another way in the target lends it nothing."""
+    """A parent with another history in the target is not linked."""
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         await source.create(new_session("one", "two", id="parent"))
         await imported(target, await exported(source))
@@ -161,7 +161,7 @@ async def test_a_fork_is_linked_to_its_parent_only_if_that_is_the_same(tmp_path:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_sessions_that_show_each_other_are_moved(tmp_path: Path, kind: str) -> None:
-    """A session that has taken over a fork's view shows the fork's log, and the fork its."""
+    """A session that has adopted a fork's view shows the fork's log, and the fork shows the session's."""
     async with opened(kind, tmp_path / "a") as source, opened(kind, tmp_path / "b") as target:
         parent = await source.create(new_session("one", "two", id="parent"))
         child = await source.create(fork(parent, id="child"))
@@ -177,7 +177,7 @@ async def test_sessions_that_show_each_other_are_moved(tmp_path: Path, kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_session_of_the_same_id_is_a_conflict(tmp_path: Path, kind: str) -> None:
-    """Nothing is overwritten, however alike they are."""
+    """No session is overwritten, even by an earlier version of itself."""
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         await source.create(new_session("hello", id="same"))
         raw = await exported(source)
@@ -190,7 +190,7 @@ async def test_another_session_of_the_same_id_is_a_conflict(tmp_path: Path, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_under_way_does_not_move(tmp_path: Path, kind: str) -> None:
-    """It would be recovered there while it goes on here. Once given back, it moves."""
+    """Otherwise it would be recovered there while it runs here. Once its claim is released, it moves."""
     async with opened(kind, tmp_path) as store:
         session = await store.create(new_session("hello", id="busy"))
         claim, _ = await store.claim("busy", version=1, owner="runner 7")
@@ -201,14 +201,14 @@ async def test_a_session_under_way_does_not_move(tmp_path: Path, kind: str) -> N
 
 
 async def test_unknown_ids_are_refused() -> None:
-    """And nothing is written for them."""
+    """No file is written for them."""
     async with MemoryStore() as store:
         with pytest.raises(SessionNotFound):
             await exported(store, "nobody")
 
 
 async def test_a_file_that_cannot_be_written_or_read_is_a_store_error(tmp_path: Path) -> None:
-    """The path is named, and no unfinished file is left."""
+    """The error names the path, and no unfinished file is left."""
     async with MemoryStore() as store:
         with pytest.raises(StoreError, match="no-such-directory"):
             await export_sessions(store, tmp_path / "no-such-directory" / "file.jsonl")
@@ -234,7 +234,7 @@ def _without(kind: str) -> Callable[[list[Any]], list[Any]]:
 
 
 def resealed(lines: list[dict[str, Any]]) -> bytes:
-    """Lines by one who knows how checksums are made: what they say has to be right as well."""
+    """Return lines with correct checksums, as a forger makes them: their content must be checked as well."""
     from perdure.archive.lines import _encoded, _end
 
     raw, block = b"", list[bytes]()
@@ -276,7 +276,7 @@ def resealed(lines: list[dict[str, Any]]) -> bytes:
     ],
 )
 async def test_a_file_that_lies_is_refused(change: Callable[[list[Any]], list[Any]]) -> None:
-    """Though its checksums are right. The error names lines, and the store is as it was."""
+    """It is refused though its checksums are right. The error names lines, and the store is unchanged."""
     lines = [json.loads(line) for line in (await a_file()).splitlines()]
     async with MemoryStore() as store:
         assert (await imported(store, resealed(lines))).sessions == 2
@@ -289,7 +289,7 @@ async def test_a_file_that_lies_is_refused(change: Callable[[list[Any]], list[An
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_file_cut_short_gives_whole_sessions_or_none(tmp_path: Path, kind: str) -> None:
-    """At whichever line; and the whole file can be imported after it."""
+    """This holds for a cut at any line; and the whole file can be imported after it."""
     raw = await a_file()
     lines = raw.splitlines(keepends=True)
     for count in range(len(lines)):
@@ -304,7 +304,7 @@ async def test_a_file_cut_short_gives_whole_sessions_or_none(tmp_path: Path, kin
 
 
 async def test_a_flipped_bit_is_refused() -> None:
-    """Wherever it is in the file, unless it changes nothing that is read."""
+    """This holds for a bit anywhere in the file."""
     raw = await a_file()
     for place in range(0, len(raw), 7):
         altered = bytearray(raw)
@@ -316,7 +316,7 @@ async def test_a_flipped_bit_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_archive_that_is_not_whole_changes_nothing(tmp_path: Path, kind: str) -> None:
-    """A caller's mistake is found before anything is written."""
+    """A caller's mistake is found before any write."""
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         await source.create(new_session("one", id="it"))
         await source.create(fork(await source.load("it"), id="child"))
@@ -334,7 +334,7 @@ async def test_an_archive_that_is_not_whole_changes_nothing(tmp_path: Path, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_file_shows_one_owner_what_another_was_told(tmp_path: Path, kind: str) -> None:
-    """It could name any session here as what it shows: what it does not bring along must be in the file itself."""
+    """A file could name any session as part of its view: a part that it does not contain is refused."""
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         victim = await target.create(new_session("a secret", id="victim", owner="bob"))
         like = new_session("anything", id="victim", owner="bob")
@@ -353,7 +353,7 @@ async def test_no_file_shows_one_owner_what_another_was_told(tmp_path: Path, kin
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_import_for_an_owner_tells_nothing_of_ids_that_others_have(tmp_path: Path, kind: str) -> None:
-    """An id without the owner's mark is refused in the same words, whether or not somebody has it."""
+    """An id without the owner's prefix is refused in the same words, taken or not."""
     said = []
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         await target.create(new_session("a secret", id="taken", owner="bob"))
@@ -372,7 +372,7 @@ async def test_an_import_for_an_owner_tells_nothing_of_ids_that_others_have(tmp_
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [2, 10**12, 2**63 - 1, 2**64])
 async def test_positions_that_no_log_has_are_refused(tmp_path: Path, kind: str, at: int) -> None:
-    """In logs of its own, which have no gaps, in those it brings along, and in what its versions name."""
+    """This holds for its own logs, which have no gaps, for parents' logs in the file, and for its versions' spans."""
     async with MemoryStore() as source, opened(kind, tmp_path) as target:
         parent = await source.create(new_session("one", id="it"))
         await source.create(say(fork(parent, id="child"), "two"))
@@ -390,7 +390,7 @@ async def test_positions_that_no_log_has_are_refused(tmp_path: Path, kind: str, 
 
 
 async def test_what_is_nested_without_end_is_refused() -> None:
-    """In any place of a file; the error names the line."""
+    """This holds in any place of a file; the error names the line."""
     async with MemoryStore() as source, MemoryStore() as target:
         await source.create(new_session("one", id="it"))
         first, session, *rest = (await exported(source)).splitlines(keepends=True)
@@ -408,7 +408,7 @@ async def test_what_is_nested_without_end_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_entries_of_any_form_are_brought_over(tmp_path: Path, kind: str) -> None:
-    """A record may hold what only its writer understands."""
+    """A record may hold entries that only their writer understands."""
     entries = (
         Entry("agent_start", {"messages": 5}, "a"),
         Entry("message_end", {"message": {"id": 7}, "shown": 7}, "a"),
@@ -423,7 +423,7 @@ async def test_entries_of_any_form_are_brought_over(tmp_path: Path, kind: str) -
 
 
 async def test_an_export_follows_no_link(tmp_path: Path) -> None:
-    """Whoever can guess the name of the unfinished file gains nothing; two exports at once do not meet in it."""
+    """An attacker who guesses the unfinished file's name gains nothing; two exports at once use different names."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     path = tmp_path / "out.jsonl"
@@ -437,7 +437,7 @@ async def test_an_export_follows_no_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pipe", "link"])
 async def test_an_export_replaces_no_device(tmp_path: Path, name: str) -> None:
-    """A superuser that names /dev/null or /dev/stdout would lose it. A pipe and a link to a file stand for them."""
+    """A superuser that names /dev/null or /dev/stdout would lose it. A pipe and a link to a file are tested instead."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -463,7 +463,7 @@ async def test_two_that_bring_in_the_same_session_do_not_collide(tmp_path: Path,
 
 
 async def test_what_this_release_does_not_know_is_kept() -> None:
-    """Fields of a newer release go through an export as they are."""
+    """Fields of a newer release go through an export unchanged."""
     async with MemoryStore() as source, MemoryStore() as target:
         session = new_session("one", id="it")
         message = Message("user", (), "m1", unknown={"mood": "calm"})
@@ -477,7 +477,7 @@ async def test_what_this_release_does_not_know_is_kept() -> None:
 
 
 async def test_an_import_reads_much_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many short reads, a thread lets nobody else have its turn, and the event loop stands still."""
+    """With many short reads, a thread would keep others from their turns, and block the event loop."""
     path, reads = tmp_path / "all.jsonl", list[int]()
 
     class Counted(io.FileIO):

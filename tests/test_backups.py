@@ -1,4 +1,4 @@
-"""A backup is one state of a whole store; what is restored is that state, and damage never passes for a backup."""
+"""A backup is one state of a whole store, a restore gives that state back, and damage is never taken for a backup."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def texts(store: Any, session_id: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_restored_store_has_every_session_as_it_was(kind: str, tmp_path: Path) -> None:
-    """Versions, forks, hidden and interrupted sessions, keys, timers and tokens come back, and nothing is wrong."""
+    """Versions, forks, hidden and interrupted sessions, keys, timers and tokens come back; a check finds no fault."""
     await told(kind, tmp_path / "a")
     async with opened(kind, tmp_path / "a") as store:
         made = (await backup(store, tmp_path / "backups")).backup
@@ -115,7 +115,7 @@ async def test_a_restored_store_has_every_session_as_it_was(kind: str, tmp_path:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_second_backup_adds_what_has_changed(kind: str, tmp_path: Path) -> None:
-    """Each backup is whole by itself, though the second writes little; a restore by id or time gives each state."""
+    """Each backup is complete, though the second writes little; a restore by id or time gives each state."""
     async with opened(kind, tmp_path / "a") as store:
         for number in range(20):
             await begun(store, f"s{number}", *(os.urandom(2000).hex() for _ in range(10)))
@@ -145,7 +145,7 @@ async def test_a_second_backup_adds_what_has_changed(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_restored_store_can_be_backed_up_again(kind: str, tmp_path: Path) -> None:
-    """It is the same store: its backups go on in the same series, and share what is the same."""
+    """It is the same store: its backups continue the same series, and share equal chunks."""
     async with opened(kind, tmp_path / "a") as store:
         await begun(store, "s", "x" * 100_000)
         first = (await backup(store, tmp_path / "backups")).backup
@@ -161,7 +161,7 @@ async def test_a_restored_store_can_be_backed_up_again(kind: str, tmp_path: Path
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_restore_writes_over_nothing(kind: str, tmp_path: Path) -> None:
-    """A store that has sessions is refused and stays as it is; an empty one is filled."""
+    """A store that has sessions is refused and unchanged; an empty one is filled."""
     async with opened(kind, tmp_path / "a") as store:
         await begun(store, "s", "old")
         await backup(store, tmp_path / "backups")
@@ -179,7 +179,7 @@ async def test_a_restore_writes_over_nothing(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_schema_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    """Its tables stay, also those that are named as ours are, and so do its functions."""
+    """Its tables stay, also those with perdure's names, and so do its functions."""
     async with opened("postgres", tmp_path / "a") as store:
         await begun(store, "s", "old")
         await backup(store, tmp_path / "backups")
@@ -226,7 +226,7 @@ def _closed_directory(path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 @pytest.mark.parametrize("made", [_text, _directory, _pipe, _below_a_text, _closed_directory])
 async def test_a_place_for_no_store_is_refused(kind: str, made: Callable[[Path], Path], tmp_path: Path) -> None:
-    """The error names the place and says what to do. Nothing is written there or beside it."""
+    """The error names the place and says what to do. No file is written there or beside it."""
     if made is _closed_directory and os.geteuid() == 0:
         pytest.skip("the superuser may write everywhere")
     if (kind, made) == ("file", _directory):
@@ -293,7 +293,7 @@ class Writers:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_backup_beside_writers_is_one_state(kind: str, tmp_path: Path) -> None:
-    """Each session is at a version that was acknowledged, and two that are saved together are never torn apart."""
+    """Each session is at an acknowledged version, and two that are saved together are never torn apart."""
     rounds = 8 if os.environ.get("PERDURE_TORTURE") else 2
     made: list[tuple[Backup, dict[str, int], dict[str, int]]] = []
     async with opened(kind, tmp_path / "a") as store:
@@ -314,13 +314,13 @@ async def test_a_backup_beside_writers_is_one_state(kind: str, tmp_path: Path) -
         async with opened(kind, where) as store:
             found = {info.id: info.version for info in await store.list(limit=1000)}
             assert before.items() <= {**found, **{k: v for k, v in before.items() if found.get(k, 0) >= v}}.items()
-            # What was saved and not yet acknowledged when the backup ended may be in it.
+            # A save without an answer when the backup ended may be in it.
             assert all(version <= after.get(name, 1) + 1 for name, version in found.items())
             assert found["left"] == found["right"]
 
 
 async def test_one_turn_in_a_store_of_50_mb_adds_little(tmp_path: Path) -> None:
-    """Less than 2 % of the first backup, also when the write-ahead log was begun anew meanwhile."""
+    """It adds less than 2 % of the first backup, also if the write-ahead log was restarted in between."""
     path = tmp_path / "sessions.db"
     rng = random.Random(5)
     async with SqliteStore(path) as store:
@@ -349,7 +349,7 @@ async def test_one_turn_in_a_store_of_50_mb_adds_little(tmp_path: Path) -> None:
 async def test_what_the_log_proves_unchanged_is_what_would_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Backups that skip pages are the same as ones that read all: after turns, checkpoints, erasures and growth."""
+    """Backups that skip pages equal ones that read all: after turns, checkpoints, erasures and growth."""
     rng = random.Random(3)
     skipped: list[int] = []
     put_known = Packing.put_known
@@ -364,7 +364,7 @@ async def test_what_the_log_proves_unchanged_is_what_would_be_read(
             else:
                 await say(store, name, rng.randbytes(rng.randrange(20_000)).hex())
             if number in (4, 9):
-                await asyncio.sleep(1.1)  # an idle writer empties its log, which the next commit begins anew
+                await asyncio.sleep(1.1)  # an idle writer empties its log, which the next commit restarts
             quick = (await backup(store, tmp_path / "quick")).backup
             slow = (await backup(store, tmp_path / f"slow-{number}")).backup
             assert (quick.chunks, quick.catalog) == (slow.chunks, slow.catalog)
@@ -373,7 +373,7 @@ async def test_what_the_log_proves_unchanged_is_what_would_be_read(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_flipped_byte_is_found_wherever_it_is(kind: str, tmp_path: Path) -> None:
-    """In a chunk, an index or a manifest: verify names it, and a restore raises it and leaves nothing that opens."""
+    """In a chunk, an index or a manifest: verify names it, and a restore raises it and leaves no store that opens."""
     rounds = 400 if os.environ.get("PERDURE_TORTURE") else 12
     async with opened(kind, tmp_path / "a") as store:
         await begun(store, "s", "x" * 3000, "y" * 70_000)
@@ -400,7 +400,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is(kind: str, tmp_path: Path)
 
 
 async def assert_unfinished_or_absent(kind: str, where: Path) -> None:
-    """Nothing there passes for the store: it says that it is not finished, or there is nothing at all."""
+    """Assert that nothing there passes for the store: it is marked as unfinished, or absent."""
     try:
         async with opened(kind, where) as store:
             assert await ids(store) == set()
@@ -476,7 +476,7 @@ async def test_old_backups_are_removed_with_what_only_they_need(tmp_path: Path) 
 async def test_a_full_disk_leaves_earlier_backups_whole(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says what to do, and the next backup, once there is room, clears up and succeeds."""
+    """The error says what to do; with room again, the next backup cleans up and succeeds."""
     async with opened(kind, tmp_path / "a") as store:
         await begun(store, "s", "old")
         first = (await backup(store, tmp_path / "backups")).backup
@@ -504,7 +504,7 @@ async def test_a_full_disk_leaves_earlier_backups_whole(
 
 
 async def test_a_cancelled_backup_adds_none(tmp_path: Path) -> None:
-    """The store goes on, and so does the next backup."""
+    """The store keeps working, and the next backup succeeds."""
     async with SqliteStore(tmp_path / "a.db") as store:
         for number in range(5):
             await begun(store, f"s{number}", *(os.urandom(20_000).hex() for _ in range(20)))
@@ -517,7 +517,7 @@ async def test_a_cancelled_backup_adds_none(tmp_path: Path) -> None:
 
 
 async def test_progress_is_told(tmp_path: Path) -> None:
-    """In bytes that grow, up to all of them, for a backup, a check and a restore."""
+    """A backup, a check and a restore report growing bytes, up to all of them."""
     told: list[tuple[int, int]] = []
     async with SqliteStore(tmp_path / "a.db") as store:
         await begun(store, "s", *(os.urandom(20_000).hex() for _ in range(60)))
@@ -533,7 +533,7 @@ async def test_progress_is_told(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -> None:
-    """Each with an error of its own kind, and nothing is written."""
+    """Each raises an error of its own kind, and writes nothing."""
     async with MemoryStore() as memory:
         with pytest.raises(ConfigurationError, match="MemoryStore cannot be backed up"):
             await backup(memory, tmp_path / "backups")
@@ -560,7 +560,7 @@ async def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -
 
 
 async def test_two_backups_into_one_directory_take_turns(tmp_path: Path) -> None:
-    """The second is told so at once; it need not wait without knowing for what."""
+    """The second one raises at once, and says why."""
     async with SqliteStore(tmp_path / "a.db") as store, SqliteStore(tmp_path / "b.db") as other:
         for each in (store, other):
             await begun(each, "s", *(os.urandom(20_000).hex() for _ in range(40)))
@@ -586,7 +586,7 @@ async def test_sessions_are_backed_up_by_the_face(tmp_path: Path) -> None:
 
 
 async def test_a_connection_that_redacts_is_backed_up_and_repaired(tmp_path: Path) -> None:
-    """Redactors change what is written, and neither a backup nor a repair writes a text."""
+    """Redactors change what is written, but neither a backup nor a repair writes a text."""
     async with connect(f"sqlite:////{tmp_path}/a.db", model="offline", redact=redactors.DEFAULT) as sessions:
         await (await sessions.open("trip")).send("Where to?")
         await sessions.backup(tmp_path / "backups")
@@ -596,7 +596,7 @@ async def test_a_connection_that_redacts_is_backed_up_and_repaired(tmp_path: Pat
 
 
 async def test_a_sealed_store_is_verified_with_its_keys(tmp_path: Path) -> None:
-    """Without them, each session of a sound backup would be reported as one that cannot be checked."""
+    """Without them, each session of a sound backup would be reported as impossible to check."""
     ring = FileKeyRing(tmp_path / "keys.json", master=bytes(32), create=True)
     async with connect(f"sqlite:////{tmp_path}/a.db", model="offline", keys=ring) as sessions:
         await (await sessions.open("trip")).send("Where to?")
@@ -606,7 +606,7 @@ async def test_a_sealed_store_is_verified_with_its_keys(tmp_path: Path) -> None:
 
 
 def test_ids_of_sessions_are_no_paths() -> None:
-    """A part's name comes from a backup, which another may have written: it leads nowhere else."""
+    """A part's name comes from a backup that another may have written: it cannot lead outside."""
     from perdure.stores.file.copying import _LOG, _PLEDGE
 
     for name in ("../x.jsonl", "/etc/x.jsonl", "a/b.jsonl", "..jsonl", ".x.redaction"):
@@ -618,7 +618,7 @@ def test_ids_of_sessions_are_no_paths() -> None:
 async def test_logs_that_grow_while_they_are_looked_at_are_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that was saved after another is never in a backup without what was saved before it."""
+    """A backup never has a session's save without the saves before it."""
     saved: list[str] = []
     stamp = Folder.stamp
 
@@ -634,7 +634,7 @@ async def test_logs_that_grow_while_they_are_looked_at_are_looked_at_again(
             saved.append(name.removesuffix(".jsonl"))
             pair.remove(saved[0])
             saved.extend(pair)
-            asyncio.run(save(*saved))  # the one that is looked at already comes first
+            asyncio.run(save(*saved))  # the log that is read already comes first
         return found
 
     async with FileStore(tmp_path / "sessions") as store:

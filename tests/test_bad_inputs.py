@@ -1,4 +1,4 @@
-"""Every public constructor and verb checks what it takes at once: a typed error says where, and nothing changes."""
+"""Every public constructor and verb checks its arguments at once: a typed error says where, and nothing changes."""
 
 from __future__ import annotations
 
@@ -500,7 +500,7 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 def test_a_constructor_refuses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is a PerdureError in the constructor itself, and leaves no file behind."""
+    """A wrong argument is a PerdureError in the constructor itself, and leaves no file behind."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PerdureError) as caught:
         CONSTRUCTORS[name]()
@@ -516,14 +516,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.sample(2)
 async def test_a_verb_refuses(url: str) -> None:
-    """What is wrong is a PerdureError, the same kind on every store, and the session is as it was."""
+    """A wrong argument is a PerdureError, the same on every store, and the session is unchanged."""
     async with P.store_of(url) as store:
         accepted = {name: told for name in VERBS if (told := await refused(store, name)) is not None}
     assert accepted == {}
 
 
 async def refused(store: Any, name: str) -> str | None:
-    """What is wrong with how a verb refuses; None if nothing is."""
+    """Return how a verb fails to refuse; None if it refuses properly."""
     async with perdure.connect(store, driver=ScriptedDriver(lambda _: "yes")) as sessions:
         chat = await sessions.open("s")
         if await chat.length() == 0:

@@ -1,4 +1,4 @@
-"""The codec: what goes out comes back, what is not known is kept, and what is wrong is InvalidData with a path."""
+"""The codec: values come back the same, unknown fields are kept, and a wrong value is InvalidData with a path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def through_json(document: dict[str, Any]) -> dict[str, Any]:
 
 
 class Logs:
-    """What a store does for the codec: names for tapes, and spans by name."""
+    """A store's part for the codec: names for tapes, and spans by name."""
 
     def __init__(self) -> None:
         self.tapes: list[Tape] = []
@@ -64,7 +64,7 @@ class Logs:
 
 
 def assert_comes_back(value: Value) -> None:
-    """Through a document and JSON, and through bytes: equal each time, and written the same again."""
+    """Assert that a value comes back equal from a document, JSON and bytes, and is written the same again."""
     document = value.to_dict()
     twin = type(value).from_dict(through_json(document))
     assert twin == value
@@ -87,13 +87,13 @@ def transcripts_in(state: AgentState) -> Iterator[Transcript]:
 
 @given(sessions())
 def test_every_reachable_session_comes_back(session):
-    """Any session comes back from its document and from its bytes as it was, and is written the same again."""
+    """Any session comes back equal from its document and its bytes, and is written the same again."""
     assert_comes_back(session)
 
 
 @given(states())
 def test_every_reachable_state_comes_back_and_holds_each_message_once(state):
-    """Any state, and each part of its run, comes back; in a document each message it names stands exactly once."""
+    """Any state, and each part of its run, comes back; a document has each message exactly once."""
     assert_comes_back(state)
     if state.execution is not None:
         assert_comes_back(state.execution)
@@ -118,7 +118,7 @@ def test_tool_runs_budgets_and_continuations_come_back(tool_execution, budget, s
 
 @given(messages())
 def test_every_message_comes_back_from_its_bytes(message):
-    """A message comes back from its bytes as it was, and its bytes are the same each time."""
+    """A message comes back equal from its bytes, which are the same each time."""
     raw = codec.encode_message(message)
     assert codec.decode_message(raw) == codec.decode(Message, raw) == message
     assert codec.encode_message(codec.decode_message(raw)) == raw
@@ -146,7 +146,7 @@ def _offset(minutes: int) -> str:
 
 
 def rich_session() -> AgentSession:
-    """A session with something in every place: all kinds of parts, runs, blocks in blocks, unread spans."""
+    """A session with a value in every place: all kinds of parts, runs, blocks in blocks, unread spans."""
     call = ToolCall("look", {"at": {"sky": [1, None]}}, id="c1", provider="acme", opaque={"sig": "x"})
     error = ErrorRecord("ValueError", "no", "trace")
     run = ToolExecution(call, START, START, {"colour": "blue"}, error, Usage(1, 2, 3, 4, 5, 0.5))
@@ -189,7 +189,7 @@ RICH = json.dumps(rich_session().to_dict())
 
 
 def test_the_rich_session_comes_back():
-    """The session that the tests below take apart comes back as it was."""
+    """The session that the tests below take apart comes back equal."""
     session = rich_session()
     assert AgentSession.from_dict(through_json(session.to_dict())) == session
     assert AgentSession.from_dict(json.loads(RICH)).to_dict() == json.loads(RICH)
@@ -199,7 +199,7 @@ FREE = {"metadata", "arguments", "response_format", "settings", "opaque", "conte
 
 
 def objects_in(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to every object of a document that is a value, not a caller's own data."""
+    """Return the paths to every object of a document that is a value, not a caller's own data."""
     if isinstance(node, dict):
         if path != ("logs",) and path[-2:-1] != ("logs",):
             yield path
@@ -212,7 +212,7 @@ def objects_in(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 def places_in(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to everything in a document."""
+    """Return the paths to everything in a document."""
     yield path
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, item in items:
@@ -231,7 +231,7 @@ PLACES = [path for path in places_in(json.loads(RICH)) if path]
 
 @pytest.mark.parametrize("path", OBJECTS, ids=lambda path: ".".join(map(str, path)) or "top")
 def test_an_unknown_field_survives_anywhere(path):
-    """A field that a newer release has added to any value is there again after being read and written."""
+    """A field that a newer release has added to any value is still there after a read and a write."""
     document = json.loads(RICH)
     at(document, path).update(x_new={"deep": [1, None]}, covers_all=False)
     assert AgentSession.from_dict(document).to_dict() == document
@@ -248,7 +248,7 @@ def test_unknown_fields_survive_everywhere_at_once():
 
 
 def test_unknown_fields_survive_changes():
-    """What is not known stays when something else on the value changes."""
+    """An unknown field stays when another field of the value changes."""
     document = json.loads(RICH)
     for path in OBJECTS:
         at(document, path)["x_new"] = 1
@@ -274,7 +274,7 @@ def test_unknown_fields_survive_changes():
     ],
 )
 def test_unknown_parts_and_odd_names_survive(part):
-    """A part of an unknown kind, and fields named like the codec's own marks, are written as they were read."""
+    """A part of an unknown kind, and fields named like the codec's own marks, are written unchanged."""
     plain = {"role": "user", "parts": [{"type": "text", "text": "hi"}, part], "id": "m1", "x_new": part}
     document = {"format": 1, **plain}
     assert Message.from_dict(document).to_dict() == document
@@ -286,7 +286,7 @@ def test_unknown_parts_and_odd_names_survive(part):
 
 @given(st.dictionaries(st.text(max_size=5).map("x_{}".format), json_values, max_size=3), json_values)
 def test_unknown_fields_and_parts_survive_in_bytes(fields, body):
-    """The bytes of a newer release's message are the same again once they have been through this one."""
+    """The bytes of a newer release's message are the same after a read and a write."""
     part = {"type": "hologram", "body": body}
     plain = {**fields, "role": "user", "parts": [{"type": "text", "text": "hi", **fields}, part], "id": "m1"}
     raw = codec.encode_message(codec.decode_message(json.dumps(plain).encode()))
@@ -305,7 +305,7 @@ class Envelope(Value, frozen=True):
 @pytest.mark.parametrize("name", ["plain", "~/notes", "~part", '"~":'])
 @pytest.mark.parametrize("unknown", [{}, {"x_new": 1}])
 def test_values_that_carry_encoded_bytes_come_back(name, unknown):
-    """Raw fields come back whatever else is in the value: texts like the codec's marks, and unknown fields."""
+    """Raw fields come back beside any other values: texts like the codec's marks, and unknown fields."""
     raw = msgspec.Raw(b'{"task":"~/src","n":[1.5,null]}')
     value = Envelope(raw, {"a": raw}, name, unknown=unknown)
     read = codec.decode(Envelope, codec.encode(value))
@@ -315,7 +315,7 @@ def test_values_that_carry_encoded_bytes_come_back(name, unknown):
 
 @pytest.mark.parametrize("text", ["~", "~/src", '"~":', "~part", '{"~":{}}', '\\"~":'])
 def test_texts_that_look_like_marks_are_texts(text):
-    """A text is a text, whatever it looks like, as content, as a key and as a value."""
+    """A text that looks like a mark is a text as content, as a key and as a value."""
     message = Message.user(text, metadata={text: text, "in": [{text: text}]})
     assert codec.decode_message(codec.encode_message(message)) == message
     assert Message.from_dict(message.to_dict()) == message
@@ -356,7 +356,7 @@ def test_a_document_shares_nothing_with_its_value():
 
 
 def test_only_what_is_named_is_written():
-    """A document holds the stretches of a tape that its spans name, at their positions, and not the rest."""
+    """A document holds only the stretches of a tape that its spans name, at their positions."""
     whole = Transcript.of([Message.user(str(number)) for number in range(100)])
     document = AgentState().with_transcript(whole[10:12]).to_dict()
     (log,) = document["logs"].values()
@@ -369,7 +369,7 @@ def test_only_what_is_named_is_written():
 
 
 def test_stored_and_unread_logs_keep_their_refs():
-    """A log that a store holds keeps its name in the store; what was not read stays unread."""
+    """A log in a store keeps its name there; unread messages stay unread."""
     read = Span(Tape([Message.user("a")], LogRef("store", 5), 40), 40, 41)
     unread = Span(Tape(None, LogRef("store", "branch")), 2, 9)
     state = AgentState().with_transcript(Transcript([unread, read]))
@@ -390,7 +390,7 @@ def test_compactions_may_nest_without_end():
 @pytest.mark.parametrize("kind", [AgentSession, AgentState, ExecutionState, AgentStep, Message, ExecutionBudget])
 @pytest.mark.parametrize("number", [None, 0, 2, -1, "1", 1.0, True, [], 2**64 - 1])
 def test_only_known_formats_are_read(kind, number):
-    """A document of another format, or of none, is refused with what is readable."""
+    """A document of another format, or without one, is refused with the formats that can be read."""
     with pytest.raises(InvalidData) as caught:
         kind.from_dict({"format": number} if number is not None else {})
     assert caught.value.path == "$.format"
@@ -480,7 +480,7 @@ shallow_names = st.sampled_from([name for name in HOSTILE if not name.startswith
 
 
 def tried(call: Callable[[], Any]) -> tuple[Any, InvalidData | None]:
-    """What a call gives, and what it is refused with; any other error is a failure of the test."""
+    """Return a call's value and None, or None and its InvalidData; any other error fails the test."""
     try:
         return call(), None
     except InvalidData as error:
@@ -502,7 +502,7 @@ def assert_refused_or_whole(read: Callable[[], Value]) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", [AgentSession, AgentState, ExecutionState, AgentStep, ToolExecution, Message])
 def test_a_hostile_document_is_refused(kind, name):
-    """Anything at all in place of a document is InvalidData."""
+    """Any value in place of a document is InvalidData."""
     with pytest.raises(InvalidData) as caught:
         kind.from_dict(HOSTILE[name])
     assert caught.value.path.startswith("$")
@@ -513,7 +513,7 @@ def test_a_hostile_document_is_refused(kind, name):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_values_are_refused_anywhere(name):
-    """Anything at all, put into any one place of a good document, is InvalidData there or does no harm."""
+    """Any value in any one place of a good document is InvalidData there, or harmless."""
     stride = 1 if os.environ.get("PERDURE_TORTURE") else 16
     for path in PLACES[[*HOSTILE].index(name) % stride :: stride]:
         document = json.loads(RICH)
@@ -543,7 +543,7 @@ def test_documents_with_several_faults_are_refused(data):
 
 @given(st.binary() | st.text().map(str.encode) | st.text(st.sampled_from('[]{}",:0e-\\u~d8null ')).map(str.encode))
 def test_any_bytes_are_plain_data_or_refused(raw):
-    """Bytes that are not JSON are InvalidData, whatever is decoded from them."""
+    """Bytes that are not JSON are InvalidData for every type."""
     for read in (codec.decode_plain, codec.decode_message, lambda raw: codec.decode(AgentState, raw)):
         _, error = tried(lambda read=read: read(raw))
         assert error is None or error.path.startswith("$")
@@ -551,7 +551,7 @@ def test_any_bytes_are_plain_data_or_refused(raw):
 
 @given(st.text(st.characters()))
 def test_any_text_is_plain_data_or_refused(text):
-    """Text that is not JSON, or not even text that UTF-8 can carry, is InvalidData."""
+    """Text that is not JSON, or that UTF-8 cannot encode, is InvalidData."""
     _, error = tried(lambda: codec.decode_plain(text))
     assert error is None or error.path == "$"
 
@@ -563,7 +563,7 @@ MESSAGE = Message.assistant(
 
 @given(st.data())
 def test_damaged_bytes_are_refused_or_whole(data):
-    """Good bytes with some cut out, put in or turned over are InvalidData or a message that can be written again."""
+    """Good bytes with some cut out, put in or changed are InvalidData or a message that can be written again."""
     raw = bytearray(codec.encode_message(MESSAGE))
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(raw)))
@@ -598,7 +598,7 @@ def test_damaged_bytes_are_refused_or_whole(data):
 )
 @pytest.mark.parametrize("place", ["{}", '{{"context":{{"metadata":{{"a":{}}}}}}}', '{{"x_new":{},"role":"user"}}'])
 def test_hostile_json_is_refused(place, value):
-    """Nesting, numbers and characters that cannot be kept are InvalidData wherever they stand in the bytes."""
+    """Nesting, numbers and characters that cannot be kept are InvalidData anywhere in the bytes."""
     raw = place.format(value).encode()
     for kind in (AgentState, Message, AgentSession):
         with pytest.raises(InvalidData) as caught:
@@ -608,7 +608,7 @@ def test_hostile_json_is_refused(place, value):
 
 @pytest.mark.parametrize("raw", [None, 5, "text\ud800", [], object()])
 def test_only_bytes_are_decoded(raw):
-    """What is not even bytes is InvalidData too."""
+    """Any other type than bytes is InvalidData too."""
     for read in (codec.decode_plain, codec.decode_message, lambda raw: codec.decode(AgentState, raw)):
         with pytest.raises(InvalidData):
             read(raw)
@@ -616,7 +616,7 @@ def test_only_bytes_are_decoded(raw):
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_callers_data_is_checked_where_it_is_written(name):
-    """Data that would not come back as it went in is InvalidData with its path when it is written, never changed."""
+    """Data that would not come back the same is InvalidData with its path when it is written, never changed."""
     given = HOSTILE[name]
     message = Message.user("x", metadata={"given": given})
     state = AgentState().with_metadata("given", given)
@@ -652,7 +652,7 @@ NAN = float("nan")
     ],
 )
 def test_a_message_that_could_not_be_read_again_is_not_written(message, path):
-    """A message whose parts are of wrong types, or hold what JSON does not, is InvalidData with the path."""
+    """A message whose parts are of wrong types, or hold other values than JSON, is InvalidData with the path."""
     for write in (codec.encode_message, Message.to_dict):
         with pytest.raises(InvalidData) as caught:
             write(message)
@@ -661,7 +661,7 @@ def test_a_message_that_could_not_be_read_again_is_not_written(message, path):
 
 @pytest.mark.parametrize("given", [2**64, -(2**63) - 1, [2**70], deep(lambda node: [node], 101)])
 def test_what_comes_back_equal_can_still_be_out_of_bounds(given):
-    """JSON can carry integers of any size and any depth, so that comparing what comes back does not find these."""
+    """JSON can have integers of any size and any depth, so comparing the values that come back does not find these."""
     for message in (Message.tool("c", given), Message.user("x", metadata={"a": given})):
         with pytest.raises(InvalidData):
             codec.encode_message(message)
@@ -669,8 +669,8 @@ def test_what_comes_back_equal_can_still_be_out_of_bounds(given):
 
 @given(messages(), st.integers(0, 150))
 def test_the_quick_look_and_the_close_one_agree(message, brackets):
-    """A message has the same bytes and comes back the same, whichever way it is checked."""
-    told = message.with_metadata(code="[" * brackets)  # too many for the quick look beyond 100
+    """A message has the same bytes and comes back the same from the quick check and the full one."""
+    told = message.with_metadata(code="[" * brackets)  # too many for the quick check beyond 100
     for each in (message, told):
         raw, settled = codec.encode_settled(each)
         assert raw == codec.encode(each, lambda span: 0)
@@ -704,7 +704,7 @@ def with_result(result: Any) -> AgentState:
     ],
 )
 def test_a_value_that_could_not_be_read_again_is_not_written(value, path):
-    """A value with a field of a wrong type, or with data that JSON does not carry, is InvalidData with the path."""
+    """A value with a field of a wrong type, or with data that JSON cannot hold, is InvalidData with the path."""
     for write in (Value.to_dict, lambda value: codec.encode(value, lambda span: 0)):
         with pytest.raises(InvalidData) as caught:
             write(value)
@@ -712,7 +712,7 @@ def test_a_value_that_could_not_be_read_again_is_not_written(value, path):
 
 
 def test_a_mapping_is_checked_too():
-    """A mapping that is encoded by itself is held to the same rule."""
+    """A mapping that is encoded by itself follows the same rule."""
     assert codec.encode({"a": [1, None]}) == b'{"a":[1,null]}'
     for wrong in ({"a": NAN}, {"a": {1}}, {"a": START}, {5: 1}):
         with pytest.raises(InvalidData):
@@ -720,7 +720,7 @@ def test_a_mapping_is_checked_too():
 
 
 def test_what_is_too_large_is_not_written(monkeypatch):
-    """Bytes over the cap are InvalidData that says both numbers."""
+    """Bytes over the cap are InvalidData with both numbers."""
     for module in (codec.messages, codec.values):
         monkeypatch.setattr(module, "MAX_BYTES", 1000)
     codec.encode_message(Message.user("x" * 800))
@@ -735,7 +735,7 @@ def test_only_messages_are_encoded_as_messages():
 
 
 def test_a_transcript_cannot_be_encoded_without_names_for_its_logs():
-    """Bytes refer to logs, so somebody has to name them."""
+    """Bytes refer to logs, so these need names."""
     state = AgentState().with_messages(Message.user("hi"))
     with pytest.raises(InvalidData, match="named"):
         codec.encode(state)
@@ -762,21 +762,21 @@ def test_a_transcript_cannot_be_encoded_without_names_for_its_logs():
     ],
 )
 def test_logs_hold_what_is_named(logs, path):
-    """A log of a wrong form, or one that lacks what a span names, is InvalidData at its place."""
+    """A log of a wrong form, or one without a named span, is InvalidData at its place."""
     with pytest.raises(InvalidData) as caught:
         AgentState.from_dict({"format": 1, "context": {"transcript": [["0", 0, 1]]}, "logs": logs})
     assert caught.value.path == path
 
 
 def test_unread_spans_are_no_longer_than_a_length_can_be():
-    """Spans of messages that nobody holds cannot add up to a view whose length Python could not give."""
+    """Unread spans cannot add up to a view that is too long for Python's len()."""
     document = {"format": 1, "context": {"transcript": HOSTILE["endless unread spans"]}}
     with pytest.raises(InvalidData):
         AgentState.from_dict({**document, "logs": {"0": {"base": 0, "ref": ["store", 1]}}})
 
 
 def test_a_path_is_not_as_long_as_the_data():
-    """The path of something deep is cut short, so that an error can be printed."""
+    """The path of a deep value is cut short, so that an error can be printed."""
     with pytest.raises(InvalidData) as caught:
         codec.check_json(deep(lambda node: {"a" * 1000: node}, 200))
     assert len(str(caught.value)) < 1000
@@ -784,13 +784,13 @@ def test_a_path_is_not_as_long_as_the_data():
 
 @given(json_values)
 def test_json_is_json(value):
-    """Whatever JSON can say passes the check, and comes back."""
+    """Any JSON passes the check, and comes back."""
     codec.check_json(value)
     assert codec.decode_plain(codec.encode({"value": value})) == {"value": value}
 
 
 def test_deep_data_comes_back_wherever_it_stands():
-    """Data of the depth that is allowed can be read again, however deep in a document it stands."""
+    """Data of the allowed depth can be read again, at any depth of a document."""
     data = deep(lambda node: [node], codec.MAX_DEPTH)
     state = with_result(data).with_messages(Message.tool("c", data, metadata={"a": data[0]}))
     assert_comes_back(state.with_metadata("a", data[0]))
@@ -800,7 +800,7 @@ def test_deep_data_comes_back_wherever_it_stands():
 
 
 def test_native_types_pass_the_check_for_typed_fields():
-    """check_json lets datetimes and bytes pass, which a loader of TOML or YAML has for fields of those types."""
+    """check_json accepts datetimes and bytes, which a loader of TOML or YAML returns for fields of those types."""
     codec.check_json({"deadline": START, "data": b"x"})
     budget = codec.convert(ExecutionBudget, {"deadline": START + timedelta(days=1)})
     assert budget.deadline == START + timedelta(days=1)

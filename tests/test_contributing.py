@@ -18,14 +18,14 @@ NOT_SHOWN = {"events", "parallel", "copying", "fsck", "backups", "__init__", "__
 
 
 def named_files() -> list[str]:
-    """Return what stands in backticks and looks like a file, without the files that a reader is to make."""
+    """Return the names in backticks that look like files, without those that a reader is to make."""
     found = set(re.findall(r"`(?:python )?([\w./*-]+(?:\.py|\.md|\.toml|\.txt|/))`", TEXT))
     return sorted(found - {"bench_TOPIC.py", "benchmarks/bench_TOPIC.py", "migrations/", "postgres/"})
 
 
 @pytest.mark.parametrize("name", named_files())
 def test_a_file_that_is_named_exists(name: str) -> None:
-    """A recipe that says "copy this file" can be followed. Names are taken from the root, or from the usual folders."""
+    """A recipe that says "copy this file" can be followed. Names are relative to the root, or to the usual folders."""
     places = [*FOLDERS, "tests/pairs"]
     assert any((ROOT / folder / name).exists() for folder in places), f"CONTRIBUTING.md names {name}"
 
@@ -39,7 +39,7 @@ def test_every_link_leads_to_a_file(text: str) -> None:
 
 @pytest.mark.parametrize("text", [TEXT, README], ids=["CONTRIBUTING", "README"])
 def test_every_make_target_exists(text: str) -> None:
-    """What a reader is told to type is in the Makefile."""
+    """Every command that a reader is told to type is in the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
@@ -53,7 +53,7 @@ def test_every_command_is_described() -> None:
 
 
 def test_the_layers_are_drawn_as_they_are_held() -> None:
-    """Each line of the picture has the units of its level, and the test of the layers holds the code to them."""
+    """Each line of the picture has the units of its level, and the test of the layers checks the code against them."""
     drawn = {
         int(level): set(re.findall(r"\w+", units)) for level, units in re.findall(r"^(\d)  (.+?)(?:   |$)", TEXT, re.M)
     }

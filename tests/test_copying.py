@@ -1,4 +1,4 @@
-"""Everything of one store in another: the same sessions, whichever stores they are."""
+"""A copy of a whole store: the same sessions, between any two stores."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from perdure.testing.samples import new_session, texts
 
 PAIRS = [(source, target) for source in KINDS for target in KINDS]
 if not os.environ.get("PERDURE_TORTURE"):
-    PAIRS = PAIRS[::3]  # among which every kind is copied from, and to
+    PAIRS = PAIRS[::3]  # they copy from and to every kind
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 async def test_a_copy_tells_what_its_original_tells(tmp_path: Path, one: str, other: str) -> None:
-    """Versions, views, records, events, keys, inbox, tags and links are the same; a second copy has nothing to do."""
+    """Versions, views, records, events, keys, inbox, tags and links are the same; a second copy skips all."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened(one, tmp_path / "one") as source, opened(other, tmp_path / "other") as target:
@@ -61,7 +61,7 @@ async def test_a_copy_tells_what_its_original_tells(tmp_path: Path, one: str, ot
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("one", "other"), [("sqlite", "file"), ("file", "sqlite")])
 async def test_a_killed_copy_is_finished_by_the_next(tmp_path: Path, one: str, other: str) -> None:
-    """However often it is killed, what is in the target then is what is in the source, and sound."""
+    """However often it was killed, the target then equals the source, and is sound."""
     clock, chance = FrozenClock(tick=0.001), random.Random(one)
     places = [f"{kind}:{tmp_path / name / PATHS[kind]}" for kind, name in ((one, "one"), (other, "other"))]
     with use(clock=clock):
@@ -82,7 +82,7 @@ PATHS = {"sqlite": "sessions.db", "file": "sessions"}
 
 
 def copy_and_kill(places: list[str], sessions: int, delay: float) -> None:
-    """Copy in a process of its own, which is killed a moment after so many sessions."""
+    """Copy in a process of its own, and kill it a moment after that number of sessions."""
     command = [sys.executable, copying_process.__file__, *places]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -93,7 +93,7 @@ def copy_and_kill(places: list[str], sessions: int, delay: float) -> None:
 
 
 async def test_a_session_that_changes_meanwhile_is_told() -> None:
-    """It is not verified, and the next copy says what stands in its way."""
+    """It is not verified, and the next copy names the conflict."""
     async with MemoryStore() as source, MemoryStore() as target:
         session = await source.create(new_session("one", id="it"))
         changes = iter([source.save(session)])
@@ -122,7 +122,7 @@ async def test_a_damaged_source_is_not_copied_in_silence(tmp_path: Path) -> None
 
 
 async def test_a_parallel_evaluation_goes_on_in_the_copy(tmp_path: Path) -> None:
-    """Its branches have logs of their own, which go along, and so does how far each had come."""
+    """Its branches' logs are copied, and so is the progress of each."""
     for call in range(2, 12):
         clock = FrozenClock(tick=0.001)
         with use(clock=clock):

@@ -1,4 +1,4 @@
-"""Agent definitions load from Markdown, YAML, TOML and JSON alike, and a wrong file says where it is wrong."""
+"""Agent definitions load from Markdown, YAML, TOML and JSON, and the error for a wrong file names the place."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def refusal(path: Path, kind: type[PerdureError] = InvalidData) -> str:
 def test_every_format_gives_the_same_definition(tmp_path: Path, name: str, newline: str, mark: str) -> None:
     """One agent is the same agent in each format, with either line ending, with or without a byte order mark."""
     expected = SUPPORT
-    if name.endswith("toml"):  # which has no null
+    if name.endswith("toml"):  # TOML has no null
         expected = msgspec.structs.replace(
             SUPPORT, metadata={"team": "ops", "on call": {"since": "2030-01-01", "days": [1, True]}}
         )
@@ -133,7 +133,7 @@ def test_every_format_gives_the_same_definition(tmp_path: Path, name: str, newli
     ],
 )
 def test_the_file_names_an_agent_that_has_no_name(tmp_path: Path, name: str, content: str) -> None:
-    """Without a name the agent is called as the file, and every other field has its default."""
+    """Without a name the agent has the file's name, and every other field has its default."""
     assert load_definition(str(write(tmp_path, name, content))) == AgentDefinition(
         name="ops", system_prompt="Be brief."
     )
@@ -152,7 +152,7 @@ def test_a_model_may_be_just_its_name(tmp_path: Path, name: str, content: str) -
     "written", ["no", "off", "Yes", "2030-01-31", "1:30", "0x1F", "007", "1_000", ".5", ".inf", "<<"]
 )
 def test_yaml_that_other_readers_guess_at_is_text(tmp_path: Path, written: str) -> None:
-    """Only null, true, false and numbers as JSON writes them are more than text in YAML."""
+    """Only null, true, false and numbers in JSON's form are more than text in YAML."""
     assert load_definition(write(tmp_path, "a.yaml", f"label: {written}")).label == written
 
 
@@ -169,7 +169,7 @@ def test_yaml_that_other_readers_guess_at_is_text(tmp_path: Path, written: str) 
     ],
 )
 def test_an_output_is_a_json_schema(tmp_path: Path, name: str, content: str) -> None:
-    """In every format; what looks like a secret elsewhere is the name of a field to fill in there."""
+    """It is one in every format; a field there may have a name that elsewhere would look like a secret."""
     schema = {"type": "object", "properties": {"token": {"type": "string"}}}
     agent = AgentDefinition("a", system_prompt="Be brief.", output=schema)
     assert load_definition(write(tmp_path, name, content)) == agent
@@ -193,7 +193,7 @@ def test_an_output_that_is_no_schema_is_refused(tmp_path: Path, content: str, pr
 
 
 def test_every_field_of_the_model_can_be_written_in_a_file(tmp_path: Path) -> None:
-    """A field that is added to a definition, its model or its budget is one of its files as well."""
+    """A new field of a definition, its model or its budget can be in its files as well."""
     for kind, form in (
         (AgentDefinition, "{%s}"),
         (ModelConfig, '{"model": {%s}}'),
@@ -263,9 +263,9 @@ def test_every_field_of_the_model_can_be_written_in_a_file(tmp_path: Path) -> No
 def test_a_wrong_field_is_named_with_file_and_line(
     tmp_path: Path, name: str, content: str, where: str, problem: str
 ) -> None:
-    """A wrong type, an unknown field or a value out of range says where it stands and what is allowed.
+    """The error for a wrong type, an unknown field or a value out of range has the place and the allowed values.
 
-    The line is told in YAML; the parsers of TOML and JSON tell none, so there the field has to do.
+    YAML has the line; the parsers of TOML and JSON give none, so there the error names only the field.
     """
     message = refusal(write(tmp_path, name, content))
     assert message.endswith(f"(at {tmp_path / name}{where})")
@@ -283,7 +283,7 @@ def test_a_wrong_field_is_named_with_file_and_line(
     ],
 )
 def test_a_key_given_twice_is_refused(tmp_path: Path, name: str, content: str, where: str) -> None:
-    """Neither of two values wins in silence."""
+    """Neither of two values is dropped silently."""
     message = refusal(write(tmp_path, name, content))
     assert message.endswith(f"(at {tmp_path / name}{where})")
     first = ", first on line 1; keep" if where.startswith(":2:") else ", first on line 2; keep"
@@ -300,7 +300,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path, name: str, content: str, w
     ],
 )
 def test_a_key_given_twice_is_bad_toml(tmp_path: Path, content: str, line: int) -> None:
-    """TOML refuses the second of two values by itself, and says on which line it is."""
+    """TOML itself refuses the second of two values, and names the line."""
     message = refusal(write(tmp_path, "a.toml", content))
     assert message.startswith("bad TOML: ")
     assert message.endswith(f"(at {tmp_path / 'a.toml'}:{line})")
@@ -350,7 +350,7 @@ def test_a_key_given_twice_is_bad_toml(tmp_path: Path, content: str, line: int) 
 def test_a_file_that_cannot_be_read_names_the_line(
     tmp_path: Path, name: str, content: str | bytes, line: int, problem: str
 ) -> None:
-    """Bad syntax, and what perdure refuses to read, is reported with the line it stands on."""
+    """Bad syntax, and a value that perdure refuses, is reported with its line."""
     message = refusal(write(tmp_path, name, content))
     assert f"(at {tmp_path / name}:{line}" in message
     assert problem in message
@@ -390,7 +390,7 @@ def test_what_json_cannot_carry_is_refused(tmp_path: Path, name: str, content: s
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(tmp_path: Path, name: str, content: str, where: str) -> None:
-    """A key that looks like a secret's is refused wherever it stands, and its value is not in the message."""
+    """A key that looks like a secret's is refused in any place, and its value is not in the message."""
     message = refusal(write(tmp_path, name, content), ConfigurationError)
     assert message.startswith(f"{tmp_path / name}{where}")
     assert "api_key_env" in message
@@ -398,7 +398,7 @@ def test_a_secret_is_refused_and_not_repeated(tmp_path: Path, name: str, content
 
 
 def test_the_environment_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like a variable is text."""
+    """A text that looks like a variable stays a text."""
     monkeypatch.setenv("SECRET_PLAN", "leaked")
     assert load_definition(write(tmp_path, "a.yaml", "label: ${SECRET_PLAN} $SECRET_PLAN")).label == (
         "${SECRET_PLAN} $SECRET_PLAN"
@@ -407,7 +407,7 @@ def test_the_environment_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["a.txt", "a", ".yaml"])
 def test_an_unknown_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    """The format is told by the suffix, and the message lists the known ones."""
+    """The suffix sets the format, and the message lists the known ones."""
     message = refusal(write(tmp_path, name, "label: x"), ConfigurationError)
     assert str(tmp_path / name) in message
     assert ".md, .markdown, .yaml, .yml, .toml, .json" in message
@@ -415,14 +415,14 @@ def test_an_unknown_suffix_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["missing.md", "nul\0.md", "x" * 300 + ".md", "folder.md", "pipe.md"])
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
-    """A path without a plain file behind it is named in the error, and nothing waits for a pipe's writer."""
+    """The error names a path without a plain file, and opening a pipe does not wait for its writer."""
     (tmp_path / "folder.md").mkdir()
     os.mkfifo(tmp_path / "pipe.md")
     assert name in refusal(tmp_path / name, ConfigurationError)
 
 
 def test_a_file_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    """An agent cannot be called as a file whose name is not UTF-8, and the message can be printed."""
+    """A file name that is not UTF-8 cannot be an agent's name, and the message can be printed."""
     try:
         path = write(tmp_path, os.fsdecode(b"caf\xe9.yaml"), "label: x")
     except OSError:
@@ -454,7 +454,7 @@ def test_two_agents_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_bad_file_is_named(tmp_path: Path) -> None:
-    """A directory with a wrong or unreadable file does not load without it in silence."""
+    """A directory with a wrong or unreadable file raises, instead of loading without it."""
     (tmp_path / "gone.md").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match=r"gone\.md"):
         load_definitions(tmp_path)
@@ -462,7 +462,7 @@ def test_one_bad_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing", "file.md"])
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
-    """Agents are not silently none when the directory is wrong."""
+    """A wrong directory raises, instead of giving no agents."""
     write(tmp_path, "file.md", "---\n---\n")
     with pytest.raises(ConfigurationError, match=name):
         load_definitions(tmp_path / name)
@@ -522,7 +522,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_definition_dumped_as_json_loads_back(
     scratch: Path, definition: AgentDefinition, indent: Any, ascii_only: bool
 ) -> None:
-    """Any definition survives being written as JSON, laid out in any way."""
+    """Any definition survives being written as JSON, in any layout."""
     plain = msgspec.to_builtins(definition)
     dumped = json.dumps(plain, indent=indent, ensure_ascii=ascii_only)
     assert load_definition(write(scratch, "dumped.json", dumped)) == definition
@@ -554,7 +554,7 @@ def assert_loads_or_is_refused(path: Path) -> None:
 @example(suffix=".toml", content=b'"""\\' * 30_000)
 @example(suffix=".yaml", content=b"#\n" * 30_000)
 def test_a_hostile_file_raises_nothing_but_perdures_errors(scratch: Path, suffix: str, content: bytes) -> None:
-    """Whatever a file holds, it gives a definition or a typed error that names it."""
+    """Any file gives a definition or a typed error that names the file."""
     path = write(scratch, f"hostile{suffix}", content)
     assert_loads_or_is_refused(path)
 
@@ -563,7 +563,7 @@ def test_a_hostile_file_raises_nothing_but_perdures_errors(scratch: Path, suffix
 def test_a_damaged_file_raises_nothing_but_perdures_errors(
     scratch: Path, content: str, place: int, suffix: str
 ) -> None:
-    """A good file with something written into it gives a definition or a typed error that names it."""
+    """A good file with a random change gives a definition or a typed error that names the file."""
     good = FILES[suffix]
     at = place % len(good)
     path = write(scratch, f"damaged-{suffix}", good[:at] + content + good[at:])

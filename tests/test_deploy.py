@@ -1,4 +1,4 @@
-"""The files in deploy/, and their page: linters take them, figures fit each other, and perdure takes the commands."""
+"""The files in deploy/ and their page: linters accept them, numbers fit each other, perdure accepts the commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def deployment() -> dict[str, Any]:
 
 
 def parsed(command: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line as perdure reads them. It refuses what it does not know."""
+    """Return the options of a command line as perdure reads them. It refuses unknown ones."""
     name, *rest = command
     found = cli.get_command(Context(cli), name)
     assert found is not None, f"perdure has no command {name!r}"
@@ -62,18 +62,18 @@ def commands() -> dict[str, list[str]]:
 
 
 def test_the_container_file_is_linted() -> None:
-    """By hadolint, with all of its rules."""
+    """hadolint checks it with all of its rules."""
     assert linted(TOOLS / "hadolint", CONTAINER) == ""
 
 
 def test_the_manifest_is_linted() -> None:
-    """Every field is one that Kubernetes knows."""
+    """Kubernetes knows every field."""
     linted(TOOLS / "kubernetes-validate", "--strict", "--quiet", MANIFEST)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed on this machine")
 def test_the_unit_is_verified(tmp_path: Path) -> None:
-    """By systemd itself, as an instance, with a program that exists."""
+    """systemd itself verifies it, as an instance, with a program that exists."""
     program = shlex.split(in_unit("ExecStart"))[0]
     unit = tmp_path / "perdure-worker@1.service"
     unit.write_text(UNIT.read_text().replace(program, "/bin/true"))
@@ -82,7 +82,7 @@ def test_the_unit_is_verified(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["unit", "container", "kubernetes"])
 def test_perdure_takes_the_command(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every option, and with a time to drain that is set."""
+    """perdure accepts every option, and a time to drain is set."""
     command = commands()[where]
     at = command.index("--tools") + 1
     tools = tmp_path / "tools.py"
@@ -94,7 +94,7 @@ def test_perdure_takes_the_command(where: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_whoever_stops_a_worker_waits_for_longer_than_it_drains() -> None:
-    """Or it would be killed before it has handed over what it runs."""
+    """Otherwise the worker would be killed before it has handed over its runs."""
     waits = {"unit": float(in_unit("TimeoutStopSec")), "kubernetes": deployment()["terminationGracePeriodSeconds"]}
     (told,) = re.findall(r"--stop-timeout (\d+)", CONTAINER.read_text())
     waits["container"] = float(told)
@@ -104,7 +104,7 @@ def test_whoever_stops_a_worker_waits_for_longer_than_it_drains() -> None:
 
 
 def test_the_manifest_bounds_its_pods() -> None:
-    """Resources, probes, and nothing that a worker has no need of."""
+    """They have resources, probes, and no more rights than a worker needs."""
     pod = deployment()
     (container,) = pod["containers"]
     assert container["resources"].keys() == {"requests", "limits"}
@@ -121,7 +121,7 @@ def parsed_probe(probe: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", [UNIT, CONTAINER, MANIFEST], ids=lambda path: path.name)
 def test_there_is_no_secret_in_a_file(path: Path) -> None:
-    """They come from the environment."""
+    """Secrets come from the environment."""
     for secret in ("OPENAI_API_KEY=sk-1", "PERDURE_STORE: postgresql://db/a", "x postgresql://app:pass@db/a"):
         assert SECRETS.search(secret)
     assert [line for line in path.read_text().splitlines() if SECRETS.search(line)] == []

@@ -1,7 +1,7 @@
 """Every example in README.md and docs/ runs: a page's blocks in order, in one namespace, in an empty directory.
 
 A `python` block is run, one with `title="name.py"` is written to that file, and the commands of a `console` block are
-typed into a shell. What they print is compared with the page, where `…` stands for anything.
+typed into a shell. Their output is compared with the page, where `…` stands for any text.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def run(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.
 
 
 def type_in(block: Block, where: str) -> None:
-    """Type the commands of a block into a shell, and compare what they print."""
+    """Type the commands of a block into a shell, and compare their output."""
     command, expected = "", ""
     for line in [*block.body.splitlines(), "$ "]:
         if line.startswith("$ "):
@@ -114,17 +114,17 @@ def type_in(block: Block, where: str) -> None:
 
 
 def printed_by(command: str) -> str:
-    """Run a command. What it exports is there for the page's next commands, as in a reader's shell."""
+    """Run a command. Its exports are there for the page's next commands, as in a reader's shell."""
     exported = Path(f"{Path.cwd()}.exported")
     exported.touch()
     beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"PATH": beside, "COLUMNS": "100", "NO_COLOR": "1", "PERDURE_STORE": "sqlite:///sessions.db"}
-    # A reader's pytest has few plugins. Those of all the packages that are installed here take seconds to load.
+    # A reader's pytest has few plugins. Loading those of all packages installed here takes seconds.
     plain["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     readers = {name: value for name, value in os.environ.items() if name != "CI"}  # under CI pytest cuts no lines
     done = subprocess.run(
         f"source {exported}\n{command}\nexport -p > {exported}",
-        shell=True,  # the commands are our own pages
+        shell=True,  # the commands are from perdure's own pages
         executable="/bin/bash",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -137,7 +137,7 @@ def printed_by(command: str) -> str:
 
 
 def is_as_shown(printed: str, expected: str) -> bool:
-    """Tell whether a page shows what was printed. It may leave out the ends of lines, and lines, by an ellipsis."""
+    """Tell whether a page shows the output. An ellipsis may replace the ends of lines, and lines."""
     pattern = re.escape(expected.rstrip()).replace(re.escape(f"\n{ANYTHING}\n"), r"\n(.*\n)*")
     pattern = pattern.replace(re.escape(ANYTHING), ".*")
     printed = "\n".join(line.rstrip() for line in printed.splitlines())
@@ -145,7 +145,7 @@ def is_as_shown(printed: str, expected: str) -> bool:
 
 
 def example(page: Path, block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
-    """Run one block, or write the file that it is."""
+    """Run one block, or write it as a file."""
     where = f"{page.relative_to(ROOT)}:{block.line}"
     if block.info.endswith(" {.no-run}"):
         assert block.body.startswith("# "), f"{where}: a .no-run block begins with a comment that says why"
@@ -160,7 +160,7 @@ def example(page: Path, block: Block, namespace: dict[str, object], runner: asyn
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a reader copies from the page, top to bottom, works; a block left out says why."""
+    """The examples work if copied from top to bottom; a block that is not run says why."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner, runnable_blocks(page) as found:
@@ -177,7 +177,7 @@ def test_the_site_knows_every_fence(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_site_finds_the_files_that_a_page_shows(page: Path) -> None:
-    """The mark is one that the site knows: with the name on a line of its own, or the formatter takes it for Python."""
+    """The site knows the mark, with the name on a line of its own: otherwise the formatter takes it for Python."""
     text = page.read_text(encoding="utf-8")
     shown = SHOWN_FILE.findall(text)
     assert len(re.findall(r"--8\s*<\s*--", text)) == 2 * len(shown)
@@ -238,5 +238,5 @@ def test_an_export_lasts_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_a_command_prints_is_compared(printed: str, expected: str, same: bool) -> None:
-    """Every line counts, except for what an ellipsis stands for."""
+    """Every line counts, except for those that an ellipsis replaces."""
     assert is_as_shown(printed, expected) is same

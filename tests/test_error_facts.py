@@ -1,4 +1,4 @@
-"""Errors carry facts, so that a program decides by attributes and never by words."""
+"""Errors carry facts, so a program decides by attributes and never by words."""
 
 from __future__ import annotations
 
@@ -210,6 +210,6 @@ def test_what_is_no_mcp_server_is_told_what_is(given: Any) -> None:
 
 
 def test_a_hold_with_an_empty_case_names_the_call_that_lifts_it() -> None:
-    """`hold:` is another tag than `hold`, and lifting the one leaves the other."""
+    """`hold:` is another tag than `hold`, and lifting one leaves the other."""
     assert "lift_hold('a', '')" in SessionHeld("a", "hold:").advice
     assert "lift_hold('a')" in SessionHeld("a", "hold").advice

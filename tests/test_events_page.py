@@ -1,4 +1,4 @@
-"""docs/record.md lists every event that a subscriber hears, with its fields."""
+"""docs/record.md lists every event that a subscriber gets, with its fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS, SESSIONS = typing.get_args(AnyLoopEvent), typing.get_args(SessionEvent)
 
 
 def listed() -> dict[str, tuple[str, list[str]]]:
-    """The type and the fields of each event on the page."""
+    """Return the type and the fields of each event on the page."""
     section = PAGE.partition("### All events\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
     return {
@@ -31,7 +31,7 @@ def facts_of(event: type[msgspec.Struct], shared: tuple[str, ...]) -> tuple[obje
 
 
 def test_every_event_is_listed_with_its_fields() -> None:
-    """In the order in which they are declared; one that is new or gone fails here until the page says so."""
+    """They are in the order of their declaration; a new or removed event fails here until the page has the change."""
     wanted = {event.__name__: facts_of(event, LoopEvent.__struct_fields__) for event in RUNS}
     wanted |= {event.__name__: facts_of(event, ()) for event in SESSIONS}
     assert listed() == wanted

@@ -1,4 +1,4 @@
-"""A check finds nothing in a sound store, something in a damaged one, and says what to do; it never fails itself."""
+"""A check finds no problem in a sound store, finds damage, and says what to do; it never fails itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(originals: Path) -> Told:
-    """Puts a store in which a good deal has happened into a directory."""
+    """Make a store with a long story in a directory."""
 
     async def tell(kind: str, where: Path) -> None:
         original = originals / kind
@@ -63,7 +63,7 @@ def assert_helpful(report: FsckReport) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_sound_store_has_no_problems(tmp_path: Path, kind: str) -> None:
-    """Whatever has happened in it, runs that were killed and messages that were erased included."""
+    """This holds after any story, also with killed runs and erased messages."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened(kind, tmp_path) as store:
@@ -81,7 +81,7 @@ async def test_a_sound_store_has_no_problems(tmp_path: Path, kind: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_path: Path, kind: str) -> None:
-    """Adopted, compacted, redacted, posted to, run in parallel and recovered; then erased bit by bit, and copied."""
+    """Sessions are adopted, compacted, redacted, posted to, run in parallel and recovered; then erased and copied."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with (
@@ -110,7 +110,7 @@ async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_pat
 
 
 async def test_clearing_up_is_not_for_one_owner(tmp_path: Path) -> None:
-    """It goes through what everybody has left; a check of one session is for whoever may see that."""
+    """It covers the sessions of all owners, so a connection of one owner refuses it."""
     async with SqliteStore(tmp_path / "s.db") as store:
         with pytest.raises(ConfigurationError, match="without an owner"):
             async with perdure.connect(store, owner="ada") as hers:
@@ -121,7 +121,7 @@ async def test_clearing_up_is_not_for_one_owner(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_under_way_is_no_problem(tmp_path: Path, kind: str) -> None:
-    """A claim keeps nobody from looking at what is saved."""
+    """A claim does not prevent a check of the saved versions."""
     async with opened(kind, tmp_path) as store:
         session = await store.create(new_session("hello"))
         await store.claim(session.id, version=1, owner="me")
@@ -129,7 +129,7 @@ async def test_a_session_under_way_is_no_problem(tmp_path: Path, kind: str) -> N
 
 
 async def test_one_session_is_checked_alone(told: Told, tmp_path: Path) -> None:
-    """Problems elsewhere are not told; an unknown id is an error."""
+    """Problems elsewhere are not reported; an unknown id is an error."""
     await told("sqlite", tmp_path)
     damage(tmp_path, "UPDATE head SET crc = crc + 1 WHERE sid = (SELECT sid FROM session WHERE id = 'views')")
     async with opened("sqlite", tmp_path) as store:
@@ -193,7 +193,7 @@ ROW_DAMAGE = [
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("statement", ROW_DAMAGE)
 async def test_a_damaged_row_is_found(told: Told, tmp_path: Path, statement: str) -> None:
-    """Whichever table it is in, and whether it is changed, moved or missing."""
+    """This holds for any table, whether the row is changed, moved or missing."""
     await told("sqlite", tmp_path)
     damage(tmp_path, statement)
     try:
@@ -206,7 +206,7 @@ async def test_a_damaged_row_is_found(told: Told, tmp_path: Path, statement: str
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_damaged_page_breaks_no_check(told: Told, tmp_path: Path, seed: int) -> None:
-    """Bytes overwritten anywhere in the file are reported, or stand where nothing is kept."""
+    """Bytes overwritten anywhere in the file are reported, or were unused."""
     await told("sqlite", tmp_path)
     path, chance = tmp_path / "sessions.db", random.Random(seed)
     damage(tmp_path, "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -218,7 +218,7 @@ async def test_a_damaged_page_breaks_no_check(told: Told, tmp_path: Path, seed: 
         async with SqliteStore(path) as store:
             report = await fsck(store)
     except StoreError:
-        return  # a file that cannot even be opened says so
+        return  # a file that cannot even be opened raises
     if report.problems:
         assert_helpful(report)
 
@@ -226,7 +226,7 @@ async def test_a_damaged_page_breaks_no_check(told: Told, tmp_path: Path, seed: 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_flipped_bit_in_a_file_is_found(told: Told, tmp_path: Path, seed: int) -> None:
-    """In whichever file of a file store, and wherever in it."""
+    """This holds for any file of a file store, and any place in it."""
     await told("file", tmp_path / "sound")
     chance = random.Random(seed)
     files = sorted(path for path in (tmp_path / "sound" / "sessions").iterdir() if path.suffix in (".json", ".jsonl"))
@@ -252,7 +252,7 @@ async def test_a_missing_or_shortened_log_is_found(told: Told, tmp_path: Path, n
 
 
 async def test_a_document_that_people_have_edited_is_found(told: Told, tmp_path: Path) -> None:
-    """It is made anew from the log, so nothing is lost with it."""
+    """The document is made again from the log, so no message is lost with it."""
     await told("file", tmp_path)
     path = tmp_path / "sessions" / "talk.json"
     path.write_bytes(path.read_bytes().replace(b"Do it.", b"Do so."))
@@ -263,7 +263,7 @@ async def test_a_document_that_people_have_edited_is_found(told: Told, tmp_path:
 
 
 async def test_what_a_memory_store_lost_is_found() -> None:
-    """A store without files is checked as far as its sessions go."""
+    """A store without files is checked by its sessions alone."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened("memory", Path()) as store:
@@ -279,7 +279,7 @@ async def test_what_a_memory_store_lost_is_found() -> None:
 async def test_a_session_that_is_erased_meanwhile_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
 ) -> None:
-    """At whichever moment of the check it goes."""
+    """This holds for an erasure at any moment of the check."""
     async with opened(kind, tmp_path) as store:
         session = await store.create(new_session("one", "two"))
         await store.create(new_session("three"))
@@ -304,7 +304,7 @@ async def test_a_session_that_is_erased_meanwhile_is_no_damage(
     ],
 )
 async def test_notes_that_would_hide_or_erase_something_are_found(tmp_path: Path, told: Told, damage: str) -> None:
-    """How far a run reaches, and which values a session uses: nothing else would miss them until it is too late."""
+    """The notes are the end of a run, and the values that a session uses: only the check finds them wrong in time."""
     await told("sqlite", tmp_path)
     db = apsw.Connection(str(tmp_path / "sessions.db"))
     db.execute(damage)

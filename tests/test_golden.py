@@ -1,4 +1,4 @@
-"""Files that earlier releases have written load for ever, and read as they did then."""
+"""Files of earlier releases load for ever, with the same content."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RECORDS = sorted(path for path in HERE.glob("record-*") if path.is_dir())
 STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
 _UNSKETCHED = {"format-1", *(f"format-1{head}-schema-{number}" for head in ("", "-head-2") for number in range(2, 9))}
 SKETCHED = [(path, name) for path, name in STORED if path.name not in _UNSKETCHED]
-"""Those that keep the text of an answer while it is being written."""
+"""The stores that keep the text of an answer while it is being written."""
 QUEUED = [(path, name) for path, name in SKETCHED if "-schema-9" not in path.name]
-"""Those that have timers."""
+"""The stores that have timers."""
 WITH_TOKENS = [(path, name) for path, name in QUEUED if "-schema-10" not in path.name]
-"""Those that have access tokens."""
+"""The stores that have access tokens."""
 
 
 def expected(directory: Path) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def expected(directory: Path) -> dict[str, Any]:
 
 
 def copied(directory: Path, name: str, where: Path) -> Path:
-    """A copy to open: a store may bring its files up to date."""
+    """Return a copy to open: a store may migrate its files."""
     source = directory / name
     return Path(shutil.copytree(source, where / name) if source.is_dir() else shutil.copy(source, where / name))
 
@@ -47,7 +47,7 @@ def named(value: object) -> str:
 
 
 def as_values(described: dict[str, Any]) -> dict[str, Any]:
-    """A description with each document as the session that it stands for, whatever format it is in."""
+    """Return a description with each document as its session, in any format."""
     for session in described["sessions"].values():
         for version in session["versions"]:
             version["document"] = AgentSession.from_dict(version["document"])
@@ -61,7 +61,7 @@ def test_the_current_format_has_golden_files() -> None:
 
 @pytest.mark.parametrize("directory", [path for path in FORMATS if (path / "export.jsonl").exists()], ids=named)
 async def test_an_export_of_any_format_is_taken_in(directory: Path) -> None:
-    """Every version, header, record and inbox reads as it did where it comes from."""
+    """Every version, header, record and inbox is the same as in its source."""
     async with MemoryStore() as store:
         await import_sessions(store, directory / "export.jsonl")
         found = as_values(json.loads(json.dumps(await describe(store))))["sessions"]
@@ -75,7 +75,7 @@ async def test_an_export_of_any_format_is_taken_in(directory: Path) -> None:
 
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_a_store_of_any_format_loads(directory: Path, name: str, tmp_path: Path) -> None:
-    """Every version, header, record and inbox reads as it did when it was written."""
+    """Every version, header, record and inbox is the same as when it was written."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         assert as_values(json.loads(json.dumps(await describe(store)))) == as_values(expected(directory))
@@ -83,7 +83,7 @@ async def test_a_store_of_any_format_loads(directory: Path, name: str, tmp_path:
 
 @pytest.mark.parametrize("name", [*STORES, "export.jsonl"])
 async def test_a_session_that_has_forgotten_loads_and_goes_on(name: str, tmp_path: Path) -> None:
-    """What is left is what was left then, nothing is taken for damaged, and more can be forgotten."""
+    """It has the same content as then, no damage is reported, and more can be forgotten."""
     directory = HERE / FORGETFUL
     opened: Callable[[Path], Any] = STORES.get(name, lambda path: MemoryStore())
     async with opened(copied(directory, name, tmp_path)) as store:
@@ -109,7 +109,7 @@ async def test_a_session_that_has_forgotten_loads_and_goes_on(name: str, tmp_pat
 
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_path: Path) -> None:
-    """A session of an older release can be saved, and its history stays as it was."""
+    """A session of an older release can be saved, and its history stays the same."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         older = await store.load("alpha")
@@ -122,7 +122,7 @@ async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_pat
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("directory", "name"), [each for each in STORED if "-head-" in each[0].name], ids=named)
 async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_path: Path) -> None:
-    """Compactions of compactions are taken off, one by one, down to what was said at first."""
+    """Compactions of compactions are removed one by one, down to the first messages."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         session = await store.load("epsilon")
@@ -133,7 +133,7 @@ async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_pat
 
 @pytest.mark.parametrize(("directory", "name"), SKETCHED, ids=named)
 async def test_what_was_being_said_is_read(directory: Path, name: str, tmp_path: Path) -> None:
-    """The text of an answer whose process was killed, piece by piece."""
+    """The text of a killed process's answer is read, piece by piece."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         found = await store.progress("gamma")
@@ -143,7 +143,7 @@ async def test_what_was_being_said_is_read(directory: Path, name: str, tmp_path:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_what_waits_in_a_store_of_any_format_is_found(directory: Path, name: str, tmp_path: Path) -> None:
-    """In an older one, since its session was changed last. Items can be posted there, and timers set."""
+    """An older store has the time of the last change. Items can be posted there, and timers set."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         found = {each.session_id: each for each in await store.waiting()}
@@ -162,7 +162,7 @@ async def test_what_waits_in_a_store_of_any_format_is_found(directory: Path, nam
 
 @pytest.mark.parametrize(("directory", "name"), QUEUED, ids=named)
 async def test_timers_of_any_format_are_read(directory: Path, name: str, tmp_path: Path) -> None:
-    """With their items, and what waits with its priority; those that rang or were dropped are gone."""
+    """They come with their items, and waiting items with their priority; rung and dropped timers are gone."""
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         (kappa,) = [each for each in await store.waiting() if each.session_id == "kappa"]
@@ -176,7 +176,7 @@ async def test_timers_of_any_format_are_read(directory: Path, name: str, tmp_pat
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
 async def test_tokens_of_any_format_are_read(directory: Path, name: str, tmp_path: Path) -> None:
-    """An older store has none, and takes new ones. Those that were dropped are gone."""
+    """An older store has none, and takes new ones. Dropped tokens are gone."""
     opened: Callable[[Path], Any] = STORES[name]
     kept = tokens()[:-1] if (directory, name) in WITH_TOKENS else []
     async with opened(copied(directory, name, tmp_path)) as store:
@@ -190,7 +190,7 @@ async def test_tokens_of_any_format_are_read(directory: Path, name: str, tmp_pat
 
 @pytest.mark.parametrize("directory", FORMATS, ids=named)
 def test_a_document_of_any_format_loads(directory: Path) -> None:
-    """What `to_dict` gave is read by `from_dict`, and nothing of it is lost."""
+    """`from_dict` reads the result of `to_dict`, and loses no field of it."""
     document = json.loads((directory / "session.json").read_text())
     session = AgentSession.from_dict(document)
     then = expected(directory)["sessions"]["alpha"]["versions"][session.version - 1]
@@ -206,7 +206,7 @@ def test_the_current_form_of_a_session_record_has_a_golden_file() -> None:
 
 @pytest.mark.parametrize("directory", RECORDS, ids=named)
 def test_a_session_record_of_any_form_loads(directory: Path, tmp_path: Path) -> None:
-    """Its loops, links, messages, turns, events and usage read as they did, also after they are saved again."""
+    """Its loops, links, messages, turns, events and usage are the same, also after they are saved again."""
     then = json.loads((directory / "expected.txt").read_text())
     record = load_session("golden", directory)
     assert json.loads(json.dumps(describe_record(record))) == then

@@ -1,4 +1,4 @@
-"""What a verb costs as a session grows: the same, or what it returns. Costs are counted, not timed."""
+"""The costs of a verb as a session grows: constant, or in proportion to its result. They are counted, not timed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_record_takes_as_many_statements_for_many_runs_as_for_few() -> N
 
 
 async def test_a_record_of_parallel_runs_takes_as_many_statements_for_many_groups_as_for_few() -> None:
-    """Which branch was selected is read for all groups together."""
+    """The selected branches are read for all groups together."""
     few, many = await _record(2, groups=2), await _record(2, groups=20)
     assert many.statements == few.statements
 
@@ -65,14 +65,14 @@ async def _drained(queued: int) -> Counts:
 
 
 async def test_a_queued_message_costs_the_same_however_many_wait_behind_it() -> None:
-    """No run reads all that waits: it looks at what is next, once when it begins and once between two steps."""
+    """No run reads the whole inbox: it reads the next items, once when it begins and once between two steps."""
     few, many = await _drained(40), await _drained(200)
     assert many.statements / 200 <= 1.1 * few.statements / 40
     assert many.read["inbox"] <= 200 * (2 * OLDER_AT_ONCE + 8)
 
 
 async def test_a_steering_message_behind_a_long_queue_is_sent_once() -> None:
-    """A run that does not come to it leaves it to be sent in its turn."""
+    """A run that does not reach it leaves it to be sent in its turn."""
     store = CountingStore()
     async with connected(store) as sessions:
         chat = await sessions.open("a")
@@ -110,7 +110,7 @@ async def test_an_undo_costs_the_same_however_many_versions_show_the_view() -> N
 
 
 async def test_an_undo_looks_for_a_view_that_a_version_does_not_name() -> None:
-    """Versions of an older release name none; each of these is looked at, as before."""
+    """Versions of an older release name none; each of these is read, as before."""
     store = CountingStore()
     async with connected(store) as sessions:
         chat = await sessions.open("a")
@@ -124,7 +124,7 @@ async def test_an_undo_looks_for_a_view_that_a_version_does_not_name() -> None:
 
 
 async def test_an_undo_does_not_trust_a_state_that_was_made_past_its_methods() -> None:
-    """It may name a version that shows something else."""
+    """Such a state may name a version with another view."""
     store = CountingStore()
     async with connected(store) as sessions:
         chat = await sessions.open("a")
@@ -139,7 +139,7 @@ async def test_an_undo_does_not_trust_a_state_that_was_made_past_its_methods() -
 
 
 async def _nested(levels: int) -> CountingStore:
-    """Return a store with a session whose beginning is covered so many times over."""
+    """Return a store with a session whose beginning is covered that number of times."""
     store = CountingStore()
     session = await store.create(new_session("A secret.", "Noted.", id="a"))
     for level in range(levels):
@@ -169,7 +169,7 @@ async def _redact(store: CountingStore) -> None:
 
 @pytest.mark.parametrize("verb", [_dump, _restore, _check, _redact])
 async def test_nested_compactions_cost_what_they_are(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block is read once, however many versions show it and however many blocks cover it."""
+    """Each block is read once, for any number of versions that show it and blocks that cover it."""
     decoded, decode_plain = 0, codec.decode_plain
 
     def counting(raw: bytes) -> Any:
@@ -236,7 +236,7 @@ async def test_a_history_with_adoptions_costs_what_it_returns() -> None:
 
 
 async def _line(sessions: Sessions, depth: int) -> str:
-    """Make a fork of a fork of a fork, in each of which something is said. Return the id of the last."""
+    """Make a fork of a fork of a fork, each with a message. Return the id of the last."""
     last = (await sessions.open("a")).id
     for number in range(depth):
         await sessions.inject(last, {"role": "user", "content": f"say {number}"})
@@ -259,14 +259,14 @@ async def _forked(depth: int) -> tuple[Counts, Counts]:
 
 
 async def test_a_fork_and_its_ancestry_take_as_many_statements_however_long_the_line_is() -> None:
-    """What a fork shows of all those before it is looked at together."""
+    """The parts of all ancestors in a fork's view are read together."""
     few, many = await _forked(4), await _forked(40)
     assert many[0].statements <= few[0].statements + 1
     assert many[1].statements <= few[1].statements + 2
 
 
 async def test_a_fork_writes_as_much_however_long_the_line_is() -> None:
-    """It notes what it shows of the last one; all before that is noted there. A long view has a value besides."""
+    """It notes only its part of the last fork; older parts are noted there. A long view also has a value."""
     few, many = await _forked(5), await _forked(60)
     assert many[0].written <= few[0].written + 2
     assert many[0].bytes < few[0].bytes + 256

@@ -1,4 +1,4 @@
-"""What a process imports before its first save and its first answer: by name, since that is what its start costs."""
+"""The imports of a process before its first save and its first answer: by name, since they are its start-up cost."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ sessions.open_sessions sessions.opening sessions.operating sessions.queueing ses
 sessions.retaining sessions.sessions sessions.started_run sessions.streaming sessions.talking sessions.timing sketching
 stores.urls
 """
-"""The modules that the first answer of a connection may need besides."""
+"""The modules that the first answer of a connection may also need."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}
-"""What is imported that is neither perdure's nor of the standard library; msgspec wants typing_extensions."""
+"""The imports from other packages; msgspec needs typing_extensions."""
 SLOW = {"tempfile", "shutil", "email", "http", "json", "urllib.request", "sqlite3", "importlib.metadata", "unittest"}
-"""Parts of the standard library that take long, and are not needed."""
+"""Parts of the standard library that load slowly, and are not needed."""
 
 
 @pytest.mark.parametrize(("script", "allowed"), [(_SAVE, SAVE), (_ANSWER, ANSWER)], ids=["save", "answer"])
 def test_a_first_turn_imports_no_more_than_it_needs(script: str, allowed: str, tmp_path: Path) -> None:
-    """A module that is new here is imported where it is used; or it is needed, and then it belongs on the list."""
+    """A new module here is imported where it is used; or it is needed, and then it belongs on the list."""
     bare, met = (_modules_of(code, tmp_path) for code in ("import asyncio, sys\nasync def main(): pass\n", script))
     new = met - bare
     own = {name.removeprefix("perdure.") for name in new if name.startswith("perdure.")}
@@ -84,14 +84,14 @@ def test_a_first_turn_imports_no_more_than_it_needs(script: str, allowed: str, t
 
 
 def test_the_lists_name_modules_that_are_there() -> None:
-    """A module that was renamed leaves the list."""
+    """A renamed module leaves the list."""
     root = Path(__file__).parent.parent / "src" / "perdure"
     places = [root / name.replace(".", "/") for name in ANSWER.split()]
     assert [str(place) for place in places if not place.is_dir() and not place.with_suffix(".py").exists()] == []
 
 
 def test_a_scripted_driver_brings_no_contract_along() -> None:
-    """Who wants a driver that answers by a script does not wait for the tests of stores."""
+    """A program that needs a scripted driver does not import the tests of stores."""
     met = _modules_of(
         "import asyncio, sys\nfrom perdure.testing import ScriptedDriver\nasync def main(): pass\n", Path()
     )

@@ -1,4 +1,4 @@
-"""The key ring in a file: who has which key, and what becomes of it when processes race or masters change."""
+"""The key ring in a file: the keys of each owner, races of processes, and changes of the master key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_owner_has_a_key_and_sessions_without_one_share_one(path: Path) -> None:
-    """It is made when it is first asked for, and the same from then on, in every process that opens the file."""
+    """It is made at the first request, and the same from then on, in every process that opens the file."""
     ring = FileKeyRing(path, master=OLD)
     assert isinstance(ring, KeyRing)
     made = {owner: ring.current(owner) for owner in ("ada", "bob", None)}
@@ -45,7 +45,7 @@ def test_each_owner_has_a_key_and_sessions_without_one_share_one(path: Path) -> 
 
 
 def test_no_secret_is_shown_or_stored(path: Path) -> None:
-    """Neither the file nor a representation tells a key; and nobody else may read the file."""
+    """Neither the file nor a representation shows a key, and the file is readable only by its owner."""
     ring = FileKeyRing(path, master=OLD)
     key = ring.current("ada")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -90,7 +90,7 @@ def test_a_key_that_another_process_has_made_is_found_at_once(path: Path) -> Non
 
 
 def test_rotation_wraps_keys_with_the_newest_master(path: Path) -> None:
-    """The data keys stay, so that no row changes; afterwards the older master is not needed."""
+    """The data keys stay, so no row changes; afterwards the older master is not needed."""
     keys = [FileKeyRing(path, master=OLD).current(owner) for owner in ("ada", "bob")]
     with pytest.raises(WrongKey) as wrong:
         FileKeyRing(path, master=NEW).find(keys[0].id)
@@ -105,7 +105,7 @@ def test_rotation_wraps_keys_with_the_newest_master(path: Path) -> None:
 
 
 def test_a_renewed_key_is_used_for_what_is_written_from_then_on(path: Path) -> None:
-    """The older one still opens, and stays the one that names are derived from."""
+    """The older one still opens, and names are still derived from it."""
     ring = FileKeyRing(path, master=OLD)
     old = ring.current("ada")
     new = ring.renew("ada")
@@ -119,7 +119,7 @@ def test_a_renewed_key_is_used_for_what_is_written_from_then_on(path: Path) -> N
 
 
 def test_a_forgotten_key_is_gone_in_every_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys of the owner go. What is left is their ids, so that an error can say what became of them."""
+    """All keys of the owner are gone. Their ids are left, so an error can say so."""
     monkeypatch.setattr("perdure.keys.ring._LOOK_AGAIN", 0.0)
     one, other = FileKeyRing(path, master=OLD), FileKeyRing(path, master=OLD)
     keys = [one.current("ada"), one.renew("ada")]
@@ -159,7 +159,7 @@ def test_an_unknown_key_is_missing(path: Path) -> None:
 
 
 def test_a_ring_is_not_made_by_mistake(tmp_path: Path) -> None:
-    """A mistyped path would seal with keys that nobody backs up."""
+    """A mistyped path would seal with keys that are in no backup."""
     with pytest.raises(ConfigurationError, match="perdure keys new"):
         FileKeyRing(tmp_path / "typo.json", master=OLD)
     ring = FileKeyRing(tmp_path / "new.json", master=OLD, create=True)
@@ -178,7 +178,7 @@ def test_a_damaged_ring_is_refused(path: Path, damage: bytes) -> None:
 
 
 def test_a_wrapped_key_that_was_changed_is_refused(path: Path) -> None:
-    """Nor can the key of one owner be passed off as another's."""
+    """The key of one owner cannot be passed off as another's either."""
     ring = FileKeyRing(path, master=OLD)
     key = ring.current("ada")
     path.write_bytes(path.read_bytes().replace(b'"ada"', b'"eve"'))
@@ -198,7 +198,7 @@ def test_a_path_is_refused_unless_it_is_one() -> None:
 
 
 def test_master_keys_come_from_the_environment_or_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several at once, the newest first: so a rotation needs no secret on a command line."""
+    """There may be several, the newest first: so a rotation needs no secret on a command line."""
     older, newer = new_master(), new_master()
     monkeypatch.setenv("PERDURE_MASTER_KEY", older)
     path.unlink()
@@ -221,7 +221,7 @@ def test_master_keys_come_from_the_environment_or_a_file(path: Path, monkeypatch
 @pytest.mark.parametrize("content", ["{}", '{"name": "my-app"}', '{"keys": [], "forgotten": []}', "[]", "", "ring"])
 @pytest.mark.parametrize("create", [False, True])
 def test_another_file_is_not_taken_for_a_ring(tmp_path: Path, content: str, create: bool) -> None:
-    """It is refused when the ring is opened, and never written over, whatever JSON is in it."""
+    """It is refused when the ring is opened, and never overwritten, whatever JSON it has."""
     path = tmp_path / "package.json"
     path.write_text(content)
     with pytest.raises(StoreError, match="not a key ring"):

@@ -23,7 +23,7 @@ LEVELS = (
     {"workflow", "adapters", "workers", "replay", "server", "testing", "cli", "__init__", "__main__"},
 )
 HEIGHT = {unit: height for height, level in enumerate(LEVELS) for unit in level}
-# Those of one level do not know each other, but for these.
+# The units of one level do not import each other, except for these.
 NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
     "redactors": {"redaction"},
@@ -42,12 +42,12 @@ NEIGHBOURS = {
         "workers",
         "replay",
         "server",
-    },  # which it runs; adapters take in what other libraries have stored
-    "server": {"__init__"},  # whose version it tells
+    },  # it runs them; adapters import the sessions of other libraries
+    "server": {"__init__"},  # it shows the version
     "__main__": {"cli"},
     "__init__": {"workers", "workflow", "replay"},
 }
-# `to_dict` and `from_dict` stand on the values, and the codec alone knows the form.
+# `to_dict` and `from_dict` are on the values, and only the codec knows the form.
 MAY_DEFER_UPWARD = PACKAGE / "model" / "value.py"
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}
 
@@ -62,7 +62,7 @@ class Import(NamedTuple):
 
 
 def unit_of(path: Path) -> str:
-    """The part of the package a file belongs to: its folder under src/perdure, or its own name."""
+    """Return the part of the package a file belongs to: its folder under src/perdure, or its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -72,14 +72,14 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def import_nodes(path: Path) -> list[ast.AST]:
-    """The imports in a file, those at the top first."""
-    # Trees of the whole package take hundreds of megabytes, so none is kept.
+    """Return the imports in a file, those at the top first."""
+    # Trees of the whole package take hundreds of megabytes, so they are not kept.
     return [*_import_statements(tree_of(path))]
 
 
 def _import_statements(tree: ast.Module) -> Iterator[ast.AST]:
     blocks: list[list[ast.stmt]] = [tree.body]
-    # The list grows meanwhile. Expressions are passed over: they are most of a tree, and import nothing.
+    # The list grows in the loop. Expressions are skipped: they are most of a tree, and import nothing.
     for block in blocks:
         for node in block:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -91,7 +91,7 @@ def _import_statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[Import]:
-    """The parts of perdure that a file imports, wherever in it the import stands."""
+    """Return the parts of perdure that a file imports, at any depth of the file."""
     for node in import_nodes(path):
         for name in imported_names(node, path):
             deferred = node.col_offset > 0  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def imports(path: Path) -> Iterator[Import]:
 
 
 def imported_names(node: ast.AST, path: Path) -> list[list[str]]:
-    """Each perdure module that a statement imports, as the parts of its dotted name after `perdure`."""
+    """Return each perdure module that a statement imports, as the parts of its dotted name after `perdure`."""
     if isinstance(node, ast.Import):
         dotted = [alias.name.split(".") for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -113,7 +113,7 @@ def imported_names(node: ast.AST, path: Path) -> list[list[str]]:
 
 
 def unit_named(parts: list[str]) -> str:
-    """The part of the package that a name leads to; a name that no file bears is one of perdure's daily names."""
+    """Return the part of the package that a name leads to; a name without a file is one of perdure's root names."""
     return parts[0] if parts and _is_part(parts[0]) else "__init__"
 
 
@@ -154,7 +154,7 @@ def test_imports_point_down() -> None:
 
 @pytest.mark.parametrize("path", MODEL, ids=name_of)
 def test_the_model_is_pure(path: Path) -> None:
-    """Values do no I/O, wait for nothing, and take time and ids from `model/ids.py` alone."""
+    """Values do no I/O, do not wait, and take time and ids only from `model/ids.py`."""
     tree = tree_of(path)
     assert IMPURE.isdisjoint(external_imports(import_nodes(path)))
     assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
@@ -206,14 +206,14 @@ def test_the_rule_itself(importer: str, imported: str, allowed: bool) -> None:
 ENGINES = ("sqlite", "postgres", "file", "memory")
 STORES = PACKAGE / "stores"
 MAY_OPEN_ENGINES = {"perdure", "perdure.stores.urls"}
-"""The package's table of names, and what makes a store of a URL."""
+"""The package's table of names, and the module that makes a store from a URL."""
 ROWS = ("perdure.stores.jobs", "perdure.stores.format")
-"""What a session means in rows, and the bytes of rows: without an engine, and without anything that waits."""
+"""The meaning of a session in rows, and the bytes of rows: without an engine, and without waiting."""
 NOT_OF_ROWS = {"asyncio", "threading", "os", "time", "socket"}
 
 
 def engines_here() -> set[str]:
-    """The engines that have a room of their own by now: a folder, or a module beside the port."""
+    """Return the engines that have a folder, or a module beside the port."""
     folders = {name for name in ENGINES if (STORES / name).is_dir()}
     modules = {name for name in ENGINES if (STORES / f"{name}.py").is_file() and (STORES / "engine.py").is_file()}
     return folders | modules
@@ -224,12 +224,12 @@ def is_within(module: str, room: str) -> bool:
 
 
 def engine_of(module: str) -> str | None:
-    """The engine that a module belongs to."""
+    """Return the engine that a module belongs to."""
     return next((name for name in ENGINES if is_within(module, f"perdure.stores.{name}")), None)
 
 
 def store_fault(importer: str, imported: str, engines: set[str] | None = None) -> str | None:
-    """The rule of the stores' layout that an import breaks, in words; None for one that is legal."""
+    """Return the rule of the stores' layout that an import breaks, in words; None for a legal one."""
     mine, other = engine_of(importer), engine_of(imported)
     if any(is_within(importer, room) for room in ROWS):
         if other is not None:
@@ -239,7 +239,7 @@ def store_fault(importer: str, imported: str, engines: set[str] | None = None) -
     here = engines_here() if engines is None else engines
     if mine in here and other not in (None, mine):
         return "an engine knows no other engine"
-    # A room's own address holds the store that users open, over the engine behind it.
+    # An engine's own address holds the store that users open, over the engine behind it.
     is_address = importer == f"perdure.stores.{mine}"
     if mine in here and not is_address and is_within(imported, "perdure.stores.store"):
         return "an engine does not know the store that drives it"
@@ -254,7 +254,7 @@ def module_of(path: Path) -> str:
 
 
 def modules_imported(path: Path) -> Iterator[str]:
-    """Every module that a file imports, perdure's own by their dotted names."""
+    """Return every module that a file imports, perdure's own by their dotted names."""
     nodes = import_nodes(path)
     yield from (name for name in external_imports(nodes) if name != "perdure")
     for node in nodes:
@@ -262,7 +262,7 @@ def modules_imported(path: Path) -> Iterator[str]:
 
 
 def test_the_rooms_of_stores() -> None:
-    """Jobs know no engine, engines do not know each other, and nobody else knows one."""
+    """Jobs import no engine, engines do not import each other, and no other module imports one."""
     here = engines_here()
     faults = {
         (module_of(path), name, store_fault(module_of(path), name, here))
@@ -303,5 +303,5 @@ def test_the_rooms_of_stores() -> None:
     ],
 )
 def test_the_rule_of_stores_itself(importer: str, imported: str, legal: bool) -> None:
-    """The rule tells a legal import from an illegal one, whichever engines have moved in by now."""
+    """The rule tells a legal import from an illegal one, for all engines."""
     assert (store_fault(importer, imported, set(ENGINES)) is None) is legal

@@ -1,4 +1,4 @@
-"""A long session: whatever is done with it, the event loop goes on. Counted in turns, threads and pages."""
+"""Long sessions: no operation on one blocks the event loop. Counted in turns, threads and pages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def said(length: int) -> list[Message]:
 
 @pytest.mark.parametrize("options", [{}, {"compact_strategy": "observation_mask"}, {"hard_limit_tokens": 100_000}])
 async def test_others_have_turns_while_a_view_is_compacted(options: dict[str, Any]) -> None:
-    """Tokens are counted, and messages looked at, a slice at a time."""
+    """Tokens are counted, and messages read, a slice at a time."""
     session = long_session()
     async with counted_turns() as turns:
         made: Any = await CompactTranscript(**options).execute_on(session)
@@ -61,14 +61,14 @@ async def test_others_have_turns_while_a_view_is_compacted(options: dict[str, An
 
 
 async def test_a_sum_in_slices_is_the_same_sum() -> None:
-    """Whichever way tokens are counted, there are as many."""
+    """Both ways of counting give the same number of tokens."""
     tokens, messages = TokenEstimator(), said(LENGTH)
     assert await tokens.count(messages) == tokens.messages(messages)
     assert sum(await tokens.count_each(messages)) == tokens.messages(messages)
 
 
 async def test_others_have_turns_while_a_history_is_read() -> None:
-    """That of a session which is nothing but its own log comes a slice at a time."""
+    """The history of a session with only its own log comes a slice at a time."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.store.create(long_session(id="long"))
         async with counted_turns() as turns:
@@ -78,7 +78,7 @@ async def test_others_have_turns_while_a_history_is_read() -> None:
 
 
 async def test_a_history_of_several_logs_is_put_together_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a fork begins in its parent's log: what belongs where is worked out beside the loop."""
+    """A fork's history begins in its parent's log: the parts are put together beside the loop."""
     threads: set[int] = set()
     said_once = history._said_once
 
@@ -95,7 +95,7 @@ async def test_a_history_of_several_logs_is_put_together_in_another_thread(monke
 
 
 async def pages_read(sessions: Sessions) -> list[tuple[int, int]]:
-    """Return which pages of its log the history of a long session is read from."""
+    """Return the pages of its log from which the history of a long session is read."""
     read: list[tuple[int, int]] = []
     messages = sessions.store.messages  # type: ignore[attr-defined]
 
@@ -118,7 +118,7 @@ async def test_a_history_that_the_view_shows_is_not_read_again() -> None:
 
 
 async def test_a_covered_history_is_read_once_and_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the view shows is at hand, and not read a second time. Who else reads waits for one page."""
+    """The shown part is in memory, and not read again. Another reader waits for one page at most."""
     monkeypatch.setattr("perdure.sessions.history._PAGE", 1_000)
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"]), compaction=None) as sessions:
         await sessions.store.create(long_session(id="long"))
@@ -130,7 +130,7 @@ async def test_a_covered_history_is_read_once_and_in_pages(monkeypatch: pytest.M
 
 
 async def test_a_history_with_gaps_in_its_view_is_whole() -> None:
-    """What was trimmed from the middle of a view is read from the log, in its place."""
+    """Messages trimmed from the middle of a view are read from the log, in their place."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         session = await sessions.store.create(long_session(id="long"))
         view = session.state.transcript
@@ -142,7 +142,7 @@ async def test_a_history_with_gaps_in_its_view_is_whole() -> None:
 
 
 async def test_the_collector_is_spared_a_long_session() -> None:
-    """Frozen JSON can be in no cycle: a full collection, for which all threads wait, need not come sooner for it."""
+    """Frozen JSON cannot be in a cycle, so it need not bring on a full collection, for which all threads wait."""
     deep = ToolCall("look", {"at": {"x": [1, {"y": 2}]}}, id="deep", opaque={"signature": [1]})
     messages = [*said(8_000), Message.assistant(tool_calls=[deep], metadata={"seen": ["a"]})]
     messages.append(Message.tool("deep", {"found": [{"a": "b"}]}, name="look"))
@@ -150,7 +150,7 @@ async def test_the_collector_is_spared_a_long_session() -> None:
         session = new_session(id="long")
         await store.create(session.with_state(session.state.with_messages(*messages)))
         store.evict("long")
-        await store.load("long")  # which imports what it needs
+        await store.load("long")  # imports modules
         store.evict("long")
         gc.collect()
         before = len(gc.get_objects())
@@ -163,12 +163,12 @@ async def test_the_collector_is_spared_a_long_session() -> None:
     found = (call.arguments, call.arguments["at"]["x"], call.opaque, result.content, loaded.state.messages[-2].metadata)
     assert not any(map(gc.is_tracked, found))
     copied: Any = call.arguments.copy()  # type: ignore[attr-defined]
-    copied["self"] = copied  # what a caller makes of it may be in a cycle, and is tracked like everything else
+    copied["self"] = copied  # a caller's copy may be in a cycle, and is tracked like any other object
     assert gc.is_tracked(copied)
 
 
 class Target(io.BytesIO):
-    """A file that notes in which thread it was written to, and how many lines at once."""
+    """A file that notes the threads that write to it, and the number of lines at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Target(io.BytesIO):
 
 
 async def test_an_export_is_written_in_pages_by_another_thread() -> None:
-    """No page is long, all together are what was said, and they are taken in again."""
+    """No page is long, all together are the whole session, and they can be imported again."""
     async with MemoryStore() as store, MemoryStore() as other:
         await store.create(long_session(id="long"))
         target = Target()
@@ -204,7 +204,7 @@ async def test_an_archive_is_freed_page_by_page() -> None:
         async with counted_turns() as turns:
             await pages.let_go()
             assert turns.count >= LENGTH // 1_024
-    assert message_count(archived) == LENGTH  # whoever still uses it has it whole
+    assert message_count(archived) == LENGTH  # another user of it still has it whole
 
 
 async def test_an_import_writes_its_rows_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_an_import_writes_its_rows_in_portions(monkeypatch: pytest.MonkeyP
 
 
 async def test_what_an_import_is_given_is_checked_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every message of it is looked at, while the loop goes on."""
+    """Every message of it is checked outside of the loop's thread."""
     threads: list[int] = []
     check = checked.restore
 
@@ -246,7 +246,7 @@ async def test_what_an_import_is_given_is_checked_in_another_thread(monkeypatch:
 
 
 async def test_a_compaction_leaves_nothing_to_the_garbage_collector() -> None:
-    """Once nobody uses the view from before, it is free: a collection would stop all threads for it."""
+    """The earlier view is freed once it is not used: a collection would stop all threads for it."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"]), compaction=None) as sessions:
         await sessions.store.create(long_session(id="long"))
         sessions.store.evict("long")  # type: ignore[attr-defined]
@@ -262,7 +262,7 @@ async def test_a_compaction_leaves_nothing_to_the_garbage_collector() -> None:
 
 
 async def test_an_export_is_the_same_bytes_as_ever() -> None:
-    """Pages change nothing: lines are in one order, and the last of a session sums up all before it."""
+    """Pages change no byte: lines are in one order, and the last of a session sums up all before it."""
     async with MemoryStore() as store:
         await store.create(new_session("hi", id="short"))
         target = io.BytesIO()
@@ -273,7 +273,7 @@ async def test_an_export_is_the_same_bytes_as_ever() -> None:
 
 
 async def test_a_check_decodes_a_little_at_a_time_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's own thread decodes none of the messages that a check looks at."""
+    """The loop's own thread decodes none of the messages of a check."""
     seen: list[tuple[int, int]] = []
     decode = codec.decode_messages
 
@@ -302,7 +302,7 @@ async def test_others_have_turns_while_memory_is_read() -> None:
 
 
 async def test_what_is_written_while_memory_is_read_is_read_whole_or_not_at_all() -> None:
-    """A read that was overtaken begins again, and in the end goes through at once: it sees one state."""
+    """A read that was overtaken begins again, and at last runs in one go: it sees one state."""
     async with MemoryStore() as store:
         saved = await store.create(long_session(id="long"))
         store.evict("long")
@@ -326,7 +326,7 @@ async def test_what_is_written_while_memory_is_read_is_read_whole_or_not_at_all(
 
 
 async def test_a_snapshot_is_made_in_slices() -> None:
-    """A copy of all that is shown, as plain data."""
+    """It copies all shown messages, as plain data."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.store.create(long_session(id="long"))
         async with counted_turns() as turns:

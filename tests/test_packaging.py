@@ -1,4 +1,4 @@
-"""The wheel has all that runs, and its metadata says what the documentation says. `make wheel` installs it for real."""
+"""The wheel has all code, and its metadata agrees with the documentation. `make wheel` installs it for real."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def name_of(requirement: str) -> str:
-    """Return the name of the package in a requirement, in the form that PyPI compares names in."""
+    """Return the name of the package in a requirement, in the form that PyPI compares."""
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=; ]", requirement)[0]).lower()
 
 
@@ -65,7 +65,7 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_wheel_runs_where_nothing_else_of_perdure_is(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked, it answers on the command line without a warning."""
+    """Unpacked, it works on the command line without a warning."""
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     command = [sys.executable, "-W", "error", "-m", "perdure", "--version"]
@@ -74,7 +74,7 @@ def test_the_wheel_runs_where_nothing_else_of_perdure_is(wheel: Path, tmp_path: 
 
 
 def test_the_source_archive_has_what_a_packager_needs(tmp_path: Path) -> None:
-    """The tests, the documentation and the examples are in it, so that a distribution can run them."""
+    """It has the tests, the documentation and the examples, so a distribution can run them."""
     with tarfile.open(built("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"tests/test_packaging.py", "docs/installation.md", "examples/demo.py", "Makefile", "LICENSE"}
@@ -91,26 +91,26 @@ def test_one_version_is_everywhere(metadata: Message) -> None:
 
 
 def test_what_is_installed_is_documented_with_its_reason() -> None:
-    """Each package that `pip install perdure` asks for has a row that says what for."""
+    """Each package that `pip install perdure` installs has a row with its reason."""
     listed = in_table("What is installed")
     assert {name_of(name) for name in PROJECT["dependencies"]} <= listed.keys()
 
 
 def test_every_extra_is_documented() -> None:
-    """Each extra that users install has a row; those for developers of perdure have none."""
+    """Each extra for users has a row; those for developers of perdure have none."""
     for_users = PROJECT["optional-dependencies"].keys() - {"dev", "docs", "engines", "peers"}
     assert in_table("Extras").keys() == for_users
 
 
 def test_every_python_that_is_supported_is_named(metadata: Message) -> None:
-    """The page names the versions of the classifiers, the oldest of which pip demands."""
+    """The page names the versions of the classifiers, and pip requires the oldest."""
     versions = [line.rpartition(" ")[2] for line in metadata.get_all("Classifier") if re.search(r":: 3\.\d+$", line)]
     assert f"Python {versions[0]} to {versions[-1]}" in PAGE
     assert metadata["Requires-Python"] == f">={versions[0]}"
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
-    """Each extra that the code tells users to install exists, so that the command in the message works."""
+    """Each extra that the code tells users to install exists, so the command in the message works."""
     told = {
         name
         for path in (ROOT / "src").rglob("*.py")

@@ -58,12 +58,12 @@ def test_one_send_goes_down_to_the_engine_and_its_threads(draw: ModuleType) -> N
 
 
 def test_the_picture_of_the_layers_is_up_to_date(layers: str) -> None:
-    """The file has the parts and the imports of today. `python docs/pictures/draw.py` draws it again."""
+    """The file has today's parts and imports. `python docs/pictures/draw.py` draws it again."""
     drawn = (DRAW.parent / "layers.svg").read_text(encoding="utf-8")
     assert without_counts(drawn) == without_counts(layers)
 
 
 def test_the_picture_of_one_send_is_up_to_date(draw: ModuleType) -> None:
-    """The file has the steps of today, in whichever order the threads made them. `python docs/pictures/draw.py`."""
+    """The file has today's steps, in any order of the threads. `python docs/pictures/draw.py` draws it again."""
     drawn = (DRAW.parent / "send.svg").read_text(encoding="utf-8")
     assert sorted(texts(drawn)) == sorted(texts(draw.send()))

@@ -1,4 +1,4 @@
-"""What `import perdure` offers, and what it costs."""
+"""The names and the cost of `import perdure`."""
 
 from __future__ import annotations
 
@@ -281,39 +281,39 @@ HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocol
 
 
 def test_all_is_sorted() -> None:
-    """A reader finds a name where the alphabet puts it, and each name once."""
+    """Names are in alphabetical order, each of them once."""
     assert list(perdure.__all__) == sorted(set(perdure.__all__))
 
 
 @pytest.mark.parametrize("name", perdure.__all__)
 def test_a_name_resolves(name: str) -> None:
-    """Every shown name is there for getattr and for dir."""
+    """Every shown name works with getattr and dir."""
     assert getattr(perdure, name) is not None
     assert name in dir(perdure)
 
 
 @pytest.mark.parametrize("name", IMPORTABLE)
 def test_a_name_stays_importable(name: str) -> None:
-    """Shown or not, a name of the root stays one."""
+    """A name of the root stays importable, shown or not."""
     assert getattr(perdure, name) is not None
 
 
 def test_what_is_shown_can_be_read_at_a_glance() -> None:
-    """The root shows the names of every day, and each of them is known to be importable."""
+    """The root shows the names for daily use, and each of them is known to be importable."""
     assert 80 <= len(perdure.__all__) <= 95
     assert set(perdure.__all__) <= set(IMPORTABLE)
 
 
 @pytest.mark.parametrize("home", HOMES)
 def test_a_home_shows_what_it_says(home: str) -> None:
-    """Each of its names resolves, and is the same as the root's where the root has it."""
+    """Each of its names resolves, and is the same object as the root's if the root has the name."""
     module = import_module(f"perdure.{home}")
     for name in getattr(module, "__all__", ()):
         assert name not in IMPORTABLE or getattr(module, name) is getattr(perdure, name)
 
 
 def test_what_the_root_does_not_show_is_shown_elsewhere() -> None:
-    """The names of events, records and branches are in the modules that are called so."""
+    """The names of events, records and branches are in the modules with these names."""
     homes = {home: set(import_module(f"perdure.{home}").__all__) for home in ("events", "records", "parallel")}
     assert {"AgentStart", "AgentEnd", "SessionSaved", "UnknownEvent"} <= homes["events"]
     assert {"SessionRecorder", "save_session", "load_session", "delete_session", "LoopRecord"} <= homes["records"]
@@ -327,7 +327,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_windows_is_refused_at_the_import() -> None:
-    """Stores need what Windows lacks, so `import perdure` says so, and not the first store with an ImportError."""
+    """Stores need functions that Windows lacks: `import perdure` says so, before a store fails with an ImportError."""
     code = "import sys\nsys.platform = 'win32'\nimport perdure"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
@@ -344,7 +344,7 @@ def test_import_brings_in_no_optional_dependency() -> None:
 
 
 def test_a_prompt_completes_the_names_of_testing() -> None:
-    """`dir()` lists what may be imported from it, before any of it was."""
+    """`dir()` lists its names before any of them is imported."""
     import perdure.testing
 
     assert dir(perdure.testing) == sorted(perdure.testing.__all__)
@@ -352,6 +352,6 @@ def test_a_prompt_completes_the_names_of_testing() -> None:
 
 @pytest.mark.parametrize("name", sorted(perdure._MODULES))
 def test_modules_with_names_of_their_own_are_at_hand(name: str) -> None:
-    """`import perdure` is enough for `perdure.redactors.DEFAULT`, in a process that has imported nothing else."""
+    """`import perdure` is enough for `perdure.redactors.DEFAULT`, in a process without other imports."""
     command = [sys.executable, "-c", f"import perdure; print(perdure.{name}.__name__)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"perdure.{name}"

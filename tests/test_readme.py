@@ -1,4 +1,4 @@
-"""What the README promises and can be run: its output, its command, its lines for frameworks and for a model."""
+"""The README's promises that can be run: its output, its command, its lines for frameworks and for a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def typed(*command: str, env: dict[str, str] | None = None) -> str:
-    """Run a command of this Python as a user types it. Return what it prints."""
+    """Run a command of this Python as a user types it. Return its output."""
     found = {**os.environ, **(env or {})}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=found)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def line_for(framework: str) -> str:
 
 
 def evaluated(framework: str, **names: Any) -> Any:
-    """Return what the row's code makes with these names. What it awaits is awaited."""
+    """Return the value of the row's code with these names, awaited if the code awaits."""
     code = line_for(framework)
     if not code.startswith("await "):
         return eval(code, names)
@@ -66,7 +66,7 @@ def test_it_can_be_read_in_one_go() -> None:
 
 
 def test_the_quick_start_prints_what_is_shown() -> None:
-    """The program is run as a file, and the command below it draws what ran."""
+    """The program is run as a file, and the command below it draws that run."""
     Path("quick.py").write_text(QUICK_START, encoding="utf-8")
     assert typed("quick.py") == OUTPUT
     (command,) = re.findall(r"`perdure (tree .*?)`", README)
@@ -80,7 +80,7 @@ def said(text: str) -> Stream:
 
 
 async def test_the_line_for_a_real_model_asks_that_model(tmp_path: Path) -> None:
-    """With the key set and the model named, the quick start calls the tool that the provider's model asks for."""
+    """With the key set and the model named, the quick start calls the tool that the provider's model requests."""
     pytest.importorskip("pydantic_ai")
     (told,) = re.findall(r"# For a real model: (.*)", QUICK_START)
     (model,) = re.findall(r'model="(.*?)"', told)
@@ -96,7 +96,7 @@ async def test_the_line_for_a_real_model_asks_that_model(tmp_path: Path) -> None
 
 
 def test_the_line_for_the_openai_agents_sdk() -> None:
-    """A run of theirs is kept in a session."""
+    """A run of the SDK is kept in a session."""
     agents = pytest.importorskip("agents")
     from perdure.adapters.openai_agents import PerdureSession
 
@@ -123,7 +123,7 @@ def test_the_line_for_langgraph() -> None:
 
 
 def test_the_line_for_google_adk() -> None:
-    """A runner of theirs finds the session that the service keeps."""
+    """A runner of ADK finds the session that the service keeps."""
     pytest.importorskip("google.adk")
     from google.adk.runners import Runner
 
@@ -148,7 +148,7 @@ def test_the_line_for_google_adk() -> None:
 
 
 def test_the_line_for_the_claude_agent_sdk() -> None:
-    """The options take the store, which is what Claude's own command line would be started with."""
+    """The options accept the store, as Claude's own command line would get it."""
     sdk = pytest.importorskip("claude_agent_sdk")
     from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 
@@ -183,7 +183,7 @@ def test_the_line_for_pydantic_ai() -> None:
 
 
 def test_the_line_for_strands() -> None:
-    """An agent of theirs continues where the last one was."""
+    """A new agent of Strands continues where the last one was."""
     strands = pytest.importorskip("strands")
     from perdure.adapters.strands import PerdureSessionManager
 

@@ -1,4 +1,4 @@
-"""The session recorder: which sessions, loops, groups and links come of which events."""
+"""The session recorder: the sessions, loops, groups and links that it makes from events."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def fed(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRec
 
 
 def recorded(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRecord:
-    """The one session that stands open after some events."""
+    """Return the one session that is open after some events."""
     (session,) = fed(*events, config=config).checkpoint()
     return session
 
@@ -138,7 +138,7 @@ def flushed(recorder: SessionRecorder) -> SessionRecord:
 
 
 def finished(loop_id: str, parent: str | None = None, **facts: Any) -> list[Any]:
-    """All the events of a loop that answers at once."""
+    """Return all the events of a loop that answers at once."""
     loop = Loop(loop_id)
     said = loop.answer()
     start = loop.start(parent, **facts)
@@ -146,7 +146,7 @@ def finished(loop_id: str, parent: str | None = None, **facts: Any) -> list[Any]
 
 
 def test_a_session_opens_at_the_first_start_of_its_id() -> None:
-    """One session for each id, opened at that event's time, whatever the number of its loops."""
+    """Each id has one session, opened at that event's time, for any number of loops."""
     recorder = fed(*finished("a"), *finished("b", "a"), Loop("c", "other", "helper").start())
     first, second = recorder.checkpoint()
     assert (first.session_id, first.agent_id, len(first.loops)) == ("sess", "agent", 2)
@@ -156,7 +156,7 @@ def test_a_session_opens_at_the_first_start_of_its_id() -> None:
 
 
 def test_nothing_but_a_start_opens_a_session() -> None:
-    """An event of a loop that has not started is recorded nowhere."""
+    """An event of a loop that has not started is not recorded."""
     assert fed(Loop("a").turn()).checkpoint() == ()
 
 
@@ -170,7 +170,7 @@ def test_a_rotated_id_is_a_new_session() -> None:
 
 
 def test_a_loop_without_a_session_is_one_of_its_own() -> None:
-    """A loop that was run outside of any session goes under its own id, and counts nothing as unknown."""
+    """A loop that was run outside of any session has its own id as session id, and counts no event as unknown."""
     loop = Loop("a", None)
     recorder = fed(loop.start(), loop.turn(), loop.end())
     assert [session.session_id for session in recorder.checkpoint()] == ["a"]
@@ -226,7 +226,7 @@ def test_a_loop_is_recorded_with_all_that_its_events_say() -> None:
 
 
 def test_loops_form_a_tree() -> None:
-    """Both directions stand: each child names its parent, and each parent its children, in order."""
+    """Each child names its parent, and each parent its children, in order."""
     session = recorded(
         *finished("a"),
         *finished("b", "a"),
@@ -240,7 +240,7 @@ def test_loops_form_a_tree() -> None:
 
 
 def test_a_session_can_be_navigated() -> None:
-    """Roots, children, chains and loops by id; what is not there is empty or None."""
+    """It has roots, children, chains and loops by id; a missing one is empty or None."""
     session = recorded(
         *finished("a"), *finished("b", "a"), *finished("c", "b"), *finished("z"), *finished("y", "elsewhere")
     )
@@ -257,7 +257,7 @@ def test_a_session_can_be_navigated() -> None:
 
 
 def test_a_loop_runs_until_its_end() -> None:
-    """Running from its start, completed from an end that says so."""
+    """It is running from its start, and completed by an end that says so."""
     events = finished("a")
     assert loop_in(recorded(*events[:-1]), "a").status is LoopStatus.RUNNING
     assert loop_in(recorded(*events[:-1]), "a").ended_at is None
@@ -265,7 +265,7 @@ def test_a_loop_runs_until_its_end() -> None:
 
 
 def test_a_loop_that_was_stopped_is_complete() -> None:
-    """A budget that was reached is a reason to stop, and stands on the record."""
+    """A budget that was reached is a reason to stop, and is on the record."""
     loop = Loop("a")
     signal = StopSignal(StopReason.STEPS_LIMIT_REACHED)
     record = loop_in(recorded(loop.start(), loop.end(status=ExecutionStatus.STOPPED, stop_signals=(signal,))), "a")
@@ -273,7 +273,7 @@ def test_a_loop_that_was_stopped_is_complete() -> None:
 
 
 def test_a_loop_that_failed_is_failed() -> None:
-    """Its errors are on the record; a turn in which the model never answered is not."""
+    """Its errors are on the record; a turn without a model's answer is not."""
     loop = Loop("a")
     error = ErrorRecord("DriverError", "no")
     record = loop_in(recorded(loop.start(), loop.turn(), loop.end(status=ExecutionStatus.FAILED, errors=(error,))), "a")
@@ -281,21 +281,21 @@ def test_a_loop_that_failed_is_failed() -> None:
 
 
 def test_an_end_with_a_rejection_is_rejected() -> None:
-    """The reason that AgentEnd gives is the record's."""
+    """The reason in AgentEnd is the record's."""
     loop = Loop("a")
     record = loop_in(recorded(loop.start(), loop.end(rejection="rude")), "a")
     assert (record.status, record.rejection) == (LoopStatus.REJECTED, "rude")
 
 
 def test_rejected_input_makes_the_loop_rejected() -> None:
-    """What InputRejected has said holds at the end, though the end does not repeat it."""
+    """The rejection of InputRejected holds at the end, though the end does not repeat it."""
     loop = Loop("a")
     record = loop_in(recorded(loop.start(), loop.other(InputRejected, reason="rude"), loop.end()), "a")
     assert (record.status, record.rejection) == (LoopStatus.REJECTED, "rude")
 
 
 def test_a_flush_aborts_what_has_not_ended() -> None:
-    """An aborted loop keeps messages, usage and turns, and has an end; one that had ended stays as it was."""
+    """An aborted loop keeps messages, usage and turns, and gets an end; an ended loop is unchanged."""
     loop = Loop("b")
     answer = loop.answer()
     recorder = fed(*finished("a"), loop.start("a"), loop.turn(), loop.said(answer, USED), loop.turn_end(), loop.turn(1))
@@ -321,7 +321,7 @@ def test_a_loop_aborted_within_a_turn_keeps_what_that_has_cost() -> None:
 
 
 def test_a_loop_that_goes_on_after_a_crash_is_one_record() -> None:
-    """Its start, config and messages from before stay; the end tells only what came after; lost turns are dropped."""
+    """Its earlier start, config and messages stay; the end covers only the later part; lost turns are dropped."""
     loop = Loop("a")
     asked, first, last = Message.user("Hi"), loop.answer("One."), loop.answer("Two.", 2)
     config = LoopConfigSnapshot("m", "p")
@@ -348,7 +348,7 @@ def test_a_loop_that_goes_on_after_a_crash_is_one_record() -> None:
 
 
 def test_a_recorder_that_comes_late_knows_a_resumed_loop() -> None:
-    """Where the first event of a loop is that it goes on, its start is that."""
+    """A loop whose first event is a resume starts with that event."""
     start = Loop("a").start("p", resumed=True, config=LoopConfigSnapshot("m", "p"))
     record = loop_in(recorded(start), "a")
     assert (record.agent_id, record.started_at, record.parent_loop_id) == ("agent", start.at, "p")
@@ -367,7 +367,7 @@ def test_streaming_events_are_left_out_unless_asked_for() -> None:
 
 
 def test_the_end_says_which_messages_there_are() -> None:
-    """AgentEnd.messages is authoritative: it replaces what single events told, be it more or less."""
+    """AgentEnd.messages is authoritative: it replaces the messages of single events, more or fewer."""
     loop = Loop("a")
     told, untold = loop.answer("told"), loop.answer("untold")
     assert loop_in(recorded(loop.start(), loop.said(told), loop.end(untold, told)), "a").messages == (untold, told)
@@ -375,7 +375,7 @@ def test_the_end_says_which_messages_there_are() -> None:
 
 
 def test_before_task_is_asked_once_a_session() -> None:
-    """It sees the session at its first start, and not again for later loops."""
+    """It gets the session at its first start, and not again for later loops."""
     asked: list[str] = []
 
     def before_task(session: SessionRecord) -> bool:
@@ -388,7 +388,7 @@ def test_before_task_is_asked_once_a_session() -> None:
 
 
 def test_a_refused_session_is_not_recorded() -> None:
-    """False for each of its events, of any kind; nothing is recorded, finalised or counted, and it is asked once."""
+    """on_event returns False for each of its events; nothing is recorded or counted, and before_task is called once."""
     asked: list[str] = []
     ended: list[SessionRecord] = []
 
@@ -416,7 +416,7 @@ def test_a_refused_loop_without_a_session_is_not_counted_either() -> None:
 
 
 def test_after_task_is_called_at_the_flush() -> None:
-    """Once for each session, with its final record."""
+    """It is called once for each session, with its final record."""
     seen: list[SessionRecord] = []
     recorder = fed(*finished("a"), Loop("b").start("a"), config=SessionRecorderConfig(after_task=seen.append))
     assert seen == []
@@ -427,7 +427,7 @@ def test_after_task_is_called_at_the_flush() -> None:
 
 
 def test_completed_sessions_are_handed_over_once() -> None:
-    """Nothing before a flush; each session once after it."""
+    """No session is returned before a flush, and each is returned once after it."""
     recorder = fed(*finished("a"), Loop("b", "other").start())
     assert recorder.drain_completed() == ()
     recorder.flush()
@@ -437,7 +437,7 @@ def test_completed_sessions_are_handed_over_once() -> None:
 
 
 def test_a_checkpoint_finalises_nothing() -> None:
-    """It shows what runs as running, and the loop goes on afterwards."""
+    """It shows a running loop as running, and the loop continues afterwards."""
     events = finished("a")
     recorder = fed(*events[:3])
     (shown,) = recorder.checkpoint()
@@ -449,7 +449,7 @@ def test_a_checkpoint_finalises_nothing() -> None:
 
 
 def test_events_of_unknown_loops_are_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """They are not recorded, on_event says so, and the log names the loop."""
+    """They are not recorded, on_event returns False, and the log names the loop."""
     recorder = fed(*finished("a"))
     with caplog.at_level(logging.WARNING, "perdure.recorder"):
         assert not recorder.on_event(Loop("ghost").turn())
@@ -461,7 +461,7 @@ def test_events_of_unknown_loops_are_counted_and_warned_of(caplog: pytest.LogCap
 
 
 def test_a_group_nobody_announced_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    """The end of a parallel group whose loops are not known is counted, warned of, and recorded nowhere."""
+    """The end of a parallel group with unknown loops is counted, logged, and not recorded."""
     recorder = SessionRecorder()
     with caplog.at_level(logging.WARNING, "perdure.recorder"):
         assert not recorder.on_event(group_end(("x", "y"), 0))
@@ -487,14 +487,14 @@ def group_end(loop_ids: tuple[str, ...], index: int, usage: Usage = Usage()) -> 
 
 
 def group_events(*loop_ids: str, index: int = 1, parent: str | None = None) -> list[Any]:
-    """A group whose branches' events come in turns."""
+    """Return a group whose branches' events come in turns."""
     stories = [finished(loop_id, parent, kind="branch", tag=str(place)) for place, loop_id in enumerate(loop_ids)]
     mixed = [event for together in zip(*stories, strict=True) for event in together]
     return [group_start(*loop_ids, parent=parent), *mixed, group_end(loop_ids, index, Usage(input_tokens=100))]
 
 
 def test_announced_branches_are_pending() -> None:
-    """From ParallelLoopStart on each branch is there with its group, before its own start; which opens the session."""
+    """From ParallelLoopStart on, each branch is there with its group before its own start; this opens the session."""
     session = recorded(group_start("x", "y", "z", parent="a"))
     assert [(loop.loop_id, loop.status, loop.parent_loop_id) for loop in session.loops] == [
         (name, LoopStatus.PENDING, "a") for name in "xyz"
@@ -507,7 +507,7 @@ def test_announced_branches_are_pending() -> None:
 
 
 def test_a_pending_branch_runs_from_its_start() -> None:
-    """The branch that starts is running, and still of its group; the other is pending, and a flush aborts both."""
+    """The branch that starts is running, and still in its group; the other is pending, and a flush aborts both."""
     recorder = fed(group_start("x", "y"), Loop("y").start(kind="branch", tag="1"))
     (session,) = recorder.checkpoint()
     assert [loop.status for loop in session.loops] == [LoopStatus.PENDING, LoopStatus.RUNNING]
@@ -516,7 +516,7 @@ def test_a_pending_branch_runs_from_its_start() -> None:
 
 
 def test_interleaved_events_go_to_their_loops() -> None:
-    """Branches that tell in turns each have their own events, in order, and none of another's."""
+    """Each of the interleaved branches has its own events, in order, and none of another's."""
     events = group_events("x", "y", "z")
     session = recorded(*events)
     for loop in session.loops:
@@ -526,7 +526,7 @@ def test_interleaved_events_go_to_their_loops() -> None:
 
 
 def test_one_branch_is_selected() -> None:
-    """Exactly one has is_selected; all know which, of which config, and what the judge has used."""
+    """Exactly one has is_selected; all name it, its config, and the judge's usage."""
     session = recorded(*finished("a"), *group_events("x", "y", "z", index=2, parent="a"))
     siblings = session.parallel_siblings("x")
     assert [loop.loop_id for loop in siblings] == ["x", "y", "z"]
@@ -544,7 +544,7 @@ def test_the_judge_counts_once() -> None:
 
 
 def test_a_branch_that_was_stopped_for_a_quicker_one_is_aborted() -> None:
-    """A branch cancelled because another was selected is no completed one."""
+    """A branch that was cancelled because another was selected does not count as completed."""
     loop = Loop("x")
     signal = StopSignal(StopReason.USER_REQUESTED)
     end = loop.end(status=ExecutionStatus.STOPPED, stop_signals=(signal,))
@@ -553,7 +553,7 @@ def test_a_branch_that_was_stopped_for_a_quicker_one_is_aborted() -> None:
 
 
 def test_a_group_announced_late_takes_nothing_back() -> None:
-    """A branch that was heard of before its group keeps what it has told."""
+    """A branch whose events came before its group keeps them."""
     events = finished("x", kind="branch")
     record = loop_in(recorded(*events, group_start("x", "y")), "x")
     assert (record.status, record.events) == (LoopStatus.COMPLETED, tuple(events))
@@ -565,7 +565,7 @@ CHILD = ChildLoopRef("call-1", "sub_agent", "loop-C", "sess-C")
 
 
 def spawn_events(*, told_by: str) -> dict[str, Any]:
-    """A parent, a child, and the link: told by the child's start, by the parent's tool, or by both."""
+    """Return events of a parent, a child, and the link: in the child's start, the parent's tool, or both."""
     parent, child = Loop("loop-P", "sess-P"), Loop("loop-C", "sess-C", "child")
     call = ToolCall("sub_agent", {}, "call-1")
     return {
@@ -588,7 +588,7 @@ ORDERS = [
 @pytest.mark.parametrize("told_by", ["parent", "child", "both"])
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: ", ".join(order))
 def test_the_spawn_chain_stands_in_any_order(order: tuple[str, ...], told_by: str) -> None:
-    """The child session names its parent's call and the parent's loop the child, once, whoever tells first."""
+    """The child session names its parent's call and the parent's loop the child, once, in any order of events."""
     events = spawn_events(told_by=told_by)
     recorder = fed(*(events[name] for name in order))
     assert recorder.unknown_events == 0
@@ -600,7 +600,7 @@ def test_the_spawn_chain_stands_in_any_order(order: tuple[str, ...], told_by: st
 
 
 def test_before_task_sees_who_has_spawned_the_session() -> None:
-    """A child that is told of by its own start is linked when it is asked about."""
+    """A child whose own start names its parent has the link when before_task is called."""
     seen: list[SpawnRef | None] = []
 
     def before_task(session: SessionRecord) -> bool:
@@ -612,14 +612,14 @@ def test_before_task_sees_who_has_spawned_the_session() -> None:
 
 
 def test_a_loop_of_a_child_with_a_parent_elsewhere_is_a_root() -> None:
-    """A parent in another session is kept as it is named, and the loop is a root of its own."""
+    """A parent in another session keeps its name, and the loop is a root of its own."""
     session = recorded(Loop("loop-C", "sess-C").start("loop-P", kind="initial", spawn_ref=SPAWN))
     (root,) = session.root_loops()
     assert (root.parent_loop_id, root.continuation_kind.kind) == ("loop-P", "initial")
 
 
 def _long_story(events: int) -> list[Any]:
-    """A loop of so many events: turns of five, each with a tool call."""
+    """Return a loop with that number of events: turns of five, each with a tool call."""
     loop = Loop("long")
     story: list[Any] = [loop.start()]
     for index in range(events // 5):
@@ -646,12 +646,12 @@ def _seconds_to_fold(events: int) -> float:
 
 
 def test_a_long_loop_is_folded_in_linear_time() -> None:
-    """Ten times the events take about ten times as long; each of them costing the whole would make it a hundred."""
+    """Ten times the events take about ten times as long; if each cost the whole, it would be a hundred."""
     assert _seconds_to_fold(20_000) / _seconds_to_fold(2_000) < 30
 
 
 def test_events_at_once_make_the_same_record_as_one_by_one() -> None:
-    """`after_all` is `after` for each."""
+    """`after_all` equals `after` for each event."""
     story = _long_story(50)
     one_by_one = LoopRecord(loop_id="long", session_id="s")
     for event in story:
@@ -661,7 +661,7 @@ def test_events_at_once_make_the_same_record_as_one_by_one() -> None:
 
 
 def test_a_group_may_end_without_a_selection() -> None:
-    """It was given up: each branch still knows its group, and none is selected; the record reads back the same."""
+    """The group was given up: each branch still names it, and none is selected; the record reads back the same."""
     events = group_events("x", "y")[:-1]
     end = ParallelLoopEnd(loop_id="x", session_id="sess", agent_id="agent", loop_ids=("x", "y"), at=NOON)
     session = recorded(*events, end)
@@ -673,7 +673,7 @@ def test_a_group_may_end_without_a_selection() -> None:
 
 
 def test_a_session_that_continues_after_a_flush_updates_its_record() -> None:
-    """The second flush gives one record with the loops of both, and nobody is asked about the session again."""
+    """The second flush gives one record with the loops of both, and before_task is not called again."""
     asked: list[str] = []
     ended: list[int] = []
 
@@ -693,7 +693,7 @@ def test_a_session_that_continues_after_a_flush_updates_its_record() -> None:
 
 
 def test_a_session_finalised_twice_is_handed_over_once() -> None:
-    """As of the second time, where nobody has asked for it in between."""
+    """It is returned as of the second time if it was not drained in between."""
     recorder = fed(*finished("a"))
     recorder.flush()
     for event in finished("b", "a"):
@@ -702,7 +702,7 @@ def test_a_session_finalised_twice_is_handed_over_once() -> None:
 
 
 def test_a_loop_that_goes_on_after_a_flush_was_not_aborted() -> None:
-    """The record that was handed over says so; the next one has what came after, and the loop's true end."""
+    """The returned record says aborted; the next one has the later events, and the loop's true end."""
     events = finished("a")
     recorder = fed(*events[:3])
     assert loop_in(flushed(recorder), "a").status is LoopStatus.ABORTED
@@ -712,7 +712,7 @@ def test_a_loop_that_goes_on_after_a_flush_was_not_aborted() -> None:
 
 
 def foreign(loop: Loop) -> list[Any]:
-    """A stream of another agent: its messages name no step."""
+    """Return a stream of another agent: its messages name no step."""
     call = ToolCall("look", {}, "call-1")
     asked, asks, told = Message.user("Hi"), Message.assistant(tool_calls=[call]), Message.tool("call-1", "seen")
     answer = Message.assistant("Hello.")
@@ -732,7 +732,7 @@ def foreign(loop: Loop) -> list[Any]:
 
 
 def test_turns_of_foreign_streams_are_kept() -> None:
-    """An answer that names no step belongs to the turn under way; what the user said belongs to none."""
+    """An answer that names no step belongs to the turn under way; a user's message belongs to none."""
     events = foreign(Loop("a"))
     record = loop_in(recorded(*events), "a")
     _, asks, told, answer = record.messages
@@ -744,7 +744,7 @@ def test_turns_of_foreign_streams_are_kept() -> None:
 
 @pytest.mark.parametrize("late", ["again", "more"])
 def test_what_comes_after_the_end_changes_nothing(late: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Events that are repeated, or come late, are counted and warned of; the loop stays as it ended."""
+    """Repeated and late events are counted and logged; the loop stays as it ended."""
     loop, story = Loop("a"), finished("a")
     recorder = fed(*story)
     before = recorder.checkpoint()
@@ -758,7 +758,7 @@ def test_what_comes_after_the_end_changes_nothing(late: str, caplog: pytest.LogC
 
 
 def test_a_run_whose_end_was_not_saved_is_resumed_after_it() -> None:
-    """Subscribers have heard an end that no version holds: what recovery tells then is not late."""
+    """Subscribers have got an end that no version holds: the events of the recovery are not late."""
     loop = Loop("a")
     first, last = loop.answer("One."), loop.answer("Two.", 1)
     before = [loop.start(), loop.turn(), loop.said(first, USED), loop.turn_end(), loop.end(first, usage=USED)]
@@ -778,7 +778,7 @@ def test_a_run_whose_end_was_not_saved_is_resumed_after_it() -> None:
 
 
 async def test_a_recorder_may_listen_to_a_whole_bus(caplog: pytest.LogCaptureFixture) -> None:
-    """The runtime's own events pass by, uncounted; the run is recorded as the runtime has it."""
+    """The runtime's own events are ignored, uncounted; the run is recorded as the runtime has it."""
     bus, recorder = EventBus(), SessionRecorder()
     bus.wiretap(recorder.on_event)
     loops = LoopFactory(driver=ScriptedDriver(["Hello."]), events=bus)
@@ -796,7 +796,7 @@ async def test_a_recorder_may_listen_to_a_whole_bus(caplog: pytest.LogCaptureFix
 
 
 def test_an_event_of_an_unknown_kind_is_kept() -> None:
-    """It stands among the loop's events, changes nothing else, and a saved record reads back the same."""
+    """It is among the loop's events, changes nothing else, and a saved record reads back the same."""
     loop, story = Loop("a"), finished("a")
     odd = [loop.other(UnknownEvent, kind="billed", body=body) for body in ({"cents": 3}, None, [1], {"type": "x"})]
     session = recorded(*story[:2], odd[0], *story[2:], *odd[1:])
@@ -815,7 +815,7 @@ def without_events(record: LoopRecord) -> Value:
 
 
 def test_an_event_of_a_newer_release_is_read_from_a_document_and_written_back() -> None:
-    """Kind and fields are those that it had, whatever this release knows of them."""
+    """Kind and fields are the same, known to this release or not."""
     document = recorded(*finished("a")).to_dict()
     newer = {"type": "billed", "loop_id": "a", "seq": 9, "at": "2026-01-01T12:00:09Z", "cents": 3}
     document["loops"][0]["events"].append(newer)
@@ -827,7 +827,7 @@ def test_an_event_of_a_newer_release_is_read_from_a_document_and_written_back() 
 
 
 def test_time_that_a_run_lay_dead_is_no_part_of_its_duration() -> None:
-    """From its last event before the crash to its start after it nobody worked on it, nor on the turn under way."""
+    """The time between a crash and the resume counts neither for the run nor for the turn under way."""
     loop = Loop("a")
     call = ToolCall("look", {}, "call-1")
     asks, last = Message.assistant(tool_calls=[call], metadata={"step_id": "a-0"}), loop.answer("Two.", 1)
@@ -847,7 +847,7 @@ def lasted(turn: Turn) -> float:
 
 
 def test_a_branch_that_never_began_ends_with_its_group() -> None:
-    """Announced, and never started because another was quicker: it is aborted when that one is selected."""
+    """A branch that was announced but never started is aborted when another is selected."""
     session = recorded(group_start("x", "y"), *finished("y", kind="branch"), group_end(("x", "y"), 1))
     assert [branch.status for branch in session.loops] == [LoopStatus.ABORTED, LoopStatus.COMPLETED]
     assert loop_in(session, "x").ended_at == NOON
@@ -857,7 +857,7 @@ SECRET = "card zyxw zyxw zyxw"  # letters that no random id has
 
 
 def telling(loop: Loop) -> tuple[Message, Message, list[Any]]:
-    """An answer that calls a tool and the tool's message, and a loop in which every event may tell of them."""
+    """Return an answer that calls a tool, the tool's message, and a loop in which every event may quote them."""
     step = {"step_id": f"{loop.loop_id}-0"}
     call = ToolCall("pay", {"card": SECRET}, id="call")
     answer = Message.assistant(f"I use {SECRET}.", tool_calls=[call], metadata=step)
@@ -895,7 +895,7 @@ def redacted(*messages: Message, session_id: str | None = "sess") -> Redacted:
 
 @pytest.mark.parametrize("heard", range(5, 14))
 def test_redacted_text_is_gone_from_the_record(heard: int, tmp_path: Path) -> None:
-    """From whichever events the record has by then; all else that it says stays, and so does the file's."""
+    """It is gone from all events so far; the other fields stay, in the record and in the file."""
     answer, result, story = telling(Loop("a"))
     config = SessionRecorderConfig(include_streaming_events=True)
     recorder = fed(*story[:heard], config=config)
@@ -914,7 +914,7 @@ def test_redacted_text_is_gone_from_the_record(heard: int, tmp_path: Path) -> No
 
 
 def test_what_was_flushed_before_a_redaction_is_handed_over_again(tmp_path: Path) -> None:
-    """Saving it writes the old file again, without the text; one that nobody has fetched is changed where it waits."""
+    """Saving it writes the old file again, without the text; a record that was not drained is changed in place."""
     answer, result, story = telling(Loop("a"))
     recorder = fed(*story, *finished("b", "a"))
     save_session(flushed(recorder), tmp_path)
@@ -932,7 +932,7 @@ def test_what_was_flushed_before_a_redaction_is_handed_over_again(tmp_path: Path
 
 @pytest.mark.parametrize("heard", range(5, 13))
 def test_later_events_do_not_bring_redacted_text_back(heard: int) -> None:
-    """Messages and calls are known by their ids, and what was said in other words since then stays."""
+    """Messages and calls are known by their ids; a later text in other words stays."""
     answer, result, story = telling(Loop("a"))
     summary = CompactionBlock("new", "llm", NOON, 2, "notes on nothing", 100, 10)
     recorder = fed(*story[:heard])
@@ -948,7 +948,7 @@ def test_later_events_do_not_bring_redacted_text_back(heard: int) -> None:
 
 
 def test_another_message_that_quotes_a_redacted_one_stays() -> None:
-    """As in a store: it is redacted by its own id, and the loop's messages and events tell the same of it."""
+    """As in a store, it is redacted only by its own id; the loop's messages and events agree."""
     loop = Loop("a")
     asked, answer = Message.user(f"My {SECRET}"), loop.answer(f"You said: My {SECRET}")
     recorder = fed(loop.start(), loop.said(asked), loop.turn(), loop.said(answer, USED), loop.end(asked, answer))
@@ -960,7 +960,7 @@ def test_another_message_that_quotes_a_redacted_one_stays() -> None:
 
 
 def test_pieces_of_a_redacted_message_are_gone_though_it_never_came_to_its_end() -> None:
-    """They are known by the message's id; each stands there as a piece without its text."""
+    """They are known by the message's id; each stays as a piece without its text."""
     answer, _, story = telling(Loop("a"))
     recorder = fed(Loop("a").start(), *story[1:4], config=SessionRecorderConfig(include_streaming_events=True))
     assert recorder.on_event(redacted(answer))
@@ -969,7 +969,7 @@ def test_pieces_of_a_redacted_message_are_gone_though_it_never_came_to_its_end()
 
 
 def test_a_redaction_is_about_the_session_that_holds_the_messages() -> None:
-    """The one that it names; if it names a fork, or none, the one whose loops have told the messages."""
+    """It is the session that the event names; if that is a fork, or missing, the one whose loops have the messages."""
     answer, result, story = telling(Loop("a"))
     other = telling(Loop("b", "other"))[2]
     other[4] = Loop("b", "other").said(msgspec.structs.replace(answer, parts=Message.assistant("same id").parts))
@@ -982,7 +982,7 @@ def test_a_redaction_is_about_the_session_that_holds_the_messages() -> None:
 
 
 async def test_a_recorder_hears_of_redactions_in_sessions() -> None:
-    """Its record then says what the store's says."""
+    """Its record then equals the store's."""
     bus, recorder = EventBus(), SessionRecorder()
     bus.wiretap(recorder.on_event)
     async with perdure.connect("memory://", driver=ScriptedDriver(["Noted."]), events=bus) as sessions:

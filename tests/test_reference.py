@@ -24,7 +24,7 @@ PAGES = {
     for page in (Path(__file__).parents[1] / "docs" / "reference").glob("*.md")
 }
 FRAMEWORKS = "adapters"
-"""The page whose classes need other frameworks, and have the verbs of these."""
+"""The page for classes that need other frameworks, and have their verbs."""
 OWN = sorted((page, path) for page, paths in PAGES.items() if page != FRAMEWORKS for path in paths)
 MODULES = [
     "archive",
@@ -59,7 +59,7 @@ VERBS = [
     "workers",
     "workflows",
 ]
-"""The pages on which every parameter is explained. The others are for those who extend perdure."""
+"""The pages that explain every parameter. The others are for readers who extend perdure."""
 OF_PROTOCOLS = ["execute_on", "install", "respond", "select"]
 """The methods that a protocol explains, for all classes that have them."""
 MADE_BY_PERDURE = [
@@ -92,7 +92,7 @@ def test_every_entry_is_on_one_page_once() -> None:
 
 
 def test_every_public_name_has_an_entry() -> None:
-    """Names of the root, shown or not, and those that other public modules show."""
+    """The public names are those of the root, shown or not, and those that other public modules show."""
     there = [found(path) for _, path in OWN]
     wanted = {f"perdure.{name}": getattr(perdure, name) for name in perdure._HOME_OF}
     for module in map(import_module, (f"perdure.{name}" for name in MODULES)):
@@ -101,7 +101,7 @@ def test_every_public_name_has_an_entry() -> None:
 
 
 def test_every_adapter_is_where_its_entry_says() -> None:
-    """Read as text: not every framework is installed wherever the tests run."""
+    """The source is read as text: some frameworks may not be installed."""
     for path in PAGES[FRAMEWORKS]:
         home, _, name = path.rpartition(".")
         base = Path(perdure.__file__).parents[1].joinpath(*home.split("."))
@@ -111,14 +111,14 @@ def test_every_adapter_is_where_its_entry_says() -> None:
 
 @pytest.mark.parametrize("path", [path for _, path in OWN])
 def test_every_field_has_a_text(path: str) -> None:
-    """Behind the field, or in the docstring of its class."""
+    """The text is behind the field, or in the docstring of its class."""
     value = found(path)
     assert not inspect.isclass(value) or list(fields_without_text(value)) == []
 
 
 @pytest.mark.parametrize("path", [path for page, path in OWN if page in VERBS])
 def test_every_parameter_has_a_text(path: str) -> None:
-    """In the docstring of its function, or in that of the class for several of its methods."""
+    """It is in the docstring of its function, or of the class for several of its methods."""
     value = found(path)
     if inspect.isclass(value):
         assert [each for name, verb in verbs_of(value) for each in without_text(name, verb, value)] == []
@@ -153,7 +153,7 @@ def verbs_of(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def has_constructor(base: type, cls: type) -> bool:
-    """Tell whether users call a constructor that is written out in `base`, and not made of its fields."""
+    """Tell whether users call a constructor that is written in `base`, and not made from its fields."""
     is_written = base.__init__.__qualname__.startswith(base.__qualname__) and not is_dataclass(base)
     return is_written and cls.__name__ not in MADE_BY_PERDURE
 
@@ -203,12 +203,12 @@ def is_text(node: ast.stmt | None) -> bool:
 
 
 def named_in(docstring: str | None) -> set[str]:
-    """Return the words that stand between backticks."""
+    """Return the words between backticks."""
     return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", docstring or ""))))
 
 
 def test_the_check_notices_what_is_missing() -> None:
-    """A field, a parameter and a docstring that are left out are named."""
+    """It names a field, a parameter and a docstring that are missing."""
 
     class Verbs:
         """A class whose `shared` parameter is explained here."""

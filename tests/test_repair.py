@@ -1,4 +1,4 @@
-"""Repair writes again what follows from what is stored, says what it did, and touches nothing that was said."""
+"""Repair rewrites data that follows from other data, reports its changes, and changes no message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perdure.testing import FrozenClock
 BODIES = (
     "SELECT 'm', log, pos, crc, body FROM msg UNION ALL SELECT 'h', sid, version, crc, body FROM head ORDER BY 1, 2, 3"
 )
-# What follows from versions, messages and rows. All else is left to a backup, to `gc`, or to somebody who knows.
+# Derived from versions, messages and rows. All other damage is left to a backup, to `gc`, or to an expert.
 FOLLOWS = (
     *(
         "evt_end = evt_end - 1",
@@ -70,7 +70,7 @@ def bodies(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of a store in which a good deal has happened, told once."""
+    """A directory with a store that has a long story, written once."""
     where = tmp_path_factory.mktemp("original")
 
     async def tell() -> None:
@@ -96,7 +96,7 @@ async def test_what_follows_from_versions_is_repaired(
     tmp_path: Path,
     damage: Damage,
 ) -> None:
-    """It is found before, a dry run changes nothing, the next check is clean, and the session's record tells of it."""
+    """The check finds it, a dry run changes nothing, the next check is clean; the session's record has the repair."""
     path = placed(original, tmp_path)
     execute(path, damage.done)
     said = bodies(path)
@@ -107,7 +107,7 @@ async def test_what_follows_from_versions_is_repaired(
         assert (await fsck(store)).problems == dry.found
         report = await repair(store)
         assert report.left == ()
-        # One repair may do for two: a fork of a fork has its notes by the other.
+        # One repair may fix two: a fork of a fork has its notes from the other.
         assert {each.where for each in report.repaired} - {"the search index"} <= {each.where for each in dry.repaired}
         for session_id in {each.session_id for each in report.repaired if each.session_id}:
             entries = [each for each in await store.read(session_id) if each.kind == REPAIRED]
@@ -125,7 +125,7 @@ async def test_what_would_have_to_be_guessed_is_left(
     tmp_path: Path,
     damage: Damage,
 ) -> None:
-    """It is reported with what helps, no body is changed, and nothing is wrong that was not wrong before."""
+    """It is reported with advice, no body is changed, and no new fault appears."""
     path = placed(original, tmp_path)
     execute(path, damage.done.format(erasures="value = -1 WHERE key = 'erasures'"))
     said = bodies(path)
@@ -147,7 +147,7 @@ async def test_a_search_index_is_made_anew(
     tmp_path: Path,
     damage: Damage,
 ) -> None:
-    """It finds again what is there."""
+    """It finds the messages again."""
     path = placed(original, tmp_path)
     execute(tmp_path / "sessions.db-search", damage.done)
     async with SqliteStore(path) as store:
@@ -158,7 +158,7 @@ async def test_a_search_index_is_made_anew(
 
 
 async def test_flipped_bits_in_indexes_are_repaired(original: Path, tmp_path: Path) -> None:
-    """All of an index is made again."""
+    """The whole index is made again."""
     rounds = 100 if os.environ.get("PERDURE_TORTURE") else 4
     path = placed(original, tmp_path / "original")
     pages = index_pages(path)
@@ -186,7 +186,7 @@ ROWS = f"SELECT * FROM ({BODIES}) UNION ALL SELECT id, sid, log, owner, created 
 
 
 def crowded(original: Path, where: Path) -> Path:
-    """Return a copy of a store with so small pages and so many sessions that indexes have inner and overflow pages."""
+    """Return a copy of a store with small pages and many sessions, so indexes have inner and overflow pages."""
     path = placed(original, where)
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "delete")
@@ -197,7 +197,7 @@ def crowded(original: Path, where: Path) -> Path:
 
 
 def test_damaged_cells_of_every_index_are_repaired(original: Path, tmp_path: Path) -> None:
-    """A byte in a page's header, a cell's pointer or a cell's numbers: all is sound afterwards, no row is changed."""
+    """After damage to a page's header, a cell's pointer or its numbers, all is sound again and no row is changed."""
     every = 1 if os.environ.get("PERDURE_TORTURE") else 5
     path = crowded(original, tmp_path / "original")
     sound, damaged = path.read_bytes(), tmp_path / "damaged.db"
@@ -236,7 +236,7 @@ def places_in(raw: bytes | bytearray, page: Any, size: int = 512) -> list[int]:
 
 @pytest.mark.parametrize("index", ["sqlite_autoindex_session_1", "session_by_shelf", "session_by_created"])
 async def test_a_damaged_index_is_told_first(original: Path, tmp_path: Path, index: str) -> None:
-    """Sessions look damaged because of it. Nobody is told to erase one, and all are there after the repair."""
+    """Sessions look damaged because of it. The advice is never to erase one, and all are there after the repair."""
     path = placed(original, tmp_path)
     said = bodies(path)
     raw = path.read_bytes()
@@ -267,7 +267,7 @@ def blanked(original: Path, where: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("index", ["tag_by_session", "sqlite_autoindex_msg_1"])
 async def test_a_lost_page_of_an_index_is_told_first(original: Path, tmp_path: Path, index: str) -> None:
-    """The check of the rows cannot end without the index. What was found of the file is told all the same."""
+    """The check of the rows fails without the index. The file's own faults are still reported."""
     said = bodies(original / "sessions.db")
     async with SqliteStore(blanked(original, tmp_path, index)) as store:
         report = await fsck(store)
@@ -279,7 +279,7 @@ async def test_a_lost_page_of_an_index_is_told_first(original: Path, tmp_path: P
 
 
 async def test_indexes_of_a_lost_table_are_left(original: Path, tmp_path: Path) -> None:
-    """They cannot be made again without its rows, so a dry run does not say so, and the advice is a backup."""
+    """They cannot be made again without its rows, so a dry run does not list them, and the advice is a backup."""
     async with SqliteStore(blanked(original, tmp_path, "session")) as store:
         problems = (await fsck(store)).problems
         assert all("backup" in each.repair for each in problems if each.where.startswith(("index", "the database")))
@@ -289,7 +289,7 @@ async def test_indexes_of_a_lost_table_are_left(original: Path, tmp_path: Path) 
 
 
 def test_an_index_is_repaired_beside_a_damaged_table(original: Path, tmp_path: Path) -> None:
-    """A row of another table cannot be decoded. That is left, and the index is made again."""
+    """A row of another table cannot be decoded. It is left, and the index is made again."""
     path = crowded(original, tmp_path)
     with closing(apsw.Connection(str(path))) as db:
         found: Any = db.execute("SELECT name, rootpage FROM sqlite_schema").fetchall()
@@ -309,7 +309,7 @@ def test_an_index_is_repaired_beside_a_damaged_table(original: Path, tmp_path: P
 
 
 def test_a_repair_that_was_killed_before_it_gave_back_pages_is_repeated(original: Path, tmp_path: Path) -> None:
-    """The pages that an index has left are found, and given back."""
+    """The pages that an index has left are found, and freed."""
     path = placed(original, tmp_path)
     with closing(connect(path)) as db:
         with exclusively(db):
@@ -341,7 +341,7 @@ print(int(sys.argv[2]) - left)
 
 
 def mended(path: Path, kill_at: int) -> subprocess.CompletedProcess[str]:
-    """Mend a file in another process, which kills itself in the middle of a transaction, after some steps."""
+    """Repair a file in another process, which kills itself in the middle of a transaction, after some steps."""
     words = (sys.executable, "-c", MENDED_UNTIL_KILLED, str(path), str(kill_at))
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
@@ -349,7 +349,7 @@ def mended(path: Path, kill_at: int) -> subprocess.CompletedProcess[str]:
 async def test_a_repair_of_indexes_that_is_killed_in_its_transaction_is_repeated(
     original: Path, tmp_path: Path
 ) -> None:
-    """Nothing else is damaged by it, and no row is lost. The next repair mends what the first would have."""
+    """The kill damages nothing else and loses no row. The next repair fixes the same faults."""
     rounds = 100 if os.environ.get("PERDURE_TORTURE") else 5
     path = placed(original, tmp_path / "original")
     rng = random.Random(23)
@@ -391,7 +391,7 @@ def index_pages(path: Path) -> list[int]:
 
 
 def flip(path: Path, rng: random.Random, pages: list[int]) -> None:
-    """Flip a bit in what a page holds; the unused middle of it would not matter."""
+    """Flip a bit in the used part of a page; the unused middle would not matter."""
     raw = bytearray(path.read_bytes())
     page = rng.choice(pages)
     start = (page - 1) * 4096
@@ -415,7 +415,7 @@ IN_POSTGRES = (
 
 
 async def test_a_postgres_schema_is_repaired(tmp_path: Path) -> None:
-    """Tables that say again what others say, one after the other: found, written again, and clean after."""
+    """Derived tables, one after the other, are found damaged, rewritten, and clean after."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened("postgres", tmp_path) as store:
@@ -437,7 +437,7 @@ async def test_a_postgres_schema_is_repaired(tmp_path: Path) -> None:
 
 
 async def test_a_directory_is_repaired(tmp_path: Path) -> None:
-    """Documents and hints are made anew from the logs; a damaged log is left to a backup."""
+    """Documents and hints are made again from the logs; a damaged log is left to a backup."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
         async with opened("file", tmp_path) as store:
@@ -467,7 +467,7 @@ async def test_a_directory_is_repaired(tmp_path: Path) -> None:
 
 
 async def test_a_store_of_another_kind_is_refused() -> None:
-    """One in memory has nothing to repair, and is looked at all the same."""
+    """A memory store has nothing to repair, but is checked."""
     async with MemoryStore() as store:
         assert (await repair(store)).is_sound
     with pytest.raises(ConfigurationError, match="cannot be repaired"):

@@ -1,4 +1,4 @@
-"""How often the text of an answer is kept while it is being written: seldom, and never for a short one."""
+"""The text of an unfinished answer is saved seldom, and never for a short one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLAIM = Claim(perdure.SessionId("s"), 1, 1, "me", 30.0)
 
 
 class Book:
-    """Takes down what is kept, or raises what it is given."""
+    """Takes down each saved piece, or raises the given error."""
 
     def __init__(self) -> None:
         self.pieces: list[Sketch] = []
@@ -40,13 +40,13 @@ class Book:
 
 
 def answer() -> tuple[CutOffAnswer, Any]:
-    """Return an answer, and what a driver calls with its pieces."""
+    """Return an answer, and the listener that a driver calls with its pieces."""
     written = CutOffAnswer("step", "m")
 
     async def tell(delta: Delta) -> None:
         return None
 
-    return written, written.listening(None, tell)  # type: ignore[arg-type]  # of which nothing is asked
+    return written, written.listening(None, tell)  # type: ignore[arg-type]  # not used here
 
 
 async def test_short_answers_are_not_kept_and_leave_no_timer() -> None:
@@ -62,7 +62,7 @@ async def test_short_answers_are_not_kept_and_leave_no_timer() -> None:
 
 
 async def test_pieces_are_gathered_between_two_writes() -> None:
-    """At most one in a tenth of a second, all that was said in between; what was said last comes with the answer."""
+    """At most one write in a tenth of a second has all text since the last; the rest comes with the answer."""
     book = Book()
     sketcher, (written, say) = Sketcher(book, CLAIM), answer()
     sketcher.begin("run", written, 7)

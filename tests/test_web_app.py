@@ -63,7 +63,7 @@ def _wait_for(port: int) -> None:
 
 
 class Answer(NamedTuple):
-    """What a browser has that goes by the offsets of events."""
+    """An answer as a browser has it after following the offsets of events."""
 
     text: str
     ids: list[str]
@@ -120,7 +120,7 @@ def test_every_user_has_chats_of_their_own(url: str) -> None:
 
 
 def test_a_browser_that_left_reads_on(url: str) -> None:
-    """It is given what it has missed, by the id of the last event that it saw, and nothing twice."""
+    """It gets the missed text, by the id of the last event that it saw, and nothing twice."""
     whole, ids, *_ = say(url, "ada", "Tell me a long story about a fox, a dog and a river", "one")
     headers = {"Last-Event-ID": ids[0]}
     with httpx.stream("GET", f"{url}{CHAT}/events", headers={"X-User": "ada", **headers}, timeout=30) as answer:
@@ -130,7 +130,7 @@ def test_a_browser_that_left_reads_on(url: str) -> None:
 
 
 def test_a_page_that_is_loaded_listens_behind_what_it_shows(url: str) -> None:
-    """Nothing is shown twice: not even the last answer, where nothing has run since."""
+    """Nothing is shown twice: not even the last answer, if nothing has run since."""
     say(url, "ada", "My name is Ada.", "one")
     loaded = page(url, "ada")
     assert (loaded["activity"], loaded["text"], loaded["calls"], loaded["queued"]) == ("idle", "", [], [])
@@ -143,7 +143,7 @@ def test_a_page_that_is_loaded_listens_behind_what_it_shows(url: str) -> None:
 
 @pytest.mark.parametrize(("verb", "outcome"), [("approve", "ada gets the money for order 7 back"), ("deny", "No.")])
 def test_a_person_decides(url: str, verb: str, outcome: str) -> None:
-    """The page shows what waits; what is decided about is what was shown, and a second click is told so."""
+    """The page shows the waiting calls; a decision covers the shown ones, and a second click is refused."""
     asked = say(url, "ada", PAY, "one")
     (call,) = asked.end["calls"]
     assert (call["name"], call["arguments"]) == ("refund", {"order": 7})
@@ -181,7 +181,7 @@ def test_a_person_decides(url: str, verb: str, outcome: str) -> None:
     ],
 )
 def test_bad_input_is_told(url: str, method: str, path: str, body: object, status: int) -> None:
-    """By a status and a sentence, and nothing is created by it."""
+    """The answer is a status and a sentence, and nothing is created by it."""
     refused = httpx.request(method, url + path, json=body, headers={"X-User": "ada"}, timeout=30)
     assert (refused.status_code, bool(refused.json()["error"])) == (status, True)
     assert httpx.get(f"{url}/chats", headers={"X-User": "ada"}).json()["chats"] == []
@@ -190,7 +190,7 @@ def test_bad_input_is_told(url: str, method: str, path: str, body: object, statu
 def test_what_is_not_json_or_a_cursor_is_told(url: str) -> None:
     headers = {"X-User": "ada"}
     assert httpx.post(url + CHAT, content=b"{", headers=headers).status_code == 400
-    assert httpx.get(f"{url}/chats").status_code == 400  # whoever it is
+    assert httpx.get(f"{url}/chats").status_code == 400  # without a user
     say(url, "ada", "Hello", "one")
     assert httpx.get(f"{url}{CHAT}/events?after=x", headers=headers).status_code == 400
     other = say(url, "bob", "Hello", "one").ids[0]
@@ -251,7 +251,7 @@ TALK = """async ([code, text]) => {
 
 
 async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None:
-    """It reads on behind its last event when the network was gone, and stops at the end."""
+    """It continues behind its last event after a network failure, and stops at the end."""
     chromium()
     code = b64encode((EXAMPLES / "web_app.js").read_bytes()).decode()
     async with browsing(url, None) as seen:
@@ -259,7 +259,7 @@ async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None
         await seen.go("/chats")
         await seen.page.evaluate(CUT)
         told = await seen.page.evaluate(TALK, [code, "Tell me a long story about a \U0001f98a, a dog and a river"])
-        seen.errors.clear()  # Chromium says in its console that the empty message had status 400
+        seen.errors.clear()  # Chromium's console has the status 400 of the empty message
     (_, answer) = (each["text"] for each in page(url, "ada")["messages"])
     assert len(told["shown"]) > 1
     assert told["shown"][-1] == answer
@@ -270,7 +270,7 @@ async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None
 
 
 def test_two_clicks_at_once_are_one_decision(url: str) -> None:
-    """The loser is told by a status, before a response begins: 409."""
+    """The losers get a status before a response begins: 409."""
     (call,) = say(url, "ada", PAY, "one").end["calls"]
     headers, body = {"X-User": "ada"}, {"calls": [call["id"]]}
 

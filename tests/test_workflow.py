@@ -1,4 +1,4 @@
-"""Workflows: stages in order or as a graph, that go on where they were."""
+"""Workflows: stages in order or as a graph, which resume where they were."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POET, CRITIC = AgentDefinition("poet", system_prompt="write"), AgentDefinition("
 
 
 class Echo:
-    """Answers `<agent>(<what was asked last>)`, and remembers what each was asked."""
+    """Answers `<agent>(<the last message>)`, and remembers each request."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -101,7 +101,7 @@ async def test_a_graph_runs_side_by_side_what_does_not_wait() -> None:
 
 
 async def test_stages_that_name_one_session_share_its_transcript() -> None:
-    """Each with its own agent."""
+    """Each has its own agent."""
     echo = Echo()
     stages = [Stage("draft", agent=POET, session="talk"), Stage("review", agent=CRITIC, session="talk")]
     async with echo.connect() as sessions:
@@ -144,13 +144,13 @@ async def test_a_prompt_is_a_text_or_a_function_of_the_results() -> None:
 
 @pytest.mark.parametrize("name", ["b", "nobody"])
 async def test_a_prompt_cannot_ask_for_what_is_not_there_yet(name: str) -> None:
-    """Neither for the result of a later stage, nor for that of none."""
+    """It can name neither the result of a later stage, nor that of an unknown one."""
     with pytest.raises(InvalidData, match=rf"is told {{{name}}}"):
         Workflow("w", [Stage("a", prompt=f"say {{{name}}}"), Stage("b")])
 
 
 async def test_a_stage_that_failed_is_tried_again_by_the_next_run() -> None:
-    """Those before it are not, and nothing of the failure is left in its transcript."""
+    """The stages before it are not, and the failed attempt is not in its transcript."""
     echo = Echo()
     echo.fails.add("write(sea)")
     workflow = Workflow("w", [Stage("draft", agent=POET), Stage("review", agent=CRITIC), Stage("end")])
@@ -170,7 +170,7 @@ async def words(sessions: Sessions, session_id: str) -> list[str]:
 
 
 async def test_a_retry_leaves_what_others_have_said_in_the_session_they_share() -> None:
-    """The failed attempt goes from between their words; they stay, and their last run with them."""
+    """Only the failed attempt between their messages goes; their messages and their last run stay."""
     echo = Echo()
     echo.fails.add("sea")
     one = Workflow("one", [Stage("draft", agent=POET, session="talk")])
@@ -189,7 +189,7 @@ async def test_a_retry_leaves_what_others_have_said_in_the_session_they_share() 
 
 
 async def test_a_retry_leaves_what_others_have_said_into_the_attempt_itself() -> None:
-    """Who speaks while a run waits for approval has not failed with it."""
+    """A message that comes while a run waits for approval stays when that run fails."""
 
     @perdure.tool(needs_approval=True)
     def publish() -> str:
@@ -212,7 +212,7 @@ async def test_a_retry_leaves_what_others_have_said_into_the_attempt_itself() ->
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_retry_that_is_killed_at_any_call_of_the_store_loses_nobodys_words(after: bool) -> None:
-    """Somebody speaks before it is killed, and again before it goes on; the stage is answered once."""
+    """Messages that come before the kill and before the resume stay; the stage is answered once."""
     for call in range(1, 200):
         echo, clock, store = Echo(), FrozenClock(tick=0.0001), FailingStore(MemoryStore())
         echo.fails.add("sea")
@@ -265,7 +265,7 @@ async def test_a_stage_waits_for_approval() -> None:
 
 
 async def test_a_stage_that_waits_is_not_done_whatever_tells_it_its_prompt() -> None:
-    """Nobody goes on from an answer that is not there; once it is, it is the one that is passed on."""
+    """The next stage waits for the answer, and then gets that answer."""
 
     @perdure.tool(needs_approval=True)
     def publish() -> str:
@@ -288,7 +288,7 @@ async def test_a_stage_that_waits_is_not_done_whatever_tells_it_its_prompt() -> 
 
 
 async def test_a_stage_that_fails_after_its_approval_is_tried_again() -> None:
-    """Its reply is the one that was saved last, and not the one that was still waiting."""
+    """Its reply is the last one saved, not the one that was still waiting."""
     broken = [True]
 
     @perdure.tool(needs_approval=True)
@@ -336,7 +336,7 @@ def test_a_workflow_that_cannot_work_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_a_killed_workflow_goes_on_in_its_unfinished_stage(tmp_path: Path, kind: str) -> None:
-    """Killed in the middle of stage 2: what was done is not done again."""
+    """Killed in the middle of stage 2, it repeats no finished step."""
     url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else f"file://{tmp_path / 'files'}"
     ledger = tmp_path / "ledger"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -358,7 +358,7 @@ NAMES = ["a", "b", "a.b", "b.c", "a_b", "a_-b", "a__b", "a.b_c", "a-b", "a._b"]
 
 
 def test_no_two_stages_share_a_session_by_accident() -> None:
-    """Whatever dots there are in the ids of workflows and the names of stages, each pair has an id of its own."""
+    """Each pair of workflow and stage has an id of its own, with any dots in their names."""
     made = {(flow, name): Workflow(flow, [Stage(name)]).session_of(Stage(name)) for flow in NAMES for name in NAMES}
     assert len(set(made.values())) == len(NAMES) ** 2
     assert made["a.b", "b"] == "a.b.b", "an id that was never ambiguous is as it was"
@@ -375,7 +375,7 @@ async def test_two_workflows_whose_names_join_alike_do_not_meet() -> None:
 
 
 async def test_a_stage_that_an_earlier_release_has_begun_is_found() -> None:
-    """Its session has dots that say too little; the key in it says whose it is."""
+    """Its session's id has ambiguous dots; the key in the session says whose it is."""
     echo = Echo()
     async with echo.connect() as sessions:
         await sessions.open("acme.eu.draft")
@@ -385,7 +385,7 @@ async def test_a_stage_that_an_earlier_release_has_begun_is_found() -> None:
 
 
 def no_answer_by(name: str) -> dict[str, Any]:
-    """Options of a connection in which a run of the poet's comes to no answer."""
+    """Return options of a connection in which a run of the poet's has no answer."""
 
     def reject(messages: Any) -> Any:
         return perdure.Rejected("not here") if messages[-1].text == "sea" else None
@@ -404,7 +404,7 @@ def no_answer_by(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("why", ["rejected", "cut off", "blank", "budget"])
 async def test_a_stage_without_an_answer_stops_the_workflow(why: str) -> None:
-    """Nothing is passed on, the error says which stage and why, and the next run tries that stage again."""
+    """Nothing is passed on, the error names the stage and the reason, and the next run tries that stage again."""
     echo = Echo()
     budget = perdure.ExecutionBudget(max_steps=0 if why == "budget" else None)
     poet = AgentDefinition("poet", system_prompt="write", budget=budget)

@@ -1,4 +1,4 @@
-"""Counting how often other tasks have their turn while something long is done in one event loop."""
+"""Counting how often other tasks have their turn during long work in one event loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """How many turns others have had."""
+    """The number of turns that others have had."""
 
     count = 0
 
 
 @asynccontextmanager
 async def counted_turns() -> AsyncIterator[Turns]:
-    """Count the turns that a task which asks for nothing else is given inside the block."""
+    """Count the turns that an idle task gets inside the block."""
     turns = Turns()
 
     async def count() -> None:

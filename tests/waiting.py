@@ -1,4 +1,4 @@
-"""Waiting in a test for what nobody tells."""
+"""Waiting in a test for a condition that sends no signal."""
 
 from __future__ import annotations
 

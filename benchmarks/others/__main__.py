@@ -40,7 +40,7 @@ MODULES = (
 
 
 def subjects() -> tuple[list[type[Subject]], dict[str, str]]:
-    """Those that can be imported here, and why the others cannot."""
+    """Return the libraries that can be imported, and the errors of the others."""
     found: list[type[Subject]] = []
     missing: dict[str, str] = {}
     for name in MODULES:
@@ -86,13 +86,13 @@ async def _attacked(bench: Bench, times: Attacks) -> None:
 
 
 async def _surviving(benches: list[Bench], what: str, step: Callable[[Bench], Awaitable[None]]) -> list[Bench]:
-    """Those that a step worked for. One that it fails for is reported with the error, and not measured any further."""
+    """Return the libraries whose step worked. The others are reported with their errors, and no longer measured."""
     left = []
     for bench in benches:
         print(f"{what}: {bench.subject.name}", file=sys.stderr, flush=True)
         try:
             await step(bench)
-        except Exception as error:  # a library that does not start is a finding, not the end of the others
+        except Exception as error:  # a library that fails is a finding, and does not end the others
             bench.findings.errors.append(f"{what}: {type(error).__name__}: {error}")
         else:
             left.append(bench)
@@ -130,7 +130,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")  # other libraries' deprecations are not what is measured
+    warnings.simplefilter("ignore")  # other libraries' deprecations are not measured
     if options.hang:
         name, setting, folder, mark = options.hang
         asyncio.run(measure.hang(_subject(name), setting, Path(folder), Path(mark)))

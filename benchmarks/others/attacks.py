@@ -20,12 +20,12 @@ SESSION = "attacked"
 TURNS = 24
 TEXTS = [text for number in range(1, TURNS + 1) for text in (Turn(number).question, Turn(number).result)]
 Shown = list[tuple[str, tuple[str, ...]]]
-"""What a library shows of each message: its kind, and those of the texts that are in it."""
+"""A library's view of each message: its kind, and the known texts that it contains."""
 
 
 @dataclass
 class Attacks:
-    """How often each attack is made."""
+    """The number of each attack's rounds."""
 
     cuts: int = 200
     flips: int = 200
@@ -37,10 +37,10 @@ def is_attacked(kind: type[Subject]) -> bool:
 
 
 async def power_cuts(kind: type[Subject], folder: Path, rounds: int) -> int:
-    """Cut the power while turns are added one after the other. Return how often an acknowledged turn is not there.
+    """Cut the power while turns are added one after the other. Return how often an acknowledged turn is missing.
 
-    The session has a turn and its files are safe on the disk when the recording begins: what a library does when it
-    makes its files is left out.
+    The session has a turn and its files are safe on the disk when the recording begins: the library's making of its
+    files is left out.
     """
     where = _made(folder / "disk")
     await _fill(kind, where, [Turn(1)])
@@ -60,7 +60,7 @@ async def power_cuts(kind: type[Subject], folder: Path, rounds: int) -> int:
 
 
 async def acknowledge(subject: Subject, where: Path) -> None:
-    """Add turns in the process that is recorded, and mark each that the library says is saved."""
+    """Add turns in the recorded process, and mark each that the library reports as saved."""
     await subject.open(where)
     disk = Switch()
     for number in range(2, TURNS + 1):
@@ -80,7 +80,7 @@ async def flipped_bits(kind: type[Subject], folder: Path, rounds: int) -> Mappin
         _flip(damaged, chance)
         try:
             found["right" if await _shown(kind, damaged) == right else "wrong"] += 1
-        except Exception:  # whatever a library raises, it has noticed
+        except Exception:  # with any exception, the library has noticed
             found["refused"] += 1
         shutil.rmtree(damaged)
     return dict(found)
@@ -99,7 +99,7 @@ def _made(folder: Path) -> Path:
 
 
 def _recorded(kind: type[Subject], where: Path, log: Path) -> Sequence[Operation]:
-    """Return what a process of its own does to the disk while it adds turns."""
+    """Return the disk operations of a process of its own that adds turns."""
     name = f"{kind.__module__}:{kind.__name__}"
     command = [sys.executable, "-m", "benchmarks.others", "--acknowledge", name, str(where)]
     subprocess.run(command, env=preloaded(where, log), check=True, stdout=subprocess.DEVNULL)
@@ -121,7 +121,7 @@ async def _turns_shown(kind: type[Subject], where: Path) -> int:
     """Return how many turns are there, from the first on. A session that cannot be loaded has none."""
     try:
         texts = [text for _, texts in await _shown(kind, where) for text in texts]
-    except Exception:  # whatever a library raises, nothing can be read
+    except Exception:  # with any exception, no turn can be read
         return 0
     return len([*takewhile(lambda number: Turn(number).question in texts and Turn(number).result in texts, count(1))])
 

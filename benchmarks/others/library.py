@@ -1,4 +1,4 @@
-"""What a library has to do to be measured: its class is a `Store`, or a `Subject` that runs agents too."""
+"""The interface of a measured library: its class is a `Store`, or a `Subject` that runs agents too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Write = Callable[[Turn], Awaitable[None]]
 
 
 class CannotFork(Exception):
-    """The library has no call that makes a second session out of a first."""
+    """The library has no call that makes a second session from a first."""
 
 
 class Store(ABC):
@@ -34,14 +34,14 @@ class Store(ABC):
 
     @abstractmethod
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """A new session that holds these turns. Not measured, so in whatever way is quick."""
+        """Make a session that holds these turns. It is not measured, so any quick way will do."""
 
     @abstractmethod
     async def append_turn(self, session_id: str, turn: Turn) -> None:
-        """Four messages onto a session that is open, saved when this returns."""
+        """Add four messages to an open session, saved when this returns."""
 
     async def turn(self, session_id: str, turn: Turn) -> None:
-        """What a run of the library's own agent asks of the store: to read what the model is shown, and to write."""
+        """Make the calls of a run by the library's own agent: read the model's messages, and write the new ones."""
         await self.append_turn(session_id, turn)
 
 
@@ -50,43 +50,43 @@ class Subject(Store):
 
     packages: ClassVar[tuple[str, ...]]
     durability: ClassVar[str]
-    """What the library does by default before a write counts as done."""
+    """The library's default guarantee before a write counts as done."""
     run_settings: ClassVar[tuple[str, ...]] = ("default",)
-    """The settings under which a run is killed: as the library comes, and what it offers for going on.
+    """The settings under which a run is killed: the default, and the library's options for resuming.
 
     None for a second way to write with the same library, whose runs are the same.
     """
 
     @abstractmethod
     async def load(self, session_id: str) -> Sequence[Any]:
-        """Every message of a session, as the library's own objects."""
+        """Return every message of a session, as the library's own objects."""
 
     @abstractmethod
     def kind(self, message: Any) -> Kind:
-        """What one of those messages is."""
+        """Return the kind of one of those messages."""
 
     async def fork(self, session_id: str) -> None:
         raise CannotFork
 
     @abstractmethod
     async def writer(self, session_id: str) -> Write:
-        """A write that builds on the session as it is now, whatever happens to it before the write is called."""
+        """Return a write that builds on the session as it is now, whatever happens to it before the write is called."""
 
     async def past(self, session_id: str) -> Sequence[Any]:
-        """Messages that the library still has of the session's past, outside of what `load` gives."""
+        """Return the messages of the session's past that the library still has, beside those from `load`."""
         return ()
 
     async def on_record(self, session_id: str) -> Sequence[Any]:
-        """Messages of a run that is not over, where the library keeps them beside the session."""
+        """Return the messages of an unfinished run, if the library keeps them beside the session."""
         return ()
 
     @abstractmethod
     async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
-        """A run of the library's own agent on a new session, with a model that follows the script."""
+        """Run the library's own agent on a new session, with a model that follows the script."""
 
     @abstractmethod
     async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
-        """After such a run was killed: finish it if the library can, else answer a next message. Says which."""
+        """After such a run was killed, finish it if the library can, or else answer a next message. Return which."""
 
 
 class OnPerdure:
@@ -99,14 +99,14 @@ class OnPerdure:
         return f"sqlite:///{self.folder / 'perdure.db'}"
 
     async def close(self) -> None:
-        """Close the store that the process shares, so that the next to open it reads the file."""
+        """Close the store that the process shares, so that the next one opened reads the file."""
         perdure.shared(self.url).close()
 
 
 class ScriptedModel:
-    """Calls the tool, then answers. With a `mark` it never comes to the answer: it makes that file and hangs.
+    """Calls the tool, then answers. With a `mark` it never answers: it makes that file and hangs.
 
-    Where the library has no way to finish a run, a next message is answered at once.
+    If the library cannot finish a run, a next message is answered at once.
     """
 
     def __init__(self, turn: Turn, mark: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How the figures are taken. Every round measures each library once, so that a noisy moment falls on all alike."""
+"""Measuring the figures. Every round measures each library once, so that a noisy moment affects all alike."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from benchmarks.others.library import CannotFork, ScriptedModel, Subject
 from benchmarks.others.turns import MESSAGES, Turn
 
 SETTLE = 0.5
-"""Seconds between the moment a run hangs and its end, for what a library writes in the background."""
+"""Seconds between the moment a run hangs and its end, for a library's writes in the background."""
 
 
 PATIENCE = 20.0
-"""Seconds after which a library gets no further rounds of a measurement; it has had one at the least."""
+"""Seconds after which a library gets no further rounds of a measurement; each gets at least one."""
 
 Sample = tuple[float, float, int]
 """Seconds on the clock, seconds of the processor, bytes."""
@@ -33,17 +33,17 @@ Sample = tuple[float, float, int]
 
 @dataclass
 class Sizes:
-    """How much is measured."""
+    """The sizes and rounds of a measurement."""
 
     histories: tuple[int, ...] = (0, 1_000, 10_000)
     rounds: int = 20
     slow_rounds: int = 5
-    """Rounds of what takes seconds in some libraries: loads and forks."""
+    """Rounds of calls that take seconds in some libraries: loads and forks."""
 
 
 @dataclass
 class Findings:
-    """What was found for one library. Times are medians in seconds, bytes are means."""
+    """The figures of one library. Times are medians in seconds, bytes are means."""
 
     name: str
     versions: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Findings:
     two_writers: str = ""
     killed: dict[str, str] = field(default_factory=dict)
     power_cuts: int | None = None
-    """Power cuts after which an acknowledged turn was not there."""
+    """Power cuts after which an acknowledged turn was missing."""
     flips: dict[str, int] = field(default_factory=dict)
     """Loads after one bit had flipped: how many were right, refused, or silently wrong."""
     rounds: dict[str, int] = field(default_factory=dict)
@@ -93,8 +93,8 @@ async def prepare(bench: Bench, sizes: Sizes) -> None:
 
 
 async def timed(call: Callable[[], Awaitable[object]]) -> Sample:
-    """How long it takes, and the bytes that the kernel was made to write by this process meanwhile."""
-    os.sync()  # or the first one that waits for the disk would pay for what others have left unwritten
+    """Return the time of a call, and the bytes that this process made the kernel write during it."""
+    os.sync()  # otherwise the first one that waits for the disk would pay for the unwritten data of others
     gc.disable()
     written = bytes_written()
     start, start_cpu = time.perf_counter(), time.process_time()
@@ -107,7 +107,7 @@ async def timed(call: Callable[[], Awaitable[object]]) -> Sample:
 
 
 def bytes_written() -> int:
-    """`write_bytes` of /proc/self/io: pages made dirty, so 4 KB at the least; 0 where there is no such file."""
+    """`write_bytes` of /proc/self/io: pages made dirty, so at least 4 KB; 0 without that file."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -121,10 +121,10 @@ Call = Callable[[Bench], Awaitable[Sample]]
 async def interleaved(
     benches: Sequence[Bench], rounds: int, call: Call, *, warm_up: int = 0
 ) -> dict[str, list[Sample]]:
-    """Each library once in every round. One that fails is left out from then on, with its error in the findings."""
+    """Measure each library once in every round. One that fails is left out afterwards, with its error noted."""
     taken: dict[str, list[Sample]] = {bench.subject.name: [] for bench in benches}
     gc.collect()
-    gc.freeze()  # what one library holds in memory is not to slow the others down
+    gc.freeze()  # one library's memory must not slow the others down
     for number in range(rounds + warm_up):
         for bench in benches:
             if bench.subject.name not in taken or _clock(taken[bench.subject.name]) > PATIENCE:
@@ -133,7 +133,7 @@ async def interleaved(
                 sample = await call(bench)
             except CannotFork:
                 del taken[bench.subject.name]
-            except Exception as error:  # whatever a library raises is a finding, not the end of the others
+            except Exception as error:  # any exception of a library is a finding, and does not end the others
                 del taken[bench.subject.name]
                 bench.findings.errors.append(f"{type(error).__name__}: {error}")
             else:
@@ -166,7 +166,7 @@ async def appends(benches: Sequence[Bench], sizes: Sizes) -> None:
 
 
 async def loads(benches: Sequence[Bench], sizes: Sizes) -> None:
-    """By a library opened anew that has loaded the smallest session: the connection is warm, the session is not."""
+    """Measure a load by a library just opened, after that of the smallest session: only the connection is warm."""
     smallest, largest = session_of(min(sizes.histories)), session_of(max(sizes.histories))
 
     async def load(bench: Bench) -> Sample:
@@ -212,7 +212,7 @@ async def two_writers(bench: Bench) -> str:
     refused = ""
     try:
         await write_two(second)
-    except Exception as error:  # whatever a library raises is its answer
+    except Exception as error:  # any exception of a library is its answer
         refused = type(error).__name__
     for subject in (one, two):
         await subject.close()
@@ -237,7 +237,7 @@ async def _outcome(bench: Bench, first: Turn, second: Turn, refused: str) -> str
 
 
 async def killed(bench: Bench, setting: str) -> str:
-    """A run of two steps in a process of its own, killed with SIGKILL while the second model call hangs."""
+    """Run two steps in a process of its own, and kill it with SIGKILL while the second model call hangs."""
     folder, mark = bench.folder / f"killed-{len(bench.findings.killed)}", bench.folder / "hanging"
     folder.mkdir()
     mark.unlink(missing_ok=True)
@@ -271,7 +271,7 @@ async def _afterwards(bench: Bench, folder: Path, setting: str) -> str:
         model = ScriptedModel(Turn(1))
         how = await subject.go_on("run", setting, model)
         whole = [subject.kind(message) for message in await subject.load("run")]
-    except Exception as error:  # whatever a library raises is its answer
+    except Exception as error:  # any exception of a library is its answer
         return f"going on failed: {type(error).__name__}: {str(error)[:200]}"
     finally:
         await subject.close()
@@ -281,7 +281,7 @@ async def _afterwards(bench: Bench, folder: Path, setting: str) -> str:
 
 
 async def hang(subject: Subject, setting: str, folder: Path, mark: Path) -> None:
-    """The child's part: a run that never ends."""
+    """Make a run that never ends, in the child process."""
     await subject.open(folder)
     await subject.run("run", setting, ScriptedModel(Turn(1), mark))
 

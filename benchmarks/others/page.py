@@ -11,7 +11,7 @@ from benchmarks.others.measure import PATIENCE, Findings, Sizes
 
 
 def tables(everything: Sequence[Findings], sizes: Sizes, times: Attacks, machine: Mapping[str, Any]) -> TableOf:
-    """Return what writes the tables of the pages, each by its name."""
+    """Return the functions that write the tables of the pages, by name."""
     made = {
         "figures": markdown(_figures(everything, sizes)) + _circumstances(sizes, machine),
         "behaviour": markdown(_behaviour(everything)),
@@ -63,7 +63,7 @@ def _behaviour(everything: Sequence[Findings]) -> list[list[str]]:
 
 
 def _killed(findings: Findings) -> str:
-    """Return what a killed run left. A second way to write with the same library is not killed again."""
+    """Return what is left of a killed run. A second way to write with the same library is not killed again."""
     told = [what if setting == "default" else f"with `{setting}`: {what}" for setting, what in findings.killed.items()]
     return "<br>".join(told) or "as above"
 

@@ -1,4 +1,4 @@
-"""What is said: one turn of four messages, the same for every library, which puts it into messages of its own."""
+"""The content: one turn of four messages, the same for every library, which makes messages of its own from it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Sqlite(Subject):
         self.db.close()
 
     def _save(self, session: AgentSession, turn: Turn) -> None:
-        """What an agent does at the end of a run."""
+        """Make an agent's calls at the end of a run."""
         run = run_of(turn, session.session_id)
         session.upsert_run(run)
         self.db.upsert_session(session)

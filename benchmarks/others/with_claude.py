@@ -17,7 +17,7 @@ SESSION = "3f0d3c5e-93f5-4f5c-8a51-0a5d2b8f7c11"
 
 
 def entries(turn: Turn) -> list[Any]:
-    """A turn as Claude writes it, with all that it says about every line."""
+    """Return a turn in Claude's form, with all fields of every line."""
     use = {"type": "tool_use", "id": turn.call_id, "name": TOOL, "input": turn.arguments}
     result = {"type": "tool_result", "tool_use_id": turn.call_id, "content": turn.result}
     said: list[tuple[str, Any]] = [
@@ -53,7 +53,7 @@ def _uuid(turn: int, place: int) -> str:
 
 
 class Lines(Store):
-    """What Claude writes itself: one line for each entry, without fsync."""
+    """Claude's own file: one line for each entry, without fsync."""
 
     name = "Claude Agent SDK, its file of lines"
 
@@ -61,7 +61,7 @@ class Lines(Store):
         self.folder = folder
 
     async def close(self) -> None:
-        """Nothing is open between two writes."""
+        """No file is open between two writes."""
 
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
         for turn in turns:

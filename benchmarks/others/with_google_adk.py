@@ -88,7 +88,7 @@ class Database(Subject):
         await self.service.close()
 
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """In one commit: a commit an event would take minutes."""
+        """Write in one commit: a commit an event would take minutes."""
         session = await self.service.create_session(app_name=APP, user_id=USER, session_id=session_id)
         await self._fill(session, [event for turn in turns for event in events(turn)])
         filled = await self._load(session_id)
@@ -108,7 +108,7 @@ class Database(Subject):
         await self._append(self.loaded[session_id], turn)
 
     async def turn(self, session_id: str, turn: Turn) -> None:
-        """A read of the session, and a write for each of four events."""
+        """Read the session, and write each of four events."""
         session = await self._load(session_id)
         assert session is not None
         await self._append(session, turn)

@@ -96,12 +96,12 @@ class OneUpdate(Subject):
         return kind(message)
 
     async def fork(self, session_id: str) -> None:
-        """The checkpoint once more, as another child of its parent: a branch within the thread."""
+        """Write the checkpoint once more, as another child of its parent: a branch within the thread."""
         state = await self.graph.aget_state(self._config(session_id))
         await self.graph.aupdate_state(state.config, None, as_node="__copy__")
 
     async def writer(self, session_id: str) -> Write:
-        """A run that has loaded the thread, and waits in its model for the turn to answer."""
+        """Return a run that has loaded the thread, and waits in its model for the turn to answer."""
         turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         loaded = asyncio.Event()
         run = f"writer-{id(turn)}"

@@ -37,7 +37,7 @@ from benchmarks.others.turns import TOOL, Turn
 from perdure.adapters.openai_agents import PerdureSession
 
 SHOWN = 50
-"""How many items a bounded turn reads."""
+"""The number of items a bounded turn reads."""
 BOUNDED = RunConfig(session_settings=SessionSettings(limit=SHOWN))
 Item = dict[str, Any]
 
@@ -113,7 +113,7 @@ class Plain(Subject):
         await self._session(session_id).add_items(items(turn))
 
     async def turn(self, session_id: str, turn: Turn) -> None:
-        """A read of the newest items, and three writes: the question, a step with its result, the answer."""
+        """Read the newest items, and write three times: the question, a step with its result, the answer."""
         session, said = self._session(session_id), items(turn)
         await session.get_items(limit=SHOWN)
         for step in (said[:1], said[1:3], said[3:]):
@@ -161,7 +161,7 @@ class Advanced(Plain):
         return AdvancedSQLiteSession(session_id=session_id, db_path=self.folder / "sessions.db", create_tables=True)
 
     async def fork(self, session_id: str) -> None:
-        """A branch from the last turn, within the session; it holds what was said before that turn."""
+        """Branch from the last turn, within the session; the branch holds the items before that turn."""
         session = self._session(session_id)
         assert isinstance(session, AdvancedSQLiteSession)
         last = (await session.get_conversation_turns())[-1]["turn"]

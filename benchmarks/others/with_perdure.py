@@ -41,7 +41,7 @@ def kind(message: Message) -> Kind:
 
 
 class ScriptedDriver:
-    """The script as perdure's driver; which script may change from run to run."""
+    """The script as perdure's driver; the script may change from run to run."""
 
     def __init__(self) -> None:
         self.model = ScriptedModel(NEXT_MESSAGE)

@@ -85,7 +85,7 @@ class JsonFile(Subject):
         return kind(message)
 
     async def fork(self, session_id: str) -> None:
-        """There is no call for it, but the file can be copied: what is read is written under another name."""
+        """Copy the file, since the library has no call for it: the history is read and written under another name."""
         self._write(f"{session_id}-fork", list(await self.load(session_id)))
 
     async def writer(self, session_id: str) -> Write:

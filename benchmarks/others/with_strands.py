@@ -85,7 +85,7 @@ class Files(Subject):
         return FileSessionManager(session_id, str(self.folder))
 
     def _load(self, session_id: str, model: ScriptedModel | None = None) -> tuple[RepositorySessionManager, Agent]:
-        """An agent with its session in it. It keeps the whole history; the default would keep the last 40 messages."""
+        """Return an agent with its session. It keeps the whole history; the default would keep the last 40 messages."""
         manager = self._manager(session_id)
         script = model or ScriptedModel(NEXT_MESSAGE)
         agent = Agent(
@@ -99,7 +99,7 @@ class Files(Subject):
         return manager, agent
 
     def _append(self, manager: RepositorySessionManager, agent: Agent, turn: Turn, *, sync: bool = True) -> None:
-        """What the manager does when an agent adds its messages."""
+        """Make the manager's calls when an agent adds its messages."""
         for message in messages(turn):
             agent.messages.append(message)
             manager.append_message(message, agent)

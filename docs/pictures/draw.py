@@ -39,7 +39,7 @@ _STYLE = """
 
 
 def _rules() -> ModuleType:
-    """Load the test that holds the layers, which knows them and how to read imports."""
+    """Load the test of the layers, which has the rules and reads imports."""
     spec = importlib.util.spec_from_file_location("layers", ROOT / "tests" / "test_layers.py")
     assert spec is not None
     assert spec.loader is not None
@@ -140,8 +140,16 @@ def _box(box: Box) -> Iterator[str]:
 
 
 def _about(lines: int) -> str:
+<<<<<<< HEAD
     """Return a count that is as true after the next change: to the nearest hundred, or thousand if it is large."""
     return f"~{max(round(lines, -3 if lines > 2_000 else -2), 100):,} lines"
+=======
+    """Return a count that stays true after small changes: to the nearest hundred, or thousand if it is large."""
+    return f"~{round(lines, -3 if lines > 2_000 else -2):,} lines"
+
+
+_LANE = 38
+>>>>>>> 1ea01f139e63d8a17ae57b3c1e51df0f5511c6f5
 
 
 class Step(NamedTuple):
@@ -152,8 +160,13 @@ class Step(NamedTuple):
     thread: bool
 
 
+<<<<<<< HEAD
 _LANES = ("sessions", "runtime", "actions", "loop", "driver", "run_journal", "stores", "engine", "jobs")
 # They are called all the time, and say nothing of the way.
+=======
+_LANES = ("sessions", "runtime", "actions", "loop", "run_journal", "stores", "jobs", "format", "engine")
+# Called all the time, and not part of the way.
+>>>>>>> 1ea01f139e63d8a17ae57b3c1e51df0f5511c6f5
 _PASSING = {"checks", "codec", "errors", "protocols", "model", "aio", "__init__"}
 _WAITS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_GENERATOR
 
@@ -201,7 +214,7 @@ def _place(frame: FrameType) -> tuple[str, str]:
 
 
 async def _send(is_on: threading.Event) -> None:
-    """Send twice, and have the second time noted: the first imports what it needs."""
+    """Send twice, and note the second time: the first one imports modules."""
     import perdure
 
     with tempfile.TemporaryDirectory() as folder:

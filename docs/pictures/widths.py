@@ -1,4 +1,4 @@
-"""Look at every page of the built site in Chromium: none may be wider than its window, and no block lose its code.
+"""Check every page of the built site in Chromium: none may be wider than its window, and no block lose its code.
 
 `make docs` builds the site first. With a directory as its argument, the tops of the pages are kept there as pictures.
 """

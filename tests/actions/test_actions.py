@@ -1,4 +1,4 @@
-"""Every action that needs no model: what it changes, what it leaves alone, what it refuses."""
+"""Every action that needs no model: its changes, its limits, and its refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_lifecycle_actions_move_the_status() -> None:
 
 
 async def test_illegal_moves_are_refused() -> None:
-    """The error names both statuses and the moves there are."""
+    """The error names both statuses and the moves that are allowed."""
     deleted = fresh().deleted()
     with pytest.raises(IllegalStatusChange, match="deleted and cannot become active"):
         await ResumeSession().execute_on(deleted)
@@ -131,7 +131,7 @@ async def test_fork_at_a_place_that_is_not_there(at: object) -> None:
 
 
 async def test_inject_takes_texts_dicts_and_messages() -> None:
-    """Each becomes a message at the end; what is not a message is refused before anything happens."""
+    """Each becomes a message at the end; anything that is not a message is refused before the action runs."""
     session = await InjectMessage("a", {"role": "assistant", "content": "b"}, Message.system("c")).execute_on(fresh())
     assert [(message.role, message.text) for message in session.state.messages] == [
         ("user", "a"),
@@ -204,7 +204,7 @@ async def test_metadata_is_json_and_never_a_secret() -> None:
 
 
 async def test_prompt_model_task_tags_and_name() -> None:
-    """Each verb changes its own thing, and takes back what it gave."""
+    """Each verb changes its own thing, and can undo its change."""
     session = await ChangeSystemPrompt("Be long.").execute_on(fresh())
     assert session.state.context.system_prompt == "Be long."
     session = await ChangeModel("openai:gpt-5").execute_on(session)
@@ -235,7 +235,7 @@ RESULT = {"role": "tool", "tool_call_id": "c", "content": "5"}
 
 
 async def test_a_result_without_its_call_is_not_injected() -> None:
-    """The model would never be shown it. The error says what to do, and nothing is changed."""
+    """The model would never see it. The error says what to do, and nothing is changed."""
     async with connect("memory://", model="offline") as sessions:
         chat = await sessions.open("s")
         for given in (RESULT, [RESULT], [{"role": "user", "content": "hi"}, RESULT], [RESULT, RESULT]):
@@ -258,7 +258,7 @@ async def test_a_result_may_answer_a_call_that_was_injected_before() -> None:
 
 
 async def test_a_history_may_begin_in_the_middle() -> None:
-    """What was cut off elsewhere is nobody's mistake here: its first results pass, and later ones need their calls."""
+    """The first results of an imported history need no call in this session; later ones do."""
     async with connect("memory://", model="offline") as sessions:
         chat = await sessions.open("s")
         with pytest.raises(InvalidData):

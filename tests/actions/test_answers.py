@@ -1,4 +1,4 @@
-"""Tools that are called outside: their calls wait for answers, which anybody may hand in, once."""
+"""Tools that are called outside: their calls wait for answers, and anybody may hand one in, once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add(a: int, b: int) -> int:
 
 
 class Model:
-    """Asks for calls, then says what their results are. It keeps what it was sent."""
+    """Asks for calls, then repeats their results. It keeps the requests it was sent."""
 
     def __init__(self, *calls: ToolCall) -> None:
         self.calls = list(calls)
@@ -89,7 +89,7 @@ class Team(Model):
 
 
 async def test_a_run_continues_with_the_answer() -> None:
-    """The session is suspended meanwhile, and shows that the call is made outside."""
+    """The session is suspended until then, and shows that the call is made outside."""
     model = Model(CALL)
     async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
         chat = await sessions.open("a")
@@ -106,7 +106,7 @@ async def test_a_run_continues_with_the_answer() -> None:
 
 
 async def test_tools_and_instructions_of_one_message() -> None:
-    """The next run has neither. What the agent has itself stays."""
+    """The next run has neither. The agent keeps its own tools and prompt."""
     model = Model(CALL)
     agent = AgentDefinition("clerk", system_prompt="Be brief.")
     async with connect("memory://", driver=model.driver, tools=[add]) as sessions:
@@ -135,7 +135,7 @@ async def test_another_process_answers(tmp_path: Path) -> None:
 
 
 async def test_calls_are_settled_one_by_one() -> None:
-    """Some are answered, some decided on, some made here. The model is asked once all are settled."""
+    """Some are answered, some decided, some made here. The model is asked once all are settled."""
     calls = [CALL, ToolCall("weather", {"city": "Rome"}, id="c2"), ToolCall("pay", {"amount": 3}, id="c3")]
     model = Model(*calls, ToolCall("add", {"a": 1, "b": 2}, id="c4"))
     async with connect("memory://", driver=model.driver, tools=[WEATHER, pay, add]) as sessions:
@@ -151,7 +151,7 @@ async def test_calls_are_settled_one_by_one() -> None:
 
 
 async def test_a_call_that_failed_outside_and_one_that_is_denied() -> None:
-    """The model is told of both."""
+    """The model is shown both as errors."""
     model = Model(CALL, ToolCall("weather", {"city": "Rome"}, id="c2"))
     async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
         chat = await sessions.open("a")
@@ -178,7 +178,7 @@ async def test_a_call_that_failed_outside_and_one_that_is_denied() -> None:
     ],
 )
 async def test_what_cannot_be_an_answer_changes_nothing(answers: Any, errors: Any, problem: str) -> None:
-    """A call that needs approval, one that is unknown, and values that are not JSON."""
+    """An answer is refused to a call that needs approval, for an unknown call, and if it is not JSON."""
     model = Model(CALL, ToolCall("pay", {"amount": 3}, id="c3"))
     async with connect("memory://", driver=model.driver, tools=[WEATHER, pay]) as sessions:
         chat = await sessions.open("a")
@@ -197,7 +197,7 @@ async def test_what_cannot_be_an_answer_changes_nothing(answers: Any, errors: An
     [([CALL], (), ("weather",)), ([CALL, ToolCall("pay", {"amount": 3}, id="c3")], ("pay",), ("weather",))],
 )
 async def test_a_session_says_what_its_calls_wait_for(calls: list[ToolCall], pending: Any, outside: Any) -> None:
-    """A call that is made outside cannot be approved, so nobody is told to approve it."""
+    """A call that is made outside cannot be approved, so the error does not say to approve it."""
     async with connect("memory://", driver=Model(*calls).driver, tools=[WEATHER, pay]) as sessions:
         chat = await sessions.open("a")
         await chat.send("Go")
@@ -213,7 +213,7 @@ async def test_a_session_says_what_its_calls_wait_for(calls: list[ToolCall], pen
 
 
 async def test_an_answer_comes_once() -> None:
-    """The second one is told that nothing waits any more."""
+    """The second answer is refused: no call waits any more."""
     async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER]) as sessions:
         chat = await sessions.open("a")
         await chat.send("Go")
@@ -227,7 +227,7 @@ async def test_an_answer_comes_once() -> None:
 @pytest.mark.parametrize("by", ["id", "digest"])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_sub_agents_call_is_answered_through_its_caller(by: str, fails: bool) -> None:
-    """The caller's run continues with what the sub-agent has made of it."""
+    """The caller's run continues with the sub-agent's answer."""
     async with connect("memory://", driver=Team().driver, tools=[WEATHER], subagents=[HELPER]) as sessions:
         chat = await sessions.open("a")
         (call,) = (await chat.send("Go")).pending_calls
@@ -235,7 +235,7 @@ async def test_a_sub_agents_call_is_answered_through_its_caller(by: str, fails: 
         assert (leaf.name, leaf.external, call.external) == ("weather", True, False)
         with pytest.raises(InvalidData, match="'h1' does not wait for an answer"):
             await chat.answer({"h1": "x"})
-        assert [each.id for each in (await chat.approve()).pending_calls] == ["h1"]  # which decides nothing
+        assert [each.id for each in (await chat.approve()).pending_calls] == ["h1"]  # it decides nothing
         given = {getattr(leaf, by): "rain"}
         reply_to = await (chat.answer(errors=given) if fails else chat.answer(given))
         assert "rain" in reply_to.text
@@ -243,7 +243,7 @@ async def test_a_sub_agents_call_is_answered_through_its_caller(by: str, fails: 
 
 
 async def test_tools_that_cannot_be() -> None:
-    """A name that the agent has already, a name twice, something that is not such a tool, and one that steers."""
+    """A name the agent has, a name twice, another kind of tool, and tools of a steering message are refused."""
     async with connect("memory://", driver=Model().driver, tools=[add]) as sessions:
         chat = await sessions.open("a")
         version = (await chat.session()).version
@@ -265,7 +265,7 @@ async def test_tools_that_cannot_be() -> None:
 
 
 async def test_arguments_that_do_not_fit_go_back_to_the_model() -> None:
-    """Nobody outside is asked to make such a call."""
+    """No one outside is asked to make such a call."""
     model = Model(ToolCall("weather", {"city": 7}, id="c1"))
     async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
         reply = await (await sessions.open("a")).send("Go")
@@ -306,7 +306,7 @@ async def test_a_message_for_workers_brings_its_tools(tmp_path: Path) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("whose", ["its own", "a sub-agent's"])
 async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path, whose: str) -> None:
-    """It is in the commit that the run continues with, wherever the process dies after that."""
+    """The answer is in the commit with which the run continues, wherever the process dies after that."""
     for call in range(1, 90):
         url, model = f"sqlite:///{tmp_path / f'{call}.db'}", Team() if whose == "a sub-agent's" else Model(CALL)
         store: Any = FailingStore(connect(url).store)
@@ -339,7 +339,7 @@ async def test_an_answer_that_has_begun_is_never_asked_for_again(tmp_path: Path,
 
 
 async def test_what_waits_for_an_answer_is_stored_so(tmp_path: Path) -> None:
-    """In the state, on record, and in what is exported."""
+    """The state, the record and the exported file keep the call, its tools and the instructions."""
     url = f"file://{tmp_path / 's'}"
     async with connect(url, driver=Model(CALL).driver) as sessions:
         chat = await sessions.open("a")
@@ -359,7 +359,7 @@ async def test_what_waits_for_an_answer_is_stored_so(tmp_path: Path) -> None:
 
 
 async def test_a_cancellation_ends_the_run_and_keeps_the_answer() -> None:
-    """A run that waits is not under way, so there is nothing to cancel. One that continues is stopped."""
+    """A waiting run is not under way, so there is nothing to cancel. A run that continues is stopped."""
     asked = asyncio.Event()
 
     def reply(request: Any) -> Any:
@@ -383,7 +383,7 @@ async def test_a_cancellation_ends_the_run_and_keeps_the_answer() -> None:
 
 
 async def test_what_gives_the_run_up_refuses_a_late_answer() -> None:
-    """An undo ends the run that waits. What comes from outside then is told so, and changes nothing."""
+    """An undo ends the run that waits. A later answer is refused, and changes nothing."""
     async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER]) as sessions:
         chat = await sessions.open("a")
         await chat.send("Go")
@@ -418,7 +418,7 @@ async def test_a_call_that_waits_survives_a_compaction(strategy: str) -> None:
 
 
 async def test_a_fork_does_not_wait_for_the_answer() -> None:
-    """It takes messages at once. The answer goes to the session that has asked, and to no other."""
+    """The fork takes messages at once. The answer goes only to the session that asked."""
     model = Model(CALL)
     async with connect("memory://", driver=model.driver, tools=[WEATHER]) as sessions:
         chat = await sessions.open("a")
@@ -435,7 +435,7 @@ async def test_a_fork_does_not_wait_for_the_answer() -> None:
 
 
 class Meddling(Interceptor):
-    """Does to calls and results what it is told to."""
+    """Changes calls and results with the given functions."""
 
     def __init__(self, before: Any = None, after: Any = None) -> None:
         self.before, self.after = before, after
@@ -455,7 +455,7 @@ def raising(error: Exception) -> Any:
 
 
 async def test_interceptors_see_calls_that_are_made_outside() -> None:
-    """They change what is asked for and what is answered, and may keep a call from being asked for at all."""
+    """They can change a call and its answer, and can block the call."""
     hook = Meddling(lambda call: replace(call, arguments={"city": "Bergen"}), lambda done: replace(done, result="…"))
     async with connect("memory://", driver=Model(CALL).driver, tools=[WEATHER], interceptors=[hook]) as sessions:
         chat = await sessions.open("a")
@@ -470,7 +470,7 @@ async def test_interceptors_see_calls_that_are_made_outside() -> None:
 
 @pytest.mark.parametrize("wait", [True, False])
 async def test_an_interceptor_that_raises_on_an_answer_fails_the_run(wait: bool) -> None:
-    """As on the result of any tool. The session takes the next message, and waits for nothing."""
+    """It fails as on the result of any tool. The session takes the next message, and waits for nothing."""
     hook = Meddling(after=raising(ValueError("no such city")))
     model = Model(CALL)
     async with connect("memory://", driver=model.driver, tools=[WEATHER], interceptors=[hook]) as sessions:
@@ -506,7 +506,7 @@ async def test_an_interceptor_that_stops_the_run_at_an_answer(wait: bool) -> Non
 @pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
 @pytest.mark.parametrize("wait", [True, False])
 async def test_a_hook_that_raises_leaves_the_answer_for_recovery(stage: SessionStage, wait: bool) -> None:
-    """What was answered is on record, so that nobody has to answer again. A decision that is left saves nothing."""
+    """The answer is on record, so it need not be given again. A decision that is left to a worker saves nothing."""
 
     class Failing(PassThroughSessionController):
         is_armed = False

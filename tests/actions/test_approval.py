@@ -1,4 +1,4 @@
-"""Calls that wait for a person: the run stops before them, and goes on whenever and wherever it is decided."""
+"""Calls that wait for a person: the run stops before them, and continues once they are decided, in any process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ AGENT = AgentDefinition("agent")
 
 
 class Shop:
-    """Three tools that keep a list of what was done, and an agent that calls them all at once."""
+    """Three tools that keep a list of their calls, and an agent that calls them all at once."""
 
     def __init__(self, **options: Any) -> None:
         self.done: list[str] = []
@@ -110,7 +110,7 @@ def results(session: AgentSession) -> dict[str, str]:
 
 
 async def test_a_call_that_needs_approval_suspends_the_session() -> None:
-    """The other calls of the step are made; those that wait stand on the state; the claim is given back."""
+    """The other calls of the step are made; the waiting ones are on the state; the claim is released."""
     shop, store = Shop(), MemoryStore()
     _, session = await waiting(shop, store)
     assert (session.status, session.state.status) == (SessionStatus.SUSPENDED, ExecutionStatus.IN_PROGRESS)
@@ -128,7 +128,7 @@ async def test_a_predicate_sees_the_arguments_as_the_tool_does() -> None:
 
 
 async def test_approved_calls_are_made_and_the_run_goes_on() -> None:
-    """All at once: each call is made once, in the same execution, and the model is told in one list."""
+    """Each call is made once, in the same execution, and the model gets all results in one list."""
     shop = Shop()
     runtime, before = await waiting(shop)
     session = await runtime.execute(before.id, ApproveToolCalls(shop.loops))
@@ -144,7 +144,7 @@ async def test_approved_calls_are_made_and_the_run_goes_on() -> None:
 
 
 async def test_denied_calls_are_answered_with_the_reason() -> None:
-    """A denied call is not made; the model hears why, and goes on."""
+    """A denied call is not made; the model is told the reason, and continues."""
     shop = Shop()
     runtime, session = await waiting(shop)
     session = await runtime.execute(session.id, DenyToolCalls(shop.loops, reason="too dear"))
@@ -154,7 +154,7 @@ async def test_denied_calls_are_answered_with_the_reason() -> None:
 
 
 async def test_some_may_be_decided_now_and_others_later_elsewhere(tmp_path: Path) -> None:
-    """From any process, any time later: what is not decided waits on, and nothing runs twice."""
+    """Any process can decide, at any time: undecided calls still wait, and nothing runs twice."""
     shop = Shop()
     async with SqliteStore(tmp_path / "s.db") as here:
         runtime, session = await waiting(shop, here)
@@ -196,7 +196,7 @@ async def test_a_decision_about_another_call_is_refused(call_ids: Any) -> None:
 
 
 async def test_what_cannot_be_called_is_not_approved() -> None:
-    """Where its tool is not, a call goes on waiting; it can be denied there."""
+    """A call keeps waiting where its tool is missing; it can be denied there."""
     shop = Shop()
     runtime, session = await waiting(shop)
     bare = LoopFactory(driver=ScriptedDriver(["Denied."]), tools=[])
@@ -208,7 +208,7 @@ async def test_what_cannot_be_called_is_not_approved() -> None:
 
 
 async def test_a_call_that_is_not_decided_on_waits_for_its_tool_too() -> None:
-    """The model is not told that there is no such tool, neither by a decision nor by a recovery elsewhere."""
+    """Neither a decision nor a recovery elsewhere tells the model that its tool does not exist."""
     shop, store = Shop(), FailingStore(MemoryStore())
     runtime, session = await waiting(shop, store)
     sell = LoopFactory(driver=ScriptedDriver(["Done."]), tools=shop.tools[2:])
@@ -220,7 +220,7 @@ async def test_a_call_that_is_not_decided_on_waits_for_its_tool_too() -> None:
             await runtime.execute(session.id, decision)
         assert (refused.value.missing, refused.value.name) == ("tool", "buy")
         assert await runtime.get_session(session.id) == session
-    store.fail("append")  # once the approval is on record, and before a call is made
+    store.fail("append")  # after the approval is on record, and before a call is made
     with pytest.raises(StoreError):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops))
     assert len((await recover(runtime, sell)).failed) == 1
@@ -239,7 +239,7 @@ async def test_there_must_be_something_to_decide() -> None:
 
 
 class Doubling(Interceptor):
-    """Changes what a call is made with, each time by as much as it is told to."""
+    """Appends a text to the arguments of each call."""
 
     def __init__(self) -> None:
         self.more = " and saucer"
@@ -252,7 +252,7 @@ BUY = [ToolCall("buy", {"what": "cup"}, "2")]
 
 
 async def test_a_person_approves_the_call_as_it_would_be_made() -> None:
-    """What an interceptor makes of a call is what waits, is approved, and is run."""
+    """An interceptor's changed call is the one that waits, is approved, and is run."""
     shop = Shop(calls=BUY, interceptors=[Doubling()])
     runtime, session = await waiting(shop)
     assert session.state.execution is not None
@@ -262,7 +262,7 @@ async def test_a_person_approves_the_call_as_it_would_be_made() -> None:
 
 
 async def test_an_approval_is_for_these_arguments_and_no_others() -> None:
-    """A call whose arguments are no longer those approved is not made: it waits again, as it is now."""
+    """A call whose arguments are no longer the approved ones is not made: it waits again, as it is now."""
     changing = Doubling()
     shop = Shop(calls=BUY, interceptors=[changing])
     runtime, session = await waiting(shop)
@@ -290,7 +290,7 @@ async def test_a_stop_leaves_nothing_waiting() -> None:
 
 
 async def test_what_was_queued_meanwhile_is_sent_after_the_decision() -> None:
-    """A message that was posted to a run which then waited is sent when that run has ended."""
+    """A message posted to a run that then waited is sent once that run has ended."""
     shop, store = Shop(calls=BUY), MemoryStore()
     runtime, session = await waiting(shop, store)
     message = {"format": 1, "role": "user", "parts": [{"type": "text", "text": "And a jug."}], "id": "m"}
@@ -302,7 +302,7 @@ async def test_what_was_queued_meanwhile_is_sent_after_the_decision() -> None:
 
 
 async def test_a_run_that_goes_on_numbers_its_events_on(tmp_path: Path) -> None:
-    """The events of one run have each their own number, before and after the decision."""
+    """Each event of one run has its own number, before and after the decision."""
     shop = Shop()
     async with SqliteStore(tmp_path / "s.db") as store:
         runtime, session = await waiting(shop, store)
@@ -312,7 +312,7 @@ async def test_a_run_that_goes_on_numbers_its_events_on(tmp_path: Path) -> None:
 
 
 async def test_two_who_approve_at_once_have_it_done_once(tmp_path: Path) -> None:
-    """One of them is told that the other was quicker; the call is made once."""
+    """One of them gets a conflict; the call is made once."""
     shop = Shop(calls=BUY)
     async with SqliteStore(tmp_path / "s.db") as here, SqliteStore(tmp_path / "s.db") as there:
         _, session = await waiting(shop, here)
@@ -339,7 +339,7 @@ def _fresh() -> AgentSession:
 
 
 async def test_a_call_that_waits_is_not_trimmed_away() -> None:
-    """Its result would come into a view that does not show it, and the model would be shown nothing at all."""
+    """Its result would enter a view without the call, and the model would be shown neither."""
     shop, runtime = Shop(), SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     await runtime.execute(session.id, SendMessage("Go on", shop.loops))
@@ -353,7 +353,7 @@ async def test_a_call_that_waits_is_not_trimmed_away() -> None:
 
 
 async def test_a_reset_gives_up_what_waits() -> None:
-    """The session is active, and there is nothing left to decide."""
+    """The session is active, and no decision is left."""
     shop, runtime = Shop(), SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     await runtime.execute(session.id, SendMessage("Go on", shop.loops))
@@ -370,7 +370,7 @@ def shown(session: AgentSession) -> tuple[PendingCall, ...]:
 
 
 async def test_what_was_shown_is_approved() -> None:
-    """The calls as they were shown, or their digests, say what is to be made; the others wait on."""
+    """The calls as they were shown, or their digests, select the calls to make; the others keep waiting."""
     for form in (lambda call: call, lambda call: call.digest):
         shop = Shop()
         runtime, session = await waiting(shop)
@@ -381,7 +381,7 @@ async def test_what_was_shown_is_approved() -> None:
 
 @pytest.mark.parametrize("decide", ["approve", "deny"])
 async def test_a_decision_about_other_arguments_is_refused(decide: str) -> None:
-    """A call that is shown with one price and waits with another is not decided; the error has what waits now."""
+    """A call that was shown with one price and waits with another is not decided; the error has the waiting call."""
     shop = Shop()
     runtime, session = await waiting(shop)
     (_, sell) = shown(session)
@@ -474,9 +474,9 @@ class Lenient:
 
 
 async def test_a_call_that_waited_waits_until_it_is_decided() -> None:
-    """Calls that nobody decided about are not made, though the rule no longer asks."""
+    """Undecided calls are not made, though the rule no longer asks."""
     shop = Lenient()
-    runtime, session = await waiting(shop)  # type: ignore[arg-type]  # it has loops, which is all that is asked
+    runtime, session = await waiting(shop)  # type: ignore[arg-type]  # only its loops are used
     shop.strict = False
     session = await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=["cup"]))
     assert (shop.done, pending(session), session.status) == (["cup"], ["jug"], SessionStatus.SUSPENDED)
@@ -497,7 +497,7 @@ async def test_an_approval_of_other_arguments_lets_nothing_through() -> None:
 
 
 async def test_an_undecided_call_waits_after_a_recovery_too() -> None:
-    """Killed after one of two calls was approved: that one is made, the other waits, whatever the rule says now."""
+    """Killed after one of two calls was approved: that one is made, the other waits, though the rule has changed."""
     shop, store, clock = Lenient(), MemoryStore(), FrozenClock(tick=0.0001)
     with use(clock=clock):
         runtime, session = await waiting(shop, store)  # type: ignore[arg-type]  # it has loops
@@ -515,7 +515,7 @@ async def test_an_undecided_call_waits_after_a_recovery_too() -> None:
 
 
 async def test_a_decision_that_was_killed_is_not_half_ended() -> None:
-    """The version still shows its calls if the end cannot be saved: then the run has not ended on record either."""
+    """If the end cannot be saved, the version still shows its calls, and the run has not ended on record either."""
     shop, store = Shop(), MemoryStore()
     runtime, session = await waiting(shop, store)
     failing = FailingStore(store)
@@ -533,7 +533,7 @@ async def test_a_decision_that_was_killed_is_not_half_ended() -> None:
 
 @pytest.mark.parametrize("close", [FailSession, CompleteSession, DeleteSession])
 async def test_a_closed_session_is_not_reopened_by_a_decision(close: Any) -> None:
-    """Its run has ended on record; deciding is SessionNotActive, and nothing is made or changed."""
+    """Its run has ended on record; deciding raises SessionNotActive, makes no call and changes nothing."""
     shop, runtime = Shop(), SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     await runtime.execute(session.id, SendMessage("Go.", shop.loops))
@@ -559,7 +559,7 @@ async def test_a_session_that_an_older_release_closed_while_it_waited_can_be_ope
 
 
 async def test_calls_of_older_releases_load() -> None:
-    """A waiting call was stored as a plain tool call; it is one that waits for nothing below it."""
+    """A waiting call was stored as a plain tool call; it loads as one that waits for no other call."""
     stored = {"type": "tool_call", "name": "buy", "arguments": {"what": "cup"}, "id": "2"}
     execution = ExecutionState.from_dict({"execution_id": "e", "format": 1, "pending_calls": [stored]})
     assert execution.pending_calls == (PendingCall("buy", {"what": "cup"}, "2"),)

@@ -15,7 +15,7 @@ from perdure.testing import ScriptedDriver
 
 
 async def refuse(chat: Chat, store: Any) -> Coroutine[Any, Any, Any]:
-    """A message after which one that can never be sent waits in the inbox."""
+    """Return a send while an item that can never be sent waits in the inbox."""
     await chat.send("hello", key="k")
     await store.post(chat.id, Entry("queue", {"messages": [Message.user("other").to_dict()], "key": "k"}))
     return chat.send("next")
@@ -30,7 +30,7 @@ async def send(chat: Chat, store: Any) -> Coroutine[Any, Any, Any]:
 
 
 async def cancelled_after(steps: int, store: Any, verb: Any) -> bool:
-    """Whether the action was over by then."""
+    """Cancel a verb after some steps of the loop; return true if it had already ended."""
     async with perdure.connect(store, driver=ScriptedDriver(lambda _: "yes")) as sessions:
         chat = await sessions.open("x")
         for turn in range(3):

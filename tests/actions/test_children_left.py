@@ -1,4 +1,4 @@
-"""Sub-agents that wait for a person, in a run that is continued and then ends, or is left: what becomes of them."""
+"""Waiting sub-agents of a run that is continued and then ends, or is interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TWO_CLERKS = (ToolCall("clerk", {"prompt": "1"}, "first"), ToolCall("clerk", {"p
 
 
 class Office:
-    """A boss that asks clerks, who ask a person before they pay; one that has paid may be slow to say so."""
+    """A boss that asks clerks, who ask a person before they pay; a clerk that has paid may answer slowly."""
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         self.calls = calls
@@ -78,13 +78,13 @@ class Office:
 
 
 async def waiting_in(sessions: Sessions) -> list[str]:
-    """The clerks' sessions that still wait for a person."""
+    """Return the clerks' sessions that still wait for a person."""
     clerks = [await sessions.session(info.id) for info in await sessions.list(parent="s")]
     return [each.id for each in clerks if each.state.execution and each.state.execution.pending_calls]
 
 
 async def test_a_run_that_is_cancelled_ends_children_it_had_not_come_to_again() -> None:
-    """Both were approved, and the first one was at work: the second could else be approved and pay later."""
+    """Both were approved and the first was at work: otherwise the second could still be approved and pay later."""
     office = Office(TWO_CLERKS)
     async with office.connect() as sessions:
         chat = await sessions.open("s", BOSS)
@@ -98,7 +98,7 @@ async def test_a_run_that_is_cancelled_ends_children_it_had_not_come_to_again() 
 
 
 async def test_a_decision_that_is_cancelled_at_any_point_leaves_no_child_waiting_alone() -> None:
-    """Either the caller waits with its clerk, or neither does."""
+    """The caller and its clerk either both wait, or neither does."""
     for turns in range(60):
         office = Office(TWO_CLERKS[:1])
         async with office.connect() as sessions:
@@ -138,7 +138,7 @@ async def test_a_killed_run_that_is_cancelled_ends_children_it_had_not_come_to()
 
 
 async def test_a_recovery_that_is_cancelled_ends_a_killed_child_it_had_not_come_to() -> None:
-    """Both clerks were killed at work; the recovery has taken up the first one only."""
+    """Both clerks were killed at work; the recovery has resumed only the first one."""
     office = Office(TWO_CLERKS)
     async with office.connect(grace=0, concurrency="parallel") as sessions:
         chat = await sessions.open("s", BOSS)
@@ -161,7 +161,7 @@ async def test_a_recovery_that_is_cancelled_ends_a_killed_child_it_had_not_come_
 
 
 async def test_leaving_a_connection_leaves_children_waiting() -> None:
-    """The run is only interrupted: recovered, it waits with its clerk, whom a person may still allow to pay."""
+    """The run is only interrupted: recovered, it waits with its clerk, and a person may still approve the payment."""
     office = Office((TWO_CLERKS[0], ToolCall("slow", {}, "slow")))
     office.is_slow = True
     async with office.connect(grace=0) as sessions:
@@ -178,7 +178,7 @@ async def test_leaving_a_connection_leaves_children_waiting() -> None:
 
 @pytest.mark.parametrize("decide", ["approve", "deny"])
 async def test_a_decision_is_not_about_what_a_recovered_run_wants(decide: str) -> None:
-    """Nobody has seen it: the decision is refused, with what the session waits for by now."""
+    """The decision is refused, because nobody has seen the new call; the error has the calls that wait now."""
     paid: list[int] = []
     is_busy, store = asyncio.Event(), MemoryStore()
 
@@ -210,7 +210,7 @@ async def test_a_decision_is_not_about_what_a_recovered_run_wants(decide: str) -
 
 
 async def test_an_approval_that_comes_second_is_not_about_what_is_wanted_next() -> None:
-    """Two people agree to 5; the run of the first wants 5,000 by the time the second one's decision arrives."""
+    """Two people agree to 5; when the second decision arrives, the run wants 5,000."""
     paid: list[int] = []
 
     @tool(needs_approval=True)
@@ -234,7 +234,7 @@ async def test_an_approval_that_comes_second_is_not_about_what_is_wanted_next() 
 
 
 class RefusesChildren:
-    """A controller that lets no run of a sub-agent be saved while it is on."""
+    """A controller that, while it is on, lets no run of a sub-agent be saved."""
 
     is_on = False
 
@@ -246,7 +246,7 @@ class RefusesChildren:
 
 
 async def test_a_child_whose_end_cannot_be_saved_has_not_ended() -> None:
-    """Its caller, which could not be cancelled either, would else begin it again: nothing is done twice."""
+    """Its caller, which could not be cancelled either, would otherwise start it again: nothing is done twice."""
     office, refuses = Office(TWO_CLERKS[:1]), RefusesChildren()
     refuses.is_on = True
     office.pay_tool = tool(office.pay)

@@ -1,4 +1,4 @@
-"""CompactTranscript and UncompactTranscript on stores, and compaction that a run sees to itself."""
+"""CompactTranscript and UncompactTranscript on stores, and automatic compaction in a run."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def json_of(session: AgentSession) -> bytes:
 
 
 async def test_compact_and_uncompact_on_every_store(opened):
-    """A cold load shows the compacted view, and after uncompact, byte by byte, what was there before."""
+    """A cold load shows the compacted view and, after uncompact, the earlier one byte by byte."""
     async with session_of(opened(), *turns(20)) as (runtime, before):
         after = await runtime.execute("s", CompactTranscript(loops=summing(), keep_last=4))
         assert (len(after.state.transcript), after.version) == (5, before.version + 1)
@@ -123,7 +123,7 @@ async def test_compact_and_uncompact_on_every_store(opened):
 
 
 async def test_what_a_cold_load_left_in_the_store_is_read_by_uncompact(tmp_path):
-    """The covered messages are not in memory after a load, and are there once nothing covers them."""
+    """The covered messages are not in memory after a load; uncompact reads them."""
     path = tmp_path / "sessions.db"
     async with session_of(SqliteStore(path), *turns(20)) as (runtime, before):
         await runtime.execute("s", CompactTranscript(keep_last=2))
@@ -155,7 +155,7 @@ async def test_nothing_to_do_moves_no_version(opened):
 
 
 async def test_uncompact_names_what_is_wrong():
-    """Nothing to show again, an unknown block, and something that is no id are typed errors."""
+    """An unknown block, a value that is not an id, and a session with nothing to show again raise typed errors."""
     async with session_of(MemoryStore(), *turns(9)) as (runtime, _):
         with pytest.raises(InvalidData, match="nothing to show again"):
             await runtime.execute("s", UncompactTranscript())
@@ -169,7 +169,7 @@ async def test_uncompact_names_what_is_wrong():
 
 
 async def test_a_compaction_is_a_loop_on_record(opened):
-    """It says what was covered, by what, at what cost; its usage counts for the session."""
+    """It says which messages were covered, by which method, and at what cost; its usage counts for the session."""
     async with session_of(opened(), *turns(20)) as (runtime, _):
         await runtime.execute("s", SendMessage("hi", summing("hello")))
         loops = summing()
@@ -193,7 +193,7 @@ async def test_a_compaction_is_a_loop_on_record(opened):
 
 
 async def test_another_model_may_write_the_summary():
-    """The one that is named is asked, and the block says so."""
+    """The named model is asked, and the block says so."""
     driver = ScriptedDriver(lambda _: "sum")
     async with session_of(MemoryStore(), *turns(20)) as (runtime, _):
         after = await runtime.execute("s", CompactTranscript(loops=LoopFactory(driver=driver), model="test:small"))
@@ -214,7 +214,7 @@ async def test_a_model_that_fails_leaves_the_session_untouched(opened):
 
 
 def test_llm_without_loops_says_what_to_pass():
-    """At once, not when a session is loaded."""
+    """It fails at once, not when a session is loaded."""
     for options in ({"compact_strategy": "llm"}, {"hard_limit_tokens": 9, "hard_limit_strategy": "llm"}):
         with pytest.raises(ConfigurationError, match="loops="):
             CompactTranscript(**options)
@@ -222,7 +222,7 @@ def test_llm_without_loops_says_what_to_pass():
 
 
 async def test_the_offline_model_writes_a_digest_if_asked():
-    """How each message begins, the first and the last of many; it is on record like any summary."""
+    """The digest quotes the beginning of messages, the first and the last of many; it is on record like any summary."""
     async with MemoryStore() as store:
         runtime = SessionRuntime(store)
         await runtime.create(AgentDefinition("plain"), session_id="s")
@@ -246,7 +246,7 @@ def test_wrong_options_fail_before_anything_happens(options):
 
 @pytest.mark.parametrize("model", [None, "offline"])
 async def test_without_a_model_the_default_is_truncation(model):
-    """The offline model is not asked unless that is wanted: it writes summaries by fixed rules."""
+    """The offline model is asked only on request: it writes summaries by fixed rules."""
     async with MemoryStore() as store:
         runtime = SessionRuntime(store)
         await runtime.create(AgentDefinition("plain"), session_id="s")
@@ -259,7 +259,7 @@ async def test_without_a_model_the_default_is_truncation(model):
 
 
 async def test_a_session_is_held_while_it_is_compacted(opened):
-    """A run that wants to start meanwhile is told that the session is busy, and spends nothing."""
+    """A run that starts during it raises SessionBusy, and spends nothing."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def compress(messages: object) -> str:
@@ -283,7 +283,7 @@ async def test_a_session_is_held_while_it_is_compacted(opened):
 
 
 async def test_calls_that_wait_for_approval_are_not_covered():
-    """The run goes on after the compaction, and its result finds the call."""
+    """The run continues after the compaction, and its result finds the call."""
 
     @tool(needs_approval=True)
     def pay(amount: int) -> str:
@@ -301,7 +301,7 @@ async def test_calls_that_wait_for_approval_are_not_covered():
 
 
 async def test_a_killed_compaction_leaves_nothing_behind(opened):
-    """Its claim lapses; recover finds nothing to resume, once."""
+    """Its claim lapses, recover clears it, and there is nothing to resume."""
     clock = FrozenClock()
     with use(clock=clock):
         async with opened() as store:
@@ -316,7 +316,7 @@ async def test_a_killed_compaction_leaves_nothing_behind(opened):
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_thousand_compactions_in_a_row(kind, tmp_path):
-    """They are saved, loaded cold, and come off again."""
+    """They are saved, loaded cold, and undone."""
     path = tmp_path / "s.db"
     store = MemoryStore() if kind == "memory" else SqliteStore(path)
     action = CompactTranscript(compact_strategy="truncate", keep_last=1)
@@ -367,7 +367,7 @@ async def windowed(store: Any, *messages: Message) -> AsyncIterator[SessionRunti
 
 
 async def test_a_run_compacts_before_its_prompt_fills_the_window(opened):
-    """At 80 % of the window by default: on record, charged to the run, and only once."""
+    """It compacts at 80 % of the window by default: on record, charged to the run, and only once."""
     driver = ScriptedDriver(summing_script("fine"))
     async with windowed(opened(), *turns(20, LONG[:1000])) as runtime:
         after = await runtime.execute("s", SendMessage("hi", auto(driver)))
@@ -395,7 +395,7 @@ async def test_a_run_compacts_before_its_prompt_fills_the_window(opened):
     ],
 )
 async def test_a_run_that_has_room_or_is_told_not_to_does_not_compact(messages, compaction):
-    """Under the share of the window nothing happens; with compaction=None never."""
+    """Nothing happens below the share of the window, nor at any size with compaction=None."""
     driver = ScriptedDriver(summing_script("fine"))
     async with windowed(MemoryStore(), *messages) as runtime:
         loops = LoopFactory(driver=driver, model=WINDOW, compaction=compaction)
@@ -406,7 +406,7 @@ async def test_a_run_that_has_room_or_is_told_not_to_does_not_compact(messages, 
 
 
 async def test_a_prompt_that_is_refused_as_too_long_is_compacted_and_sent_once_more(opened):
-    """Also where the window is unknown; a second refusal fails the run."""
+    """The same holds if the window is unknown; a second refusal fails the run."""
 
     def reply(request: ModelRequest) -> Any:
         if request.system_prompt == INSTRUCTIONS:
@@ -437,7 +437,7 @@ async def test_a_refusal_with_nothing_to_compact_fails_as_before():
 
 
 async def test_a_summary_that_fails_in_a_run_gives_way_to_truncation():
-    """The run goes on: it is worth more than its notes."""
+    """The run continues: it is worth more than its summary."""
 
     def reply(request: ModelRequest) -> Any:
         return DriverError("no notes") if request.system_prompt == INSTRUCTIONS else "fine"
@@ -449,7 +449,7 @@ async def test_a_summary_that_fails_in_a_run_gives_way_to_truncation():
 
 
 async def test_output_that_overflows_in_the_middle_of_a_run_is_compacted():
-    """Tool results that fill the window make room for themselves, step by step, and the request is not forgotten."""
+    """Tool results that fill the window are compacted step by step, and the request is not forgotten."""
 
     @tool
     def read(n: int) -> str:
@@ -471,7 +471,7 @@ async def test_output_that_overflows_in_the_middle_of_a_run_is_compacted():
 
 
 async def test_providers_counts_move_the_trigger():
-    """A model that counts twice what was estimated is compacted for at half the estimate."""
+    """If a model counts twice the estimate, compaction starts at half the estimate."""
     heavy = Usage(input_tokens=6_000, output_tokens=5)
     driver = ScriptedDriver(summing_script("fine"), usage=heavy)
     loops = auto(driver)
@@ -484,7 +484,7 @@ async def test_providers_counts_move_the_trigger():
 
 
 async def test_a_summary_that_fails_half_way_is_charged_for():
-    """Truncation takes its place, and what the model had used until then counts in the run and on its record."""
+    """Truncation takes its place, and the tokens the model had used count in the run and on its record."""
     asked: list[int] = []
 
     def reply(request: ModelRequest) -> Any:
@@ -543,7 +543,7 @@ async def test_a_compaction_that_comes_to_nothing_is_on_record_with_what_it_took
 
 @pytest.mark.parametrize("how", ["time limit", "cancelled", "empty"])
 async def test_what_a_compaction_has_used_is_charged_whatever_becomes_of_it(how):
-    """The model has answered once, and what comes then is too late, or of no use. The run's record agrees."""
+    """The model has answered once, with nothing, or before the run ended. The run's record agrees on the usage."""
     asked: list[int] = []
     again = asyncio.Event()
 
@@ -581,7 +581,7 @@ async def test_what_a_compaction_has_used_is_charged_whatever_becomes_of_it(how)
 
 @pytest.mark.parametrize("share", [0, 1.1, "much", True])
 def test_a_wrong_setting_is_named(share):
-    """So is a wrong option, and something that is no setting at all."""
+    """A wrong option and a value that is not a setting at all are named too."""
     with pytest.raises(InvalidData, match="share"):
         AutoCompaction(share)
     with pytest.raises(InvalidData, match="keep_first"):
@@ -593,7 +593,7 @@ def test_a_wrong_setting_is_named(share):
 
 
 async def test_listeners_hear_of_it():
-    """The event goes to whoever listens to the loop."""
+    """Every listener of the loop gets the event."""
     heard: list[Compaction] = []
     bus = EventBus()
     bus.subscribe(Compaction, heard.append)
@@ -606,7 +606,7 @@ async def test_listeners_hear_of_it():
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_run_killed_at_any_call_of_the_store_recovers_with_the_same_view(kind, after, tmp_path):
-    """Compactions on record are not made again, and the summary that was written is the one that is shown."""
+    """Compactions on record are not made again, and the summary on record is the one that is shown."""
     async with MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "s.db") as store:
         for call in range(1, 200):
             clock = FrozenClock(tick=0.0001)
@@ -660,7 +660,7 @@ def _usage_of_steps(session: AgentSession) -> Usage:
 
 
 async def test_branches_that_run_side_by_side_compact_each_for_itself(opened):
-    """Each in its own log; the view of the one that is selected is the session's."""
+    """Each compacts in its own log; the session takes the view of the selected one."""
     async with windowed(opened(), *turns(20, LONG[:1000])) as runtime:
         action = SendParallel("hi", auto(summing_script("fine")), configs=[WINDOW, WINDOW], strategy=LongestAnswer())
         after = await runtime.execute("s", action)
@@ -671,7 +671,7 @@ async def test_branches_that_run_side_by_side_compact_each_for_itself(opened):
 
 
 async def test_a_record_with_compactions_is_kept_in_a_file(tmp_path):
-    """The recorder hears of them, and what it has recorded comes back as it was."""
+    """The recorder gets the events, and its record comes back from the file unchanged."""
     recorder = SessionRecorder()
     bus = EventBus()
     bus.wiretap(recorder.on_event)
@@ -716,7 +716,7 @@ TABLES = ("msg", "head", "value", "batch")
     has_notes=st.booleans(),
 )
 async def test_a_run_with_compactions_is_replayed_as_it_was(story, window, keep_last, strategy, has_notes):
-    """The live state and the replayed one have the same blocks, and every prefix the usage that its record has."""
+    """The live and the replayed state have the same blocks; every prefix has the usage of its record."""
     replies, ending = story
 
     def reply(request: ModelRequest) -> Any:

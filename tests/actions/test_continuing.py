@@ -1,4 +1,4 @@
-"""The tree of loops: whatever is taken back, stopped or sent again, a run hangs at the one it continues from."""
+"""The tree of loops: after an undo, a stop or a resend, a run's parent is the loop it continues from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reply(request: ModelRequest) -> Any:
 
 
 class Tree:
-    """A session whose loops have the name of what they were asked."""
+    """A session whose loops are named after their messages."""
 
     def __init__(self, store: Any, session: AgentSession) -> None:
         self.runtime = SessionRuntime(store)
@@ -97,7 +97,7 @@ class Tree:
 
 
 async def test_a_run_after_an_undo_continues_from_the_one_before(a_store: Any) -> None:
-    """Not from the one that was taken back, and not from nowhere; once more, from the one before that."""
+    """Its parent is neither the undone run nor missing; after two more undos it is the one before."""
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two", "three")
         await tree.do(Undo())
@@ -112,7 +112,7 @@ async def test_a_run_after_an_undo_continues_from_the_one_before(a_store: Any) -
 
 
 async def test_a_run_after_a_rewind_continues_from_what_is_shown(a_store: Any) -> None:
-    """To a version or to a message: from the run that has told the last message that is shown, also a question."""
+    """After a rewind to a version or a message, its parent is the run that added the last message shown."""
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two", "three")
         messages = [message.id for message in tree.session.state.messages]
@@ -137,7 +137,7 @@ async def test_a_run_after_everything_was_taken_back_is_a_root(a_store: Any) -> 
 
 
 async def test_a_run_after_a_stop_and_an_undo_continues_from_the_one_that_was_stopped(a_store: Any) -> None:
-    """It has not answered, but its question is shown."""
+    """That run has no answer, but its question is shown."""
     async with a_store as store:
         tree = await Tree.planted(store, "one")
         driver = HeldDriver(["never"])
@@ -155,7 +155,7 @@ async def test_a_run_after_a_stop_and_an_undo_continues_from_the_one_that_was_st
 
 
 async def test_branches_and_compactions_after_an_undo_continue_from_the_same(a_store: Any) -> None:
-    """Whatever kind of loop comes next."""
+    """Compactions and branches have the same parent as a run would."""
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two", "three")
         await tree.do(Undo())
@@ -169,7 +169,7 @@ async def test_branches_and_compactions_after_an_undo_continue_from_the_same(a_s
 
 
 async def test_a_fork_begins_a_tree_of_its_own(a_store: Any) -> None:
-    """What it shows was told by loops of another session, of which none is in its record."""
+    """Its messages came from another session's loops, and none of those is in its record."""
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two")
         fork = await store.create(await ForkSession().execute_on(tree.session))
@@ -179,7 +179,7 @@ async def test_a_fork_begins_a_tree_of_its_own(a_store: Any) -> None:
 
 
 async def test_what_is_sent_again_from_the_same_place_is_a_rerun(a_store: Any) -> None:
-    """The tag names the loop that is repeated; another message from there is none."""
+    """The tag names the repeated loop; a different message from that place is not a rerun."""
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two")
         for name in ("again", "and again"):
@@ -208,7 +208,7 @@ async def test_a_message_that_is_sent_again_after_it_failed_is_a_rerun(a_store: 
 
 
 async def test_metadata_goes_on_the_record_of_a_run(a_store: Any) -> None:
-    """Of a run and of each branch of an evaluation, in the header and in the whole loop."""
+    """The header and the whole loop have it, for a run and for each branch of an evaluation."""
     async with a_store as store:
         tree = await Tree.planted(store)
         told = {"request": "r-1", "nested": {"a": [1, None]}}
@@ -295,7 +295,7 @@ async def test_a_branch_that_was_not_selected_can_be_forked_from(a_store: Any) -
 
 
 async def test_a_loop_that_was_undone_can_be_forked_from(a_store: Any) -> None:
-    """Any loop that has ended has a view to begin with."""
+    """Every loop that has ended has a view to begin with."""
     async with connect(a_store, driver=ScriptedDriver(reply)) as sessions:
         tree = await Tree.planted(a_store, "one", "two")
         await tree.do(Undo())

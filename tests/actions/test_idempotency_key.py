@@ -22,7 +22,7 @@ class Numbering:
 
 
 class Card:
-    """A card that is charged, which notes what its tool was given."""
+    """A card that is charged, and notes the keys its tool was given."""
 
     def __init__(self) -> None:
         self.asked: list[ToolContext] = []
@@ -85,7 +85,7 @@ async def test_a_call_that_is_made_again_after_a_crash_has_the_same_key() -> Non
 
 
 async def test_a_sub_agents_calls_have_keys_of_their_own() -> None:
-    """Two calls of one sub-agent are two sessions, whose models give the same ids."""
+    """Two calls of one sub-agent are two sessions whose models give the same ids."""
     card = Card()
 
     def model(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The inbox: an item is sent once, whatever becomes of the client, the run or the view that it was posted to."""
+"""The inbox: an item is sent once, even if its client, run or view is gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def texts(chat: Chat) -> list[str]:
 
 
 async def test_a_client_is_answered_when_its_answer_is_there() -> None:
-    """It does not wait for what others have queued behind it, and its task does not run that."""
+    """It does not wait for the messages that others have queued behind it, and its task does not run them."""
     release = asyncio.Event()
 
     class Slow(ScriptedDriver):
@@ -54,7 +54,7 @@ async def test_a_client_is_answered_when_its_answer_is_there() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "compacted"])
 async def test_what_is_queued_behind_anything_that_holds_the_session_is_sent(how: str) -> None:
-    """Behind a run whose client has gone, and behind a compaction."""
+    """It is sent behind a run whose client is gone, and behind a compaction."""
     is_asked = asyncio.Event()
 
     async def summarise(messages: Any) -> str:
@@ -88,7 +88,7 @@ async def test_what_is_queued_behind_anything_that_holds_the_session_is_sent(how
 
 
 async def test_the_same_message_may_be_queued_twice() -> None:
-    """It is the item that is delivered once, not the message: no old answer is taken for the new one's."""
+    """An item is delivered once, not a message: no old answer is taken for the new item's."""
     async with perdure.connect("memory://", driver=ScriptedDriver(lambda r: Delay(0.02, echo(r)))) as sessions:
         chat = await sessions.open("s")
         for _ in range(2):
@@ -101,7 +101,7 @@ async def test_the_same_message_may_be_queued_twice() -> None:
 
 
 async def test_a_steering_message_is_not_delivered_again_after_a_reset() -> None:
-    """A queued item before it keeps the inbox from being taken; the record tells that it was delivered."""
+    """An item queued before it keeps the inbox from being emptied; the record says that the message was delivered."""
     may_go_on, is_in = asyncio.Event(), asyncio.Event()
 
     async def pause() -> str:
@@ -165,7 +165,7 @@ async def test_a_steering_message_with_the_id_of_the_input_loses_nobodys_text(ur
 
 
 async def test_an_inbox_that_cannot_be_read_after_the_answer_is_saved_fails_nobody() -> None:
-    """What happens after the commit is logged: the caller has the answer."""
+    """An error after the commit is logged: the caller has the answer."""
     store = FailingStore(perdure.MemoryStore())
     async with perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
         chat = await sessions.open("s")
@@ -212,7 +212,7 @@ async def test_a_store_that_fails_once_sends_a_queued_message_once(when: str) ->
 
 
 async def test_a_queued_message_comes_behind_one_that_was_queued_before() -> None:
-    """A run whose save failed leaves what was queued; a later one of the queue does not pass it."""
+    """A run whose save failed leaves its queued message; one queued later does not overtake it."""
     store = FailingStore(perdure.MemoryStore())
     async with perdure.connect(store, driver=ScriptedDriver(lambda request: Delay(0.2, "So."))) as sessions:
         chat = await sessions.open("s")
@@ -222,7 +222,7 @@ async def test_a_queued_message_comes_behind_one_that_was_queued_before() -> Non
         store.fail("save")
         with pytest.raises(StoreError):
             await run
-        await chat.send("Third.", when_busy="queue")  # which recovers the first
+        await chat.send("Third.", when_busy="queue")  # it recovers the first
         await sessions.runtime.idle()
         assert [message.text for message in await chat.history() if message.role == "user"] == [
             "First.",
@@ -245,7 +245,7 @@ async def test_a_posted_item_of_an_older_release_is_sent() -> None:
 
 
 async def test_a_wish_to_cancel_reaches_a_recovery_that_has_just_claimed_the_session() -> None:
-    """It has read nothing yet: the wish came after its claim, so that it is meant for this run and not for another."""
+    """The run has read nothing yet: the request came after its claim, so it is meant for this run."""
     store = FailingStore(MemoryStore())
     is_asked = asyncio.Event()
 
@@ -257,7 +257,7 @@ async def test_a_wish_to_cancel_reaches_a_recovery_that_has_just_claimed_the_ses
         run = asyncio.ensure_future((await sessions.open("s")).send("Go."))
         await is_asked.wait()
     await asyncio.gather(run, return_exceptions=True)
-    await store.post("s", Entry("cancel"))  # for the run that is no more: it does not count
+    await store.post("s", Entry("cancel"))  # for a run that has ended: it does not count
     async with perdure.connect(store, driver=ScriptedDriver([Delay(5, "Went on.")])) as sessions:
         store.delay("read", 0.1, call=2)
         recovery = asyncio.ensure_future(sessions.recover())
@@ -287,7 +287,7 @@ async def test_a_wish_to_cancel_from_before_does_not_reach_a_recovery() -> None:
 
 
 async def test_a_wish_to_cancel_from_before_does_not_reach_a_run_whose_claim_takes_its_time() -> None:
-    """Nothing is looked at before the claim: only that tells which items of the inbox are older than the run."""
+    """The inbox is read only after the claim, which tells which items are older than the run."""
     store = FailingStore(MemoryStore())
     async with perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
         chat = await sessions.open("s")
@@ -297,7 +297,7 @@ async def test_a_wish_to_cancel_from_before_does_not_reach_a_run_whose_claim_tak
 
 
 async def test_a_run_that_is_over_soon_is_never_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch that would first look in a while costs a short run no task; a long one is watched as ever."""
+    """A short run ends before its watch would start, so it costs no task; a long run is watched."""
     watched: list[str] = []
     watch = RunInbox._watch
 
@@ -315,7 +315,7 @@ async def test_a_run_that_is_over_soon_is_never_watched(monkeypatch: pytest.Monk
 
 
 async def test_a_look_that_is_cancelled_between_its_reads_loses_no_message() -> None:
-    """What was queued before the claim is seen by the first read, and the watch may be ended during the second."""
+    """The first read sees what was queued before the claim, even if the watch ends during the second."""
     is_reading = asyncio.Event()
 
     class Slow(MemoryStore):

@@ -1,4 +1,4 @@
-"""The inbox beside a run under way: what is posted at awkward moments is dealt with once, and by the right run."""
+"""The inbox during a run: an item posted at an awkward moment is handled once, and by the right run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def look() -> str:
 
 
 class Scene:
-    """A model that calls a tool first and takes its time after it; `is_asked` is set once it has been asked."""
+    """A model that calls a tool first and then answers slowly; `is_asked` is set once it has been asked."""
 
     def __init__(self, *, before: float, after: float) -> None:
         self.is_asked = asyncio.Event()
@@ -42,7 +42,7 @@ async def said(chat: Any) -> list[str]:
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/s.db"])
 async def test_a_cancel_that_a_step_meets_first_ends_the_run(url: str, tmp_path: Path) -> None:
-    """It is found between two steps, before the watch looks, and is not forgotten by it."""
+    """A read between two steps finds it before the watch does, and the run still ends."""
     scene = Scene(before=0.08, after=5.0)
     async with perdure.connect(url.format(tmp_path), driver=scene.driver, tools=[look]) as sessions:
         chat = await sessions.open("s")
@@ -90,7 +90,7 @@ class _FailsOnce(MemoryStore):
 
 
 async def test_an_inbox_that_cannot_be_read_once_ends_no_run() -> None:
-    """The next look finds what was posted."""
+    """The next look finds the item."""
     scene, store = Scene(before=0.05, after=0.3), _FailsOnce()
     async with perdure.connect(store, driver=scene.driver, tools=[look]) as sessions:
         chat = await sessions.open("s")
@@ -103,7 +103,7 @@ async def test_an_inbox_that_cannot_be_read_once_ends_no_run() -> None:
 
 
 class _TellsNothing:
-    """A journal of somebody else's, which does not tell what was posted. `when_claimed` is called before its answer."""
+    """A journal of another author that does not return the inbox's end. It calls `when_claimed` before it answers."""
 
     def __init__(self, store: MemoryStore, when_claimed: Callable[[], Any]) -> None:
         self._store, self._when_claimed = store, when_claimed
@@ -131,7 +131,7 @@ class _TellsNothing:
 
 
 async def test_a_cancel_right_after_the_claim_is_for_this_run_in_any_journal() -> None:
-    """Also in one that does not tell how far the inbox went when it was claimed."""
+    """This holds also for a journal that does not return the inbox's end at the claim."""
     is_claimed = asyncio.Event()
     store = _TellsNothing(MemoryStore(), is_claimed.set)
     driver = ScriptedDriver(lambda request: Delay(5.0, "the answer"))
@@ -144,7 +144,7 @@ async def test_a_cancel_right_after_the_claim_is_for_this_run_in_any_journal() -
 
 
 async def test_an_inbox_that_was_dealt_with_costs_later_runs_one_look() -> None:
-    """Not one at each step."""
+    """They read it once, not at each step."""
     reads: list[str] = []
 
     class Counting(MemoryStore):
@@ -171,7 +171,7 @@ async def test_an_inbox_that_was_dealt_with_costs_later_runs_one_look() -> None:
 
 
 async def test_a_queued_message_whose_run_was_given_up_is_not_sent_again(tmp_path: Path) -> None:
-    """Its run was killed, and ended by cancel() where it stood."""
+    """Its run was killed, and then ended by cancel()."""
     url = f"sqlite:///{tmp_path}/s.db"
     slow = ScriptedDriver(lambda request: Delay(30 if request.messages[-1].text == "Two." else 0.1, "Re."))
     async with perdure.connect(url, driver=slow, grace=0) as sessions:

@@ -1,4 +1,4 @@
-"""An idempotency key protects a result: it follows its run, and one that came to nothing may run again."""
+"""An idempotency key protects a result: it follows its run, and a run without a result may run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def test_a_key_follows_its_run_through_an_approval(url: str) -> None:
-    """Before the decision it tells what waits, and after it what the run came to."""
+    """Before the decision it returns the waiting calls, and after it the run's answer."""
     paid: list[int] = []
     pay = tool(name="pay", needs_approval=True)(lambda: paid.append(1))
 
@@ -42,7 +42,7 @@ async def test_a_key_follows_its_run_through_an_approval(url: str) -> None:
 
 
 async def test_a_key_whose_run_failed_runs_again(url: str) -> None:
-    """As the error says: send again. Then it keeps its result."""
+    """The error says to send again. After that the key keeps its result."""
     fails = [DriverError("no"), DriverError("not yet")]
     driver = ScriptedDriver(lambda request: fails.pop() if fails else "Done.")
     async with perdure.connect(url, driver=driver) as sessions:
@@ -56,7 +56,7 @@ async def test_a_key_whose_run_failed_runs_again(url: str) -> None:
 
 
 async def test_a_key_whose_run_was_cancelled_runs_again(url: str) -> None:
-    """Cancelled, it has come to nothing."""
+    """A cancelled run has no result to keep."""
     driver = ScriptedDriver(lambda request: Delay(30, "never") if len(driver.requests) == 1 else "Done.")
     async with perdure.connect(url, driver=driver) as sessions:
         chat = await sessions.open("s")
@@ -64,7 +64,7 @@ async def test_a_key_whose_run_was_cancelled_runs_again(url: str) -> None:
         await until(lambda: driver.requests)
         with pytest.raises(SessionBusy):
             await chat.send("Go.", key="another")
-        second = asyncio.ensure_future(chat.send("Go.", key="k"))  # which waits for the same run
+        second = asyncio.ensure_future(chat.send("Go.", key="k"))  # it waits for the same run
         await asyncio.sleep(0.1)
         await chat.cancel()
         assert (await run).stop_reason is (await second).stop_reason is StopReason.USER_REQUESTED

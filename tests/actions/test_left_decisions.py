@@ -1,4 +1,4 @@
-"""Decisions that are left to a worker: on record at once, and carried out by whoever has the tools."""
+"""Decisions that are left to a worker: on record at once, and carried out by a process with the tools."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KINDS = ["memory", "sqlite", "files", "postgres"]
 
 
 class Firm:
-    """A model and tools that keep a list of what was done. Only workers have them."""
+    """A model and tools that keep a list of their calls. Only workers have them."""
 
     def __init__(self, *calls: ToolCall, by_clerk: bool = False) -> None:
         self.done: list[int] = []
@@ -85,7 +85,7 @@ class Firm:
 
 @asynccontextmanager
 async def both(kind: str, where: Path, firm: Firm, **options: Any) -> AsyncIterator[tuple[Sessions, Sessions]]:
-    """Open a place that has neither tools nor a model, and one that has both, on one store."""
+    """Open, on one store, a connection without tools or a model, and one with both."""
     if kind == "memory":
         async with MemoryStore() as store, connect(store) as office, connect(store, **firm.here, **options) as shop:
             yield office, shop
@@ -97,7 +97,7 @@ async def both(kind: str, where: Path, firm: Firm, **options: Any) -> AsyncItera
 
 @asynccontextmanager
 async def waiting(kind: str, where: Path, firm: Firm, **options: Any) -> AsyncIterator[tuple[Sessions, Sessions]]:
-    """The same, with a session that waits."""
+    """Open the same, with a session that waits."""
     async with both(kind, where, firm, **options) as (office, shop):
         await shop.open("a", BOSS)
         await shop.send("a", "Go", key="k")
@@ -138,7 +138,7 @@ DECISIONS: dict[str, tuple[Callable[[Sessions], Any], list[int], str]] = {
 @pytest.mark.parametrize("verb", DECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_worker_carries_out_what_was_decided_elsewhere(tmp_path: Path, kind: str, verb: str) -> None:
-    """Who decides needs neither tools nor a model, and does not wait."""
+    """The person who decides needs neither tools nor a model, and does not wait."""
     decide, done, answer = DECISIONS[verb]
     firm = Firm(*PAY)
     async with waiting(kind, tmp_path, firm) as (office, shop):
@@ -164,7 +164,7 @@ async def test_a_worker_carries_out_what_was_decided_elsewhere(tmp_path: Path, k
 
 @pytest.mark.parametrize("made", [InboxDispatcher, ProcrastinateDispatcher])
 async def test_workers_on_postgres_find_it(tmp_path: Path, made: Any) -> None:
-    """With and without procrastinate, and in a process that has never heard of either."""
+    """They find it with and without procrastinate, also in a process that was never notified of it."""
     firm = Firm(*PAY)
     async with waiting("postgres", tmp_path, firm) as (office, shop), working(shop, made(shop.store)):
         await office.approve("a", wait=False)
@@ -180,7 +180,7 @@ async def _is_idle(sessions: Sessions, session_id: str = "a") -> bool:
 @pytest.mark.parametrize("is_error", [False, True])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_an_answer_from_outside_is_left(tmp_path: Path, kind: str, is_error: bool, by_clerk: bool) -> None:
-    """To a call of the session's own, and to one of a sub-agent, through the session it works for."""
+    """It can be for a call of the session's own, or through it for one of a sub-agent."""
     firm = Firm(ASK, by_clerk=by_clerk)
     async with waiting(kind, tmp_path, firm) as (office, shop):
         given = {"w1": "no network"} if is_error else {"w1": {"degrees": 7}}
@@ -195,7 +195,7 @@ async def test_an_answer_from_outside_is_left(tmp_path: Path, kind: str, is_erro
 
 @pytest.mark.parametrize("verb", ["approve", "deny"])
 async def test_a_sub_agents_calls_are_decided_on_as_they_were_shown(tmp_path: Path, verb: str) -> None:
-    """By the digest of the caller's call, which covers what the sub-agent wants."""
+    """The digest of the caller's call covers the sub-agent's calls."""
     firm = Firm(PAY[0], by_clerk=True)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         execution = (await office.session("a")).state.execution
@@ -211,7 +211,7 @@ async def test_a_sub_agents_calls_are_decided_on_as_they_were_shown(tmp_path: Pa
 
 
 async def test_a_sub_agent_that_wants_something_else_by_then_waits_again(tmp_path: Path) -> None:
-    """What was decided in its own session meanwhile is not decided on once more."""
+    """A call that was decided in the sub-agent's own session is not decided again."""
     firm = Firm(*PAY, by_clerk=True)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         execution = (await office.session("a")).state.execution
@@ -230,7 +230,7 @@ async def test_a_sub_agent_that_wants_something_else_by_then_waits_again(tmp_pat
 
 
 async def test_of_several_calls_those_not_decided_on_wait_again(tmp_path: Path) -> None:
-    """As they do where the run continues at once; then the rest is decided on."""
+    """They wait as if the run had continued at once; then the rest is decided."""
     firm = Firm(*PAY, ASK)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.approve("a", ["p2"], wait=False)
@@ -247,7 +247,7 @@ async def test_of_several_calls_those_not_decided_on_wait_again(tmp_path: Path) 
 
 
 async def test_a_second_decision_is_refused_until_the_run_is_continued(tmp_path: Path) -> None:
-    """One with tools continues the run first, with the first decision, and finds nothing to decide on then."""
+    """A process with tools continues the run first, with the first decision, and then has nothing to decide."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.deny("a", "no", wait=False)
@@ -260,7 +260,7 @@ async def test_a_second_decision_is_refused_until_the_run_is_continued(tmp_path:
         ):
             with pytest.raises(PendingCallsChanged, match="somebody has decided already"):
                 await second()
-        with pytest.raises(ConfigurationError):  # nor can it be continued where no model is
+        with pytest.raises(ConfigurationError):  # it cannot be continued without a model
             await office.approve("a")
         assert await office.store.read("a") == record  # type: ignore[attr-defined]
         with pytest.raises(InvalidData, match="no tool call"):
@@ -269,7 +269,7 @@ async def test_a_second_decision_is_refused_until_the_run_is_continued(tmp_path:
 
 
 async def test_a_decision_about_other_calls_is_not_told_that_they_are_decided(tmp_path: Path) -> None:
-    """They wait again once a worker has continued the run. Nobody may take them for settled until then."""
+    """They wait again once a worker has continued the run. Until then they are not reported as settled."""
     firm = Firm(*PAY, ASK)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         execution = (await office.session("a")).state.execution
@@ -298,7 +298,7 @@ async def test_a_decision_about_other_calls_is_not_told_that_they_are_decided(tm
 
 
 async def test_two_who_decide_at_once(tmp_path: Path) -> None:
-    """One of them has decided, and the other is told so. Nothing is made that was not approved."""
+    """One decision holds, and the other is refused. No call is made without an approval."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         outcomes = await asyncio.gather(
@@ -311,7 +311,7 @@ async def test_two_who_decide_at_once(tmp_path: Path) -> None:
 
 
 async def test_what_was_left_behind_it_is_sent_after_it(tmp_path: Path) -> None:
-    """The run is continued first, by the same worker."""
+    """The same worker continues the run first."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         queued = await office.enqueue("a", "And then?")
@@ -325,7 +325,7 @@ async def test_what_was_left_behind_it_is_sent_after_it(tmp_path: Path) -> None:
 
 
 async def test_a_message_continues_the_run_first(tmp_path: Path) -> None:
-    """Where the tools are. Elsewhere it is refused, and changes nothing."""
+    """It does where the tools are. Elsewhere it is refused, and changes nothing."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.approve("a", wait=False)
@@ -337,7 +337,7 @@ async def test_a_message_continues_the_run_first(tmp_path: Path) -> None:
 
 
 async def test_it_is_cancelled_before_a_worker_comes(tmp_path: Path) -> None:
-    """From anywhere. Nothing is made, and the answer that was handed in stays on record."""
+    """Any process can cancel it. No call is made, and the answer stays on record."""
     firm = Firm(*PAY, ASK)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.answer("a", {"w1": "rain"}, wait=False)
@@ -352,7 +352,7 @@ async def test_it_is_cancelled_before_a_worker_comes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_clerk", [False, True])
 async def test_what_would_drop_the_decision_is_refused(tmp_path: Path, by_clerk: bool) -> None:
-    """As for any run that waits to be continued. A fork is another session, in which nothing is decided."""
+    """It is refused as for any run that waits to be continued. A fork is another session, with nothing decided."""
     firm = Firm(*PAY, by_clerk=by_clerk)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.approve("a", wait=False)
@@ -378,7 +378,7 @@ async def test_what_would_drop_the_decision_is_refused(tmp_path: Path, by_clerk:
 @pytest.mark.parametrize("by_clerk", [False, True])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_who_decides_dies_at_any_call(tmp_path: Path, kind: str, by_clerk: bool, after: bool) -> None:
-    """The decision is on record, whole, or it is not: then the calls still wait. No death is counted."""
+    """The decision is on record, whole, or the calls still wait. No death is counted."""
     firm = Firm(*PAY, ASK, by_clerk=by_clerk)
     outcomes = set()
     async with both(kind, tmp_path, firm) as (office, shop):
@@ -414,7 +414,7 @@ async def _leaves(sessions: Sessions, session_id: str) -> list[PendingCall]:
 
 
 async def test_a_worker_that_dies_with_it_is_the_first_death(tmp_path: Path) -> None:
-    """Neither the wait for a person nor the decision counts, so that all tries are the worker's own."""
+    """Neither the wait for a person nor the decision counts, so all tries are the worker's own."""
     firm, counted = Firm(*PAY), []
     async with both("memory", tmp_path, firm) as (office, shop):
         store: Any = office.store
@@ -434,7 +434,7 @@ async def test_a_worker_that_dies_with_it_is_the_first_death(tmp_path: Path) -> 
 
 
 async def test_an_owner_decides_on_their_own_sessions_only(tmp_path: Path) -> None:
-    """Also while the owner has as many runs as may be: nothing is run."""
+    """This holds also while the owner has the most runs allowed: nothing is run."""
     firm = Firm(*PAY)
     async with both("sqlite", tmp_path, firm) as (office, shop):
         chat = await shop.of("ada").open("a", BOSS)
@@ -453,7 +453,7 @@ async def test_an_owner_decides_on_their_own_sessions_only(tmp_path: Path) -> No
 
 
 async def test_a_worker_in_the_same_process_is_told_at_once(tmp_path: Path) -> None:
-    """It need not look for it: a worker that never sweeps has it done."""
+    """A worker that never sweeps carries it out."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (_, shop):
         async with Worker(shop, lease=30.0) as worker:
@@ -471,7 +471,7 @@ async def _nothing() -> None:
 
 
 async def test_what_cannot_be_left(tmp_path: Path) -> None:
-    """A context is an object of this process. Without a journal there is no record."""
+    """A context is an object of this process, and a store without a journal has no record."""
     firm = Firm(*PAY)
     async with waiting("sqlite", tmp_path, firm) as (office, _):
         for decide in (office.approve, lambda *_, **given: office.deny("a", "no", **given)):
@@ -490,7 +490,7 @@ async def test_what_cannot_be_left(tmp_path: Path) -> None:
 
 
 async def test_the_time_until_a_worker_comes_is_idle(tmp_path: Path) -> None:
-    """As the time is that the run waited for a person."""
+    """It counts as the time that the run waited for a person."""
     firm, clock = Firm(*PAY), FrozenClock(tick=0.001)
     with use(clock=clock):
         async with waiting("memory", tmp_path, firm) as (office, shop):
@@ -506,7 +506,7 @@ async def test_the_time_until_a_worker_comes_is_idle(tmp_path: Path) -> None:
 
 
 async def test_a_redaction_reaches_an_answer_that_was_left(tmp_path: Path) -> None:
-    """Once the model was told of it: the message that tells it is redacted, and the answer on record with it."""
+    """Once the model has seen it, redacting its message redacts the answer on record too."""
     firm = Firm(ASK)
     async with waiting("sqlite", tmp_path, firm) as (office, shop):
         await office.answer("a", {"w1": "snow in the secret valley"}, wait=False)
@@ -518,7 +518,7 @@ async def test_a_redaction_reaches_an_answer_that_was_left(tmp_path: Path) -> No
 
 
 async def test_it_is_continued_with_the_context_and_the_key_of_its_message(tmp_path: Path) -> None:
-    """What the sender left is on record, and the worker makes a context of it."""
+    """The sender's context data is on record, and the worker makes a context of it."""
     seen: list[Any] = []
     firm = Firm(*PAY)
     makes = {"context": lambda session, data: seen.append(data) or "made"}

@@ -1,4 +1,4 @@
-"""Several answers to one message: each on record, one selected, and the session goes on from that one."""
+"""Several answers to one message: each is on record, one is selected, and the session continues from it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def said(text: str, *, tokens: int = 5) -> ModelReply:
 
 
 def replies(request: ModelRequest) -> Any:
-    """What each model says; the judge finds the answer with the number 1 the best."""
+    """Return the answer of each model; the judge finds the answer with the number 1 the best."""
     match request.model.name:
         case "brief":
             return said("Yes.", tokens=2)
@@ -98,7 +98,7 @@ def replies(request: ModelRequest) -> Any:
 async def evaluated(
     a_store: Any, strategy: Any, configs: Sequence[Any] = CONFIGS, *tools: Any
 ) -> AsyncIterator[tuple[SessionRuntime, AgentSession, SessionRecord]]:
-    """A session that a parallel evaluation was executed on, and its record."""
+    """Open a session that a parallel evaluation was executed on, and its record."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -118,7 +118,7 @@ def selected(record: SessionRecord) -> list[bool]:
 
 
 def in_order(record: SessionRecord) -> Sequence[LoopRecord]:
-    """The branches in the order of their configs."""
+    """Return the branches in the order of their configs."""
     return record.parallel_siblings(record.loops[0].loop_id)
 
 
@@ -151,7 +151,7 @@ async def test_a_strategy_selects_among_all_answers(a_store: Any, strategy: Any,
 
 
 async def test_the_first_answer_stops_the_others(a_store: Any) -> None:
-    """Those that were still under way are aborted on record, with what they had."""
+    """Branches that were still under way are aborted on record, with their messages so far."""
     async with evaluated(a_store, First(), ("stuck", "brief")) as (runtime, after, record):
         assert texts(after) == ["Is it?", "Yes."]
         assert selected(record) == [False, True]
@@ -162,13 +162,13 @@ async def test_the_first_answer_stops_the_others(a_store: Any) -> None:
 
 
 async def test_first_is_the_strategy_if_none_is_named(a_store: Any) -> None:
-    """Without a strategy the quickest answer goes on."""
+    """Without a strategy the session continues with the quickest answer."""
     async with evaluated(a_store, None, ("stuck", "brief")) as (_, after, _record):
         assert texts(after) == ["Is it?", "Yes."]
 
 
 async def test_what_a_judge_has_used_is_on_record(a_store: Any) -> None:
-    """Its usage stands with the group, and counts in the session's total."""
+    """Its usage is kept with the group, and counts in the session's total."""
     async with evaluated(a_store, Judge("judge")) as (_, after, record):
         assert after.info.usage == record.total_usage()
         assert [loop.parallel_group.evaluation_usage for loop in record.loops if loop.parallel_group] == [JUDGED] * 3
@@ -176,7 +176,7 @@ async def test_what_a_judge_has_used_is_on_record(a_store: Any) -> None:
 
 
 async def test_a_failing_branch_takes_no_other_down(a_store: Any) -> None:
-    """It is failed on record, with its error; the others are selected among."""
+    """It is failed on record, with its error; one of the others is selected."""
     async with evaluated(a_store, LongestAnswer(), ("broken", "brief", "long")) as (_, after, record):
         assert texts(after)[-1] == "Yes, that is quite so."
         assert [loop.status.value for loop in in_order(record)] == ["failed", "completed", "completed"]
@@ -184,13 +184,13 @@ async def test_a_failing_branch_takes_no_other_down(a_store: Any) -> None:
 
 
 async def test_first_passes_over_a_branch_that_has_failed(a_store: Any) -> None:
-    """A failure is no answer, however quick it is."""
+    """A failure does not count as an answer, however quick it is."""
     async with evaluated(a_store, First(), ("broken", "slow")) as (_, after, _record):
         assert texts(after)[-1] == "Yes, indeed."
 
 
 async def test_without_any_answer_the_session_stays_as_it_was(a_store: Any) -> None:
-    """DriverError says what went wrong, the claim is given back, and the next message can be sent."""
+    """DriverError says what went wrong, the claim is released, and the next message can be sent."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -206,7 +206,7 @@ async def test_without_any_answer_the_session_stays_as_it_was(a_store: Any) -> N
 
 @pytest.mark.parametrize("judge", ["broken", "brief"])
 async def test_a_judge_that_names_no_answer_leaves_the_session_as_it_was(a_store: Any, judge: str) -> None:
-    """DriverError; the claim is given back, and the branches are on record."""
+    """It raises DriverError; the claim is released, and the branches are on record."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -219,7 +219,7 @@ async def test_a_judge_that_names_no_answer_leaves_the_session_as_it_was(a_store
 
 
 async def test_what_a_judge_has_used_in_vain_is_on_record(a_store: Any) -> None:
-    """A judge that names no answer has cost its tokens: the group's end tells them, and the session's total."""
+    """A judge that names no answer has used tokens: the group's end and the session's total have them."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -233,7 +233,7 @@ async def test_what_a_judge_has_used_in_vain_is_on_record(a_store: Any) -> None:
 
 
 async def test_a_definition_is_asked_by_the_model_that_it_names(a_store: Any) -> None:
-    """Whatever model the session was changed to; a definition that names none is asked by that."""
+    """The session's model does not matter; a definition that names no model uses the session's."""
     asked: list[str] = []
 
     def reply(request: ModelRequest) -> Any:
@@ -262,7 +262,7 @@ async def test_a_function_that_chooses_no_branch_is_told(a_store: Any, answer: A
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_cancelled_evaluation_gives_its_claim_back(a_store: Any, times: int) -> None:
-    """No version, no claim; the branches that were under way are aborted on record."""
+    """It leaves no new version and no claim; the branches that were under way are aborted on record."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -284,7 +284,7 @@ async def test_a_cancelled_evaluation_gives_its_claim_back(a_store: Any, times: 
 
 
 async def test_a_config_is_a_name_a_model_or_a_definition(a_store: Any) -> None:
-    """A model stands in for the session's model; a definition for its prompt and tools, too."""
+    """A model replaces the session's model; a definition also replaces its prompt and tools."""
     asked: list[ModelRequest] = []
 
     def reply(request: ModelRequest) -> Any:
@@ -312,7 +312,7 @@ async def test_a_config_is_a_name_a_model_or_a_definition(a_store: Any) -> None:
 
 
 async def test_the_sessions_own_model_and_prompt_stay(a_store: Any) -> None:
-    """Whatever the selected branch ran with, the session goes on with its own."""
+    """The session continues with its own, whatever the selected branch ran with."""
     other = AgentDefinition("other", model="long", system_prompt="Be brief.")
     async with evaluated(a_store, LongestAnswer(), ("brief", other)) as (runtime, after, _record):
         assert texts(after)[-1] == "Yes, that is quite so."
@@ -334,7 +334,7 @@ async def test_the_next_message_goes_on_from_the_selected_branch(a_store: Any) -
 
 
 async def test_branches_that_were_not_selected_stay_readable(a_store: Any) -> None:
-    """Each has its messages, turns, events and group, also after the session has gone on."""
+    """Each has its messages, turns, events and group, also after the session has continued."""
     async with evaluated(a_store, LongestAnswer()) as (runtime, after, record):
         await runtime.execute(after.id, SendMessage("Thanks", loops_of(["Gladly."])))
         for loop, answer in zip(in_order(record), ("Yes.", "Yes, that is quite so.", "Yes, indeed."), strict=True):
@@ -371,7 +371,7 @@ async def test_branches_use_tools_side_by_side(a_store: Any) -> None:
 
 
 async def test_a_message_that_was_queued_meanwhile_is_sent_afterwards(a_store: Any) -> None:
-    """Posted while the branches run, it is answered once one of them is selected."""
+    """A message posted while the branches run is answered once one of them is selected."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -396,7 +396,7 @@ def _after_a_message(runtime: SessionRuntime) -> Any:
 
 
 async def test_an_evaluation_that_was_saved_is_not_resumed(a_store: Any) -> None:
-    """ResumeExecution finds nothing to go on with, and leaves the session as it is."""
+    """ResumeExecution finds nothing to continue, and leaves the session unchanged."""
     async with evaluated(a_store, FewestTokens()) as (runtime, after, _record):
         assert await runtime.execute(after.id, ResumeExecution(loops_of(replies))) == after
 
@@ -421,7 +421,7 @@ def test_it_compares_at_least_two_configs(configs: Any) -> None:
 
 
 async def test_it_runs_without_a_store_too() -> None:
-    """Outside of a runtime nothing is recorded, and the selected branch comes back."""
+    """Without a runtime nothing is recorded, and the selected branch comes back."""
     session = await SessionRuntime(MemoryStore()).create(AGENT)
     action = SendParallel("Is it?", loops_of(replies), configs=CONFIGS, strategy=LongestAnswer())
     assert texts(await action.execute_on(session)) == ["Is it?", "Yes, that is quite so."]
@@ -431,14 +431,14 @@ LOOK = "perdure.actions.inbox.LOOK_EVERY"
 
 
 async def asked_times(driver: ScriptedDriver, times: int) -> None:
-    """Return once a driver has been asked so many times."""
+    """Return once a driver has been asked that number of times."""
     async with asyncio.timeout(30):
         while len(driver.requests) < times:  # noqa: ASYNC110 (a driver does not tell that it was asked)
             await asyncio.sleep(0.001)
 
 
 async def test_an_evaluation_can_be_cancelled_through_the_inbox(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From any process: the branches are aborted, and the session keeps the message, stopped, as with SendMessage."""
+    """Any process can do so: the branches are aborted; the session keeps the message, stopped, as with SendMessage."""
     monkeypatch.setattr(LOOK, 0.01)
     async with a_store as store:
         runtime = SessionRuntime(store)
@@ -462,7 +462,7 @@ async def test_an_evaluation_can_be_cancelled_through_the_inbox(a_store: Any, mo
 
 
 class Together(MemoryStore):
-    """Lets nobody know that the end of a branch is on record before the ends of two are."""
+    """Delays the report that a branch's end is on record until the ends of two are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -476,7 +476,7 @@ class Together(MemoryStore):
 
 
 async def test_the_quickest_branch_is_first_also_when_both_are_on_record_at_once() -> None:
-    """As a store writes them that was busy: the order is that in which they ended, not that of the configs."""
+    """A busy store writes them so: the order is that of their ends, not of the configs."""
     async with Together() as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -485,7 +485,7 @@ async def test_the_quickest_branch_is_first_also_when_both_are_on_record_at_once
 
 
 async def test_a_cancelled_judge_leaves_the_first_answer(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The branches had ended by then; the session goes on from the one that was quickest."""
+    """The branches had ended by then; the session continues from the quickest."""
     monkeypatch.setattr(LOOK, 0.01)
     async with a_store as store:
         runtime = SessionRuntime(store)
@@ -501,7 +501,7 @@ async def test_a_cancelled_judge_leaves_the_first_answer(a_store: Any, monkeypat
 async def test_a_cancelled_evaluation_does_not_lose_what_was_posted(
     a_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queued messages, and those that were to steer, are sent in their turn once the branches are stopped."""
+    """Queued messages, and those that were to steer, are sent in order once the branches are stopped."""
     monkeypatch.setattr(LOOK, 0.01)
     async with a_store as store:
         runtime = SessionRuntime(store)
@@ -521,7 +521,7 @@ async def test_a_cancelled_evaluation_does_not_lose_what_was_posted(
 
 
 async def test_a_steering_message_waits_for_the_selection(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No one branch can be steered: the message is answered once one of them is selected."""
+    """A single branch cannot be steered: the message is answered once one of them is selected."""
     monkeypatch.setattr(LOOK, 0.001)
 
     def reply(request: ModelRequest) -> Any:
@@ -544,7 +544,7 @@ async def test_a_steering_message_waits_for_the_selection(a_store: Any, monkeypa
 async def test_a_wish_to_cancel_an_earlier_run_is_not_for_the_evaluation(
     a_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was there before it began ends nothing."""
+    """A request from before its start ends nothing."""
     monkeypatch.setattr(LOOK, 0.001)
     async with a_store as store:
         runtime = SessionRuntime(store)
@@ -556,7 +556,7 @@ async def test_a_wish_to_cancel_an_earlier_run_is_not_for_the_evaluation(
 
 
 async def test_calls_that_need_approval_are_refused_in_a_branch(a_store: Any) -> None:
-    """Nobody can be asked there: the model is told so and goes on, and the refusal is on record."""
+    """A branch cannot ask a person: the model is told so and continues, and the refusal is on record."""
     made: list[int] = []
     pay = tool(name="pay", needs_approval=lambda arguments: arguments["amount"] > 10)(made_by(made))
 
@@ -587,7 +587,7 @@ def made_by(made: list[int]) -> Any:
 
 
 async def test_a_sub_agent_that_waits_for_approval_ends_in_a_branch(a_store: Any) -> None:
-    """Its call is an error that says why, its session is ended, and what it used is charged."""
+    """Its call is an error with the reason, its session is ended, and its usage is charged."""
     made: list[int] = []
     pay = tool(name="pay", needs_approval=True)(made_by(made))
     helper = AgentDefinition("helper", system_prompt="helper", tools=("pay",))
@@ -615,7 +615,7 @@ async def test_a_sub_agent_that_waits_for_approval_ends_in_a_branch(a_store: Any
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "unjudged"])
 async def test_an_evaluation_that_was_given_up_is_not_resumed(a_store: Any, how: str) -> None:
-    """It is on record that none was selected: ResumeExecution leaves the session as it is, and calls no model."""
+    """The record says that no branch was selected: ResumeExecution changes nothing, and calls no model."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -640,7 +640,7 @@ async def test_an_evaluation_that_was_given_up_is_not_resumed(a_store: Any, how:
 
 
 async def test_a_branch_begins_as_other_loops_do(a_store: Any) -> None:
-    """With what it answers; that is stored once, for all branches, and read back with each."""
+    """It begins with the message it answers, which is stored once for all branches and read back with each."""
     async with evaluated(a_store, LongestAnswer()) as (runtime, after, record):
         for loop in record.loops:
             whole = await runtime.loop(after.id, loop.loop_id)
@@ -651,7 +651,7 @@ async def test_a_branch_begins_as_other_loops_do(a_store: Any) -> None:
 
 
 async def test_branches_of_a_later_message_are_branches_of_the_last_loop(a_store: Any) -> None:
-    """They have a parent, and are told apart by the number of their config."""
+    """They have a parent, and differ by the number of their config."""
     async with evaluated(a_store, First()) as (runtime, after, _):
         parent = after.state.execution.execution_id  # type: ignore[union-attr]
         await runtime.execute(after.id, SendParallel("And?", loops_of(replies), configs=["a", "b"]))
@@ -663,7 +663,7 @@ async def test_branches_of_a_later_message_are_branches_of_the_last_loop(a_store
 
 
 async def test_the_events_of_a_group_name_session_and_agent(a_store: Any) -> None:
-    """Also when they are read back."""
+    """They do so also when they are read back."""
     async with evaluated(a_store, First()) as (runtime, after, _):
         told = [event async for event in runtime.events(after.id)]
         assert {event.agent_id for event in told} == {after.state.agent_id}
@@ -671,7 +671,7 @@ async def test_the_events_of_a_group_name_session_and_agent(a_store: Any) -> Non
 
 
 async def test_input_filters_hold_for_branches_too(a_store: Any) -> None:
-    """What a filter refuses is shown to no model."""
+    """No model is shown a message that a filter refuses."""
     driver = ScriptedDriver(replies)
     loops = LoopFactory(driver=driver, input_filters=[lambda messages: Rejected("not that")])
     async with a_store as store:
@@ -685,7 +685,7 @@ async def test_input_filters_hold_for_branches_too(a_store: Any) -> None:
 
 
 async def test_a_group_that_was_given_up_as_its_process_died_leaves_no_claim() -> None:
-    """Killed between the end on record and the release: recovery finds nothing to go on with, and clears the claim."""
+    """Killed between the end on record and the release: recovery has nothing to continue, and clears the claim."""
     clock, store = FrozenClock(tick=0.001), MemoryStore()
     with use(clock=clock):
         runtime = SessionRuntime(store)
@@ -707,7 +707,7 @@ async def _nothing(*given: Any, **named: Any) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_the_first_answer_is_the_first_after_a_crash_too(after: bool) -> None:
-    """Answers stand on record in the order in which they came; a function that chose is not there any more."""
+    """Answers are on record in the order they came; a function that chose is gone by then."""
     for call in range(1, 30):
         store, clock = MemoryStore(), FrozenClock(tick=0.001)
         failing = FailingStore(store)
@@ -732,7 +732,7 @@ async def test_the_first_answer_is_the_first_after_a_crash_too(after: bool) -> N
 
 @pytest.mark.parametrize("after", [False, True], ids=["lost", "written all the same"])
 async def test_an_append_that_fails_once_repeats_no_call_of_a_branch(after: bool) -> None:
-    """What a branch has done when the store fails is written before the group is left: recovery makes no call twice."""
+    """A branch's calls are written even as the store fails: recovery makes no call twice."""
     for call in range(1, 8):
         called: list[str] = []
 
@@ -759,14 +759,14 @@ async def test_an_append_that_fails_once_repeats_no_call_of_a_branch(after: bool
 
 
 async def callers_with_an_outcome(runtime: SessionRuntime, record: SessionRecord) -> list[str]:
-    """Return who has made the calls that are on record with what came of them."""
+    """Return the callers whose calls are on record with an outcome."""
     loops = [await runtime.loop(record.session_id, loop.loop_id) for loop in record.loops]
     executions = (each for loop in loops for turn in loop.turns for each in turn.tool_executions)
     return sorted(str(each.result) for each in executions if each.error is None)
 
 
 async def test_an_evaluation_in_which_something_was_redacted_is_resumed(a_store: Any) -> None:
-    """What is told of the redaction stands between its entries, and hides neither the group nor its selection."""
+    """The redaction's entry lies between those of the group, and hides neither it nor its selection."""
     clock, seen = FrozenClock(tick=0.001), 0
     async with a_store as store:
         for call in range(1, 30):

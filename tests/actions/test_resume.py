@@ -1,4 +1,4 @@
-"""Recovery: the claim comes first, so that nobody continues a run from what it was a moment ago."""
+"""Recovery: it claims first, so that it never continues a run from an outdated state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bank:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_two_who_recover_one_run_begin_its_tool_once(kind: str, tmp_path: Path) -> None:
-    """B looks at a killed run; A takes it over, begins the tool and dies; B continues from what A has left."""
+    """B reads a killed run; A takes it over, begins the tool and dies; B continues from A's state."""
     clock, bank = FrozenClock(tick=0.0001), Bank()
     with use(clock=clock):
         async with MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "s.db") as store:
@@ -60,7 +60,7 @@ async def test_two_who_recover_one_run_begin_its_tool_once(kind: str, tmp_path: 
             await late.is_about_to_claim.wait()
             first = asyncio.ensure_future(SessionRuntime(store).execute(session.id, ResumeExecution(bank.loops())))
             await until(lambda: bank.begun)
-            clock.advance(3600)  # the first is as good as dead: nobody extends its claim
+            clock.advance(3600)  # the first is as good as dead: it does not extend its claim
             late.may_claim.set()
             after = await asyncio.wait_for(second, 30)
             first.cancel()
@@ -103,7 +103,7 @@ async def test_a_run_that_is_claimed_is_left_alone() -> None:
 
 
 async def test_a_recovery_reads_its_run_once() -> None:
-    """What was read to continue from is handed on: the run's events once, its messages once."""
+    """A recovery reads the run's events once and its messages once, and passes them on."""
     clock, looked = FrozenClock(tick=0.0001), []
 
     @tool(name="pay", idempotent=True)

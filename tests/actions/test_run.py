@@ -1,4 +1,4 @@
-"""A run of a session: cancelled from inside and outside, kept from others, and never left half saved."""
+"""A run of a session: it can be cancelled from inside and outside, excludes others, and is never half saved."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def cancelled(task: asyncio.Task[Any], *, times: int = 1) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_model_call_can_be_cancelled(a_store: Any, times: int) -> None:
-    """task.cancel(): the version saved is stopped at the user's request; the caller hears CancelledError."""
+    """task.cancel() saves a version stopped at the user's request, and raises CancelledError in the caller."""
     async with a_store as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
@@ -108,7 +108,7 @@ async def has_returned_one(store: Any, session_id: str) -> bool:
 
 @pytest.mark.parametrize("how", ["task", "inbox"])
 async def test_a_tool_can_be_cancelled(a_store: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the run had stays: the call and what others returned; through the inbox the caller gets the session."""
+    """The run keeps the call and the other results; after a cancel through the inbox the caller gets the session."""
     monkeypatch.setattr(LOOK, 0.01)
     hanging = Hanging()
     add = tool(name="add")(lambda: 5)
@@ -134,7 +134,7 @@ async def test_a_tool_can_be_cancelled(a_store: Any, how: str, monkeypatch: pyte
 
 
 async def test_a_model_call_can_be_cancelled_through_the_inbox() -> None:
-    """From any process: the next look into the inbox ends the run as stopped."""
+    """Any process can do so: the next look into the inbox ends the run as stopped."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     session = await runtime.create(AGENT)
@@ -147,7 +147,7 @@ async def test_a_model_call_can_be_cancelled_through_the_inbox() -> None:
 
 
 async def test_a_wish_to_cancel_is_for_the_run_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that came too late for the last run does not end the next."""
+    """A request that came too late for the last run does not end the next."""
     monkeypatch.setattr(LOOK, 0.005)
     store = MemoryStore()
     runtime = SessionRuntime(store)
@@ -158,7 +158,7 @@ async def test_a_wish_to_cancel_is_for_the_run_that_is_under_way(monkeypatch: py
 
 
 async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages posted before the wish to cancel are sent after it, the late steering ones too."""
+    """Messages posted before the request to cancel are sent after it, the late steering ones too."""
     monkeypatch.setattr(LOOK, 0.01)
     store, heard, bus = MemoryStore(), Heard(), EventBus()
     bus.wiretap(heard.emit)
@@ -200,7 +200,7 @@ async def test_a_run_that_has_not_begun_leaves_nothing(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("verb", ["claim", "append"])
 async def test_a_write_under_way_is_seen_through(verb: str, tmp_path: Path) -> None:
-    """Cancelled while the store writes: the claim is known, so it is given back, and what was written is kept once."""
+    """If it is cancelled while the store writes, it releases the claim, and the write counts once."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         await _cancel_during(verb, store)
 
@@ -287,7 +287,7 @@ async def test_a_save_that_fails_leaves_the_run_to_be_recovered(
 
 @pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
 async def test_a_hook_that_refuses_a_run_does_not_drop_it(stage: SessionStage) -> None:
-    """What was done is recovered once the hook lets it pass; no completed tool is called again."""
+    """The run is recovered once the hook lets it pass; no completed tool is called again."""
     called: list[int] = []
     refuses = Refuses(stage)
     runtime = SessionRuntime(MemoryStore(), controller=refuses)
@@ -305,7 +305,7 @@ async def test_a_hook_that_refuses_a_run_does_not_drop_it(stage: SessionStage) -
 
 
 async def test_a_run_that_no_hook_lets_pass_can_be_given_up() -> None:
-    """cancel() ends it on record where it stands; the session is free at its last version."""
+    """cancel() ends it on record as it is; the session is free at its last version."""
     refuses = Refuses(SessionStage.BEFORE_SAVE)
     store = MemoryStore()
     runtime = SessionRuntime(store, controller=refuses)
@@ -336,9 +336,9 @@ class Refuses:
 
 @pytest.mark.parametrize("after", [False, True], ids=["lost", "written all the same"])
 async def test_an_append_that_fails_once_repeats_nothing(after: bool) -> None:
-    """Under its key a request that a store error has ended is continued: no tool is called twice.
+    """Repeated under its key, a request that a store error ended is continued: no tool is called twice.
 
-    One whose start was written although the store said no has an outcome that nobody knows: it is not called.
+    If the start of a call was written although the store raised, its outcome is unknown: it is not called.
     """
     for call in range(1, 8):
         called: list[int] = []
@@ -387,7 +387,7 @@ async def test_a_run_that_loses_its_claim_is_ended(monkeypatch: pytest.MonkeyPat
 
 
 async def test_an_inbox_that_cannot_be_read_for_a_while_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next look finds what was posted meanwhile."""
+    """The next look finds the items posted in that time."""
     monkeypatch.setattr(LOOK, 0.002)
     store = FailingStore(MemoryStore())
     runtime = SessionRuntime(store)
@@ -401,7 +401,7 @@ async def test_an_inbox_that_cannot_be_read_for_a_while_ends_no_run(monkeypatch:
 
 
 async def test_a_silent_run_keeps_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the model thinks, heartbeats keep others out."""
+    """Heartbeats keep others out, however long the model thinks."""
     monkeypatch.setattr(LOOK, 0.005)
     store = MemoryStore()
     runtime = SessionRuntime(store, terms=Terms(lease=0.03))
@@ -459,7 +459,7 @@ async def test_cancelling_while_a_controller_works_gives_the_claim_back() -> Non
 
 
 class Deaf(MemoryStore):
-    """A store that lets a cancellation get lost, as those whose driver uses `asyncio.wait_for` can."""
+    """A store that can lose a cancellation, as a driver that uses `asyncio.wait_for` can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -474,7 +474,7 @@ class Deaf(MemoryStore):
 
 
 async def test_a_run_ends_though_its_store_loses_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The eye on the inbox is told to close when the run is over; if that gets lost, it closes by itself."""
+    """The watch on the inbox is cancelled when the run is over; if that gets lost, it ends by itself."""
     monkeypatch.setattr(LOOK, 0.0)
     store = Deaf()
     runtime = SessionRuntime(store)
@@ -489,7 +489,7 @@ async def test_a_run_ends_though_its_store_loses_a_cancellation(monkeypatch: pyt
 async def test_a_tool_that_tidies_up_does_not_swallow_a_cancellation(
     concurrency: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It returns as if nothing had happened; its result is kept, and the run ends all the same."""
+    """It returns as if nothing had happened; its result is kept, and the run still ends."""
     monkeypatch.setattr(LOOK, 0.005)
     is_called = asyncio.Event()
 
@@ -515,7 +515,7 @@ async def test_a_tool_that_tidies_up_does_not_swallow_a_cancellation(
 
 
 async def test_a_compaction_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From any process; the session is as it was, and free."""
+    """Any process can do so; the session is unchanged, and free."""
     monkeypatch.setattr(LOOK, 0.005)
     is_called = asyncio.Event()
 
@@ -595,7 +595,7 @@ async def test_a_cancelled_compaction_is_not_made_whatever_its_model_answers(mon
 
 
 async def test_a_subscriber_that_is_cancelled_fails_alone() -> None:
-    """What it waited for was cancelled, and not the run that it hears of."""
+    """Something it waited for was cancelled; the run continues."""
 
     async def gives_up(event: object) -> None:
         raise asyncio.CancelledError
@@ -607,7 +607,7 @@ async def test_a_subscriber_that_is_cancelled_fails_alone() -> None:
 
 
 async def test_nobody_hears_of_a_run_before_its_session_is_claimed() -> None:
-    """A refused send leaves no running loop in a recorder, and nothing for a stream to bind to."""
+    """A refused send leaves no running loop in a recorder, and no run for a stream to bind to."""
     heard, bus = Heard(), EventBus()
     bus.wiretap(heard.emit)
     driver = HeldDriver(["Hello."])
@@ -625,7 +625,7 @@ async def test_nobody_hears_of_a_run_before_its_session_is_claimed() -> None:
 
 
 async def test_a_stream_after_a_killed_run_has_its_own_text(tmp_path: Path) -> None:
-    """The killed run is recovered first; what is streamed is the answer to what was said now."""
+    """The killed run is recovered first; only the answer to the new message is streamed."""
     url = f"sqlite:///{tmp_path}/s.db"
     async with perdure.connect(url, driver=HeldDriver(["never"]), grace=0) as sessions:
         run = asyncio.ensure_future((await sessions.open("s")).send("First."))
@@ -668,7 +668,7 @@ async def test_an_outcome_whose_write_failed_is_not_overtaken_by_the_next() -> N
 
 @pytest.mark.parametrize("verb", ["claim", "append", "save"])
 async def test_a_killed_run_is_not_forgotten_when_its_cancellation_fails(verb: str) -> None:
-    """The store's own error is raised. Until the run has ended on record, it is found by recovery."""
+    """The store's own error is raised. Until the run has ended on record, recovery finds it."""
     store = FailingStore(MemoryStore())
     driver = HeldDriver(["never"])
     async with perdure.connect(store, driver=driver, grace=0) as sessions:

@@ -1,4 +1,4 @@
-"""Sending messages: what is sent, what a key promises, and what becomes of a message to a session that is being run."""
+"""Sending messages: how they are sent, what a key promises, and messages to a session that is running."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def said(session: AgentSession) -> list[str]:
 
 
 async def test_a_message_is_sent_and_answered(open_store: Callable[[], Any]) -> None:
-    """One version more, with the message, the answer and the run; what was said is on record, and nobody holds it."""
+    """The version moves by one, with message, answer and run; the messages are on record, and the session is free."""
     async with open_store() as store:
         runtime, session = await started(store)
         after = await runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."])))
@@ -93,7 +93,7 @@ async def test_several_messages_are_sent_at_once() -> None:
 
 @pytest.mark.parametrize("nothing", [[], (), b"bytes", [b"bytes"], object(), {"content": "no role"}])
 def test_what_is_no_message_is_refused(nothing: Any) -> None:
-    """There must be something to send, and it must be a message."""
+    """Nothing to send and values that are not messages are refused."""
     with pytest.raises(InvalidData):
         SendMessage(nothing, LoopFactory())
 
@@ -110,13 +110,13 @@ def test_a_users_message_of_which_no_model_would_be_sent_anything_is_blank(part:
     "options", [{"when_busy": "wait"}, {"key": ""}, {"key": 5}, {"key": "k", "when_busy": "steer"}]
 )
 def test_wrong_options_are_refused(options: Any) -> None:
-    """A key is a text, and goes only with a run that has a result of its own."""
+    """A key is a text, and is allowed only for a run with a result of its own."""
     with pytest.raises(InvalidData):
         SendMessage("Hi", LoopFactory(), **options)
 
 
 async def test_a_session_that_is_not_active_takes_no_message() -> None:
-    """SessionNotActive, before anything is asked or changed."""
+    """It raises SessionNotActive before a model is asked or anything is changed."""
     driver = ScriptedDriver(["Hello."])
     runtime, session = await started(MemoryStore())
     closed = await runtime.execute(session.id, CompleteSession())
@@ -126,7 +126,7 @@ async def test_a_session_that_is_not_active_takes_no_message() -> None:
 
 
 async def test_a_message_can_be_sent_without_a_runtime() -> None:
-    """An action works on a session in hand; there is no record then, and nothing is saved."""
+    """An action works on a session without a store; then nothing is recorded or saved."""
     _, session = await started(MemoryStore())
     after = await SendMessage("Hi", loops_of(["Hello."])).execute_on(session)
     assert (after.version, answer_of(after.state)) == (1, "Hello.")
@@ -161,7 +161,7 @@ async def test_a_key_holds_for_a_run_that_never_asked_a_model() -> None:
 
 
 async def test_a_key_needs_a_journal() -> None:
-    """A store that cannot remember keys refuses them rather than running twice; without a key it works."""
+    """A store that cannot remember keys refuses them rather than running twice; it works without a key."""
 
     class Plain:
         def __init__(self, store: MemoryStore) -> None:
@@ -178,7 +178,7 @@ async def test_a_key_needs_a_journal() -> None:
 class Busy:
     """Two processes on one file: in the first a run is under way, and waits to be let go.
 
-    Its tool `pause` ends once the run has been seen to find a message to steer by.
+    Its tool `pause` ends once the run has read a message that steers.
     """
 
     def __init__(self, first: Any, second: Any, session: AgentSession, script: Any) -> None:
@@ -202,7 +202,7 @@ class Busy:
         return "rested"
 
     async def send(self, text: Any, when_busy: Any = "raise", **options: Any) -> ScriptedDriver:
-        """Send a message from the second process; the driver it would have asked."""
+        """Send a message from the second process, and return the driver it would have asked."""
         driver = ScriptedDriver(lambda request: f"Re: {request.messages[-1].text}")
         await self.second.execute(self.id, SendMessage(text, loops_of(driver), when_busy=when_busy, **options))
         return driver
@@ -235,7 +235,7 @@ def echo(request: Any) -> str:
 
 
 async def test_a_second_message_is_refused_before_a_token_is_spent(tmp_path: Path) -> None:
-    """SessionBusy at once, in another process too; no model is asked, and the run is not disturbed."""
+    """It raises SessionBusy at once, in another process too; no model is asked, and the run is not disturbed."""
     async with Scene(tmp_path, ["Done."]) as scene:
         busy = await scene.start()
         driver = ScriptedDriver(["never"])
@@ -247,7 +247,7 @@ async def test_a_second_message_is_refused_before_a_token_is_spent(tmp_path: Pat
 
 
 async def test_a_message_may_steer_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delivered between two steps: the next request has it, in the same run, and it is sent only once."""
+    """It is delivered between two steps: the next request has it, in the same run, and it is sent only once."""
     monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.01)
     async with Scene(tmp_path, [ToolCall("pause"), "Done."]) as scene:
         busy = await scene.start()
@@ -263,7 +263,7 @@ async def test_a_message_may_steer_the_run(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_message_that_comes_after_the_last_step_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too late to steer by, it is sent as a message of its own when the run has ended."""
+    """Too late to steer, it is sent as a message of its own when the run has ended."""
     monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 3600)  # a run that looks in time is steered
     async with Scene(tmp_path, echo) as scene:
         busy = await scene.start()
@@ -274,7 +274,7 @@ async def test_a_message_that_comes_after_the_last_step_is_not_lost(
 
 
 async def test_queued_messages_are_sent_in_order_after_the_run(tmp_path: Path) -> None:
-    """Each is a run of its own, however many there are; a key among them holds from then on."""
+    """Each is a run of its own, even 120 of them; a key among them holds from then on."""
     async with Scene(tmp_path, echo) as scene:
         busy = await scene.start()
         for number in range(120):
@@ -288,7 +288,7 @@ async def test_queued_messages_are_sent_in_order_after_the_run(tmp_path: Path) -
 
 
 async def test_a_queued_message_under_a_key_of_another_is_refused_alone(tmp_path: Path) -> None:
-    """It can never be sent. Neither the run before it nor any that comes later is told of an error that is not its."""
+    """It can never be sent. The runs before and after it raise no error for it."""
     async with Scene(tmp_path, echo) as scene:
         busy = await scene.start()
         for text in ("A", "B"):
@@ -301,7 +301,7 @@ async def test_a_queued_message_under_a_key_of_another_is_refused_alone(tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_refused_message_is_found_on_record(tmp_path: Path, kind: str) -> None:
-    """A loop that was rejected tells why, with the message, live too. The session stands where it stood."""
+    """A rejected loop has the reason and the message, live too. The session is unchanged."""
     heard = Heard()
     async with opened(kind, tmp_path) as store:
         runtime = SessionRuntime(store, events=heard)
@@ -329,7 +329,7 @@ async def test_a_refused_message_is_found_on_record(tmp_path: Path, kind: str) -
 async def test_what_is_queued_before_a_steering_message_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message that steers overtakes those that are queued; they are still sent, in their order."""
+    """A steering message overtakes the queued ones; they are still sent, in their order."""
     monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.01)
 
     def script(request: Any) -> Any:
@@ -349,7 +349,7 @@ async def test_what_is_queued_before_a_steering_message_is_not_lost(
 async def test_nothing_is_lost_if_the_run_ends_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_busy: str, moment: str
 ) -> None:
-    """Whoever finds the run gone sends the message, and only one of them does."""
+    """The caller that finds the run gone sends the message, and it is sent once."""
     async with Scene(tmp_path, echo) as scene:
         busy = await scene.start()
         post = busy.store.post
@@ -370,7 +370,7 @@ async def test_nothing_is_lost_if_the_run_ends_at_that_moment(
 
 
 async def test_a_run_that_ended_since_the_load_is_no_error_to_one_who_queues(tmp_path: Path) -> None:
-    """Between load and claim another version may be saved: who would wait for a run can wait for that."""
+    """Another version may be saved between load and claim: a caller that would wait for a run can wait for that."""
     async with SqliteStore(tmp_path / "s.db") as store:
         runtime, session = await started(store)
         for when_busy, is_sent in (("raise", False), ("queue", True)):
@@ -385,7 +385,7 @@ async def test_a_run_that_ended_since_the_load_is_no_error_to_one_who_queues(tmp
 
 
 class _Overtaken:
-    """An action before which somebody else saves the session."""
+    """An action before which another caller saves the session."""
 
     def __init__(self, runtime: SessionRuntime, action: SendMessage) -> None:
         self._runtime, self._action = runtime, action
@@ -397,6 +397,6 @@ class _Overtaken:
 
 @pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
 def test_a_message_of_an_envelope_alone_is_blank(role: Any) -> None:
-    """What is left of a foreign item reaches no model."""
+    """An envelope of a foreign item is not shown to a model."""
     with pytest.raises(InvalidData, match="the message is blank"):
         messages_to_send(Message(role, (Envelope("acme", {"a": 1}),)), any_role=True)

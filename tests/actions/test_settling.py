@@ -26,7 +26,7 @@ CALLS = [ToolCall("pay", {"amount": 3}, "p1"), ToolCall("pay", {"amount": 4}, "p
 
 @asynccontextmanager
 async def waiting(url: str, paid: list[int], **options: Any) -> AsyncIterator[Chat]:
-    """Give a session that waits with two calls for a person, and with one for an answer."""
+    """Open a session with two calls that wait for a person, and one that waits for an answer."""
 
     @tool(needs_approval=True)
     def pay(amount: int) -> str:
@@ -61,7 +61,7 @@ async def test_what_is_not_settled_waits_on() -> None:
 
 
 async def test_a_worker_continues(tmp_path: Path) -> None:
-    """The decisions are on record in one commit; nobody can decide again."""
+    """The decisions are on record in one commit; a second decision is refused."""
     paid: list[int] = []
     async with waiting(f"sqlite:///{tmp_path}/a.db", paid) as chat:
         left = await chat.settle(approve=["p1"], deny={"p2": "No."}, answers={"w": 1}, wait=False)

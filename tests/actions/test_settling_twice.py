@@ -1,4 +1,4 @@
-"""Settling calls by several names: nothing is settled in two ways, and wrong forms are told."""
+"""Settling calls by several names: no call is settled in two ways, and wrong forms are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session has used so far: counted once, told by its header, and given back by no verb."""
+"""The usage of a session: counted once, shown in its header, and reduced by no verb."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pay() -> str:
 
 
 def answer(request: Any) -> Any:
-    """Do what the last message says: `look` and `pay` call a tool, `fail` fails, all else is answered."""
+    """Do what the last message says: `look` and `pay` call a tool, `fail` fails, and any other is answered."""
     last = request.messages[-1]
     if last.role == "tool":
         return "done"
@@ -63,7 +63,7 @@ def connected(store: Any = "memory://") -> Sessions:
 
 
 async def counted(app: Sessions, session_id: str = "s") -> Usage | None:
-    """Return what a list says that a session has used, which has to be what its header and state say."""
+    """Return the usage a list shows for a session; check that its header and state agree."""
     (listed,) = await app.list(id=session_id)
     session = await app.session(session_id)
     assert listed.usage == session.state.total_usage
@@ -72,7 +72,7 @@ async def counted(app: Sessions, session_id: str = "s") -> Usage | None:
 
 
 async def recorded(app: Sessions, session_id: str = "s") -> Usage:
-    """Return what the headers of a session's loops add up to, with those that wait."""
+    """Return the sum of the headers of a session's loops, with those that wait."""
     return (await app.record(session_id)).total_usage()
 
 
@@ -114,7 +114,7 @@ VERBS = (
 
 @given(st.lists(st.sampled_from(VERBS), max_size=12))
 async def test_the_total_is_what_the_record_adds_up_to(verbs: Sequence[str]) -> None:
-    """Whatever happens to the session, and it never falls."""
+    """They agree after every verb, and the total never falls."""
     async with connected() as app:
         await app.open("s", AgentDefinition("agent", model="m"))
         last = Usage()
@@ -141,7 +141,7 @@ async def test_a_fork_begins_at_zero() -> None:
 
 
 async def test_a_sub_agent_is_charged_to_its_caller() -> None:
-    """Its own session counts the same once more, which is why a sidebar asks for `top_level`."""
+    """Its own session counts the same usage again, which is why a sidebar asks for `top_level`."""
     helper = AgentDefinition("helper", description="Helps.")
 
     def reply(request: Any) -> Any:
@@ -175,7 +175,7 @@ async def test_a_recovered_run_is_counted_once(tmp_path: Path, kill_at: str) -> 
 
 
 async def test_a_cancelled_run_keeps_its_cost() -> None:
-    """And so does one whose input was never answered."""
+    """A run whose call was never decided keeps its cost too."""
     async with connected() as app:
         chat = await app.open("s")
         await chat.send("pay")
@@ -187,7 +187,7 @@ async def test_a_cancelled_run_keeps_its_cost() -> None:
 
 @pytest.mark.parametrize("name", ["sessions.sqlite", "files"])
 async def test_what_an_older_release_has_run_is_not_known(name: str, tmp_path: Path) -> None:
-    """None is told apart from nothing; it stays unknown, since a part of a total would be taken for the whole."""
+    """None means unknown, not zero; it stays None, since a part of a total would look like the whole."""
     source = HERE / "format-1-head-2-schema-9" / name
     copy, is_file = tmp_path / name, name == "sessions.sqlite"
     shutil.copy(source, copy) if is_file else shutil.copytree(source, copy)

@@ -1,4 +1,4 @@
-"""What one run alone is asked with, a message taken back by its key, and tools of a run without a session."""
+"""Options of a single run, a message taken back by its key, and tools of a run without a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _reply(request: Any) -> Any:
 
 
 async def test_a_message_is_taken_back_by_its_key() -> None:
-    """Only if it is the next: one behind another stays where it is."""
+    """It must be the next: a message behind another stays in the inbox."""
     async with connect("memory://", driver=ScriptedDriver(["Hello."])) as sessions:
         chat = await sessions.open("a")
         first = await sessions.enqueue("a", "one", key="k1")
@@ -40,7 +40,7 @@ async def test_a_message_is_taken_back_by_its_key() -> None:
 
 
 async def test_a_run_without_a_session_has_tools_and_instructions() -> None:
-    """It ends with the call, which nobody waits for."""
+    """It ends with the call, and no session waits for it."""
     driver = ScriptedDriver([ToolCall("weather", id="w1")])
     async with connect("memory://", driver=driver) as sessions:
         history = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Weather?"}]
@@ -51,7 +51,7 @@ async def test_a_run_without_a_session_has_tools_and_instructions() -> None:
 
 
 async def test_one_run_asks_the_model_in_its_own_way(tmp_path: Path) -> None:
-    """Also once another process continues it, and when it is sent again. The next run does not."""
+    """The options hold also when another process continues the run, and for a resend; not for the next run."""
     url, driver = f"sqlite:///{tmp_path / 's.db'}", ScriptedDriver(_reply)
     options = ModelOptions(temperature=0.2, top_p=0.9, max_tokens=77, thinking="low")
     async with connect(url, driver=driver, tools=[WEATHER, pay]) as sessions:

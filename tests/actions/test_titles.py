@@ -1,4 +1,4 @@
-"""A title of one's own making: asked for after the first answer, and saved with it."""
+"""A title function: called after the first answer, and its title saved with that answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connect(title: Any, store: Any = "memory://", **options: Any) -> Sessions:
 
 
 class Asked:
-    """A title that counts how often it was asked for, and of what."""
+    """A title that counts how often it was called, and for which sessions."""
 
     def __init__(self, *made: Any) -> None:
         self.made = [*made] or ["A title"]
@@ -49,7 +49,7 @@ async def title_of(app: Sessions, session_id: str = "s") -> str | None:
 
 
 async def test_the_title_comes_with_the_first_answer() -> None:
-    """It is the session's name in the version that the run makes; later answers ask for none."""
+    """The run's version has it as the session's name; later answers call no title."""
     asked = Asked("Greetings\nand more")
 
     async def make(session: AgentSession) -> str | None:
@@ -69,7 +69,7 @@ async def test_the_title_comes_with_the_first_answer() -> None:
 
 @pytest.mark.parametrize("made", [None, "", " \n"])
 async def test_without_a_title_the_first_words_serve(made: Any) -> None:
-    """None is an answer, and a blank is none."""
+    """None and a blank give no title."""
     async with connect(lambda session: made) as app:
         await (await app.open("s")).send("Hello")
         assert (await title_of(app), (await app.info("s")).name) == ("Hello", None)
@@ -114,7 +114,7 @@ async def test_a_title_that_fails_is_logged(
 
 
 async def test_a_run_that_waited_is_titled_once_it_has_answered() -> None:
-    """Not while it waits for approval."""
+    """It is not called while the run waits for approval."""
     asked = Asked()
     async with connect(asked) as app:
         chat = await app.open("s")
@@ -125,7 +125,7 @@ async def test_a_run_that_waited_is_titled_once_it_has_answered() -> None:
 
 
 async def test_a_recovered_run_is_titled(tmp_path: Path) -> None:
-    """A title that was lost with its save is asked for again, with the save that recovery makes."""
+    """A title that was lost with its save is made again, and recovery saves it."""
     asked, store = Asked(), FailingStore(SqliteStore(tmp_path / "s.db"))
     async with connect(asked, store) as app:
         chat = await app.open("s")
@@ -147,7 +147,7 @@ async def test_a_stream_ends_with_the_title_saved() -> None:
 
 
 async def test_sub_agents_are_not_titled() -> None:
-    """Nobody looks for their sessions in a sidebar."""
+    """A sidebar does not show their sessions."""
     asked = Asked()
 
     def lead(request: Any) -> Any:
@@ -163,7 +163,7 @@ async def test_sub_agents_are_not_titled() -> None:
 
 
 async def test_selected_answers_are_titled() -> None:
-    """Of several answers the one that is selected."""
+    """The title is made for the answer that is selected of several."""
     asked = Asked()
     async with connect(asked) as app:
         await app.open("s")
@@ -221,7 +221,7 @@ async def test_a_cancel_ends_the_wait_for_a_title(how: str) -> None:
 
 
 async def test_closing_does_not_wait_for_a_title_beyond_its_grace(tmp_path: Path) -> None:
-    """The answer is saved, or waits for recovery, and nothing is asked of the model again."""
+    """The answer is saved, or waits for recovery, and the model is not asked again."""
     begun, driver = asyncio.Event(), ScriptedDriver(["done"])
 
     async def stuck(session: AgentSession) -> str:

@@ -1,4 +1,4 @@
-"""A call that waits since its outcome is unknown: the person who decides is told so."""
+"""A call that waits because its outcome is unknown says so to the person who decides."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Payment:
 
 
 async def test_a_call_that_may_have_been_done_says_so_until_it_is_decided() -> None:
-    """Beside it, a first request does not. A decision about another call leaves the warning as it is."""
+    """A first request beside it does not. A decision about another call keeps the warning."""
     kept = MemoryStore()
     payment = Payment(kept)
     await payment.crashed()

@@ -1,4 +1,4 @@
-"""Runs that wait for a person who is no longer asked: they end on record, and their sub-agents with them."""
+"""Runs that wait for a person and are given up: they end on record, and their sub-agents with them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def loops(events: Any = None) -> LoopFactory:
 
 
 async def waiting(runtime: SessionRuntime) -> AgentSession:
-    """A boss that waits for its sub-agent, which waits for its own, which waits for a person."""
+    """Return a boss that waits for its sub-agent, which waits for its own, which waits for a person."""
     paid.clear()
     session = await runtime.create(AGENTS[0])
     await runtime.add(await ForkSession(dst=FORK).execute_on(session))
@@ -109,7 +109,7 @@ async def family(runtime: SessionRuntime) -> dict[str, AgentSession]:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_verb_that_gives_a_waiting_run_up_ends_it_on_record(verb: str, kind: str, tmp_path: Path) -> None:
-    """The run has an end with its messages and usage; its sub-agents have ended, and nothing is left to decide."""
+    """The run has an end with its messages and usage; its sub-agents have ended, and no decision is left."""
     async with STORES[kind](tmp_path) as store:
         runtime = SessionRuntime(store)
         session = await waiting(runtime)
@@ -129,7 +129,7 @@ async def test_a_verb_that_gives_a_waiting_run_up_ends_it_on_record(verb: str, k
 
 @pytest.mark.parametrize("verb", ["undo", "reset", "rewind", "clear", "adopt"])
 async def test_the_session_takes_messages_then(verb: str) -> None:
-    """It is active: the next message has it ask for what it needs once more."""
+    """It is active: on the next message it asks again for the approval."""
     runtime = SessionRuntime(MemoryStore())
     session = await waiting(runtime)
     await runtime.execute(session.id, VERBS[verb]())
@@ -144,7 +144,7 @@ async def test_the_session_takes_messages_then(verb: str) -> None:
 
 
 async def test_listeners_hear_the_end_once_it_is_saved() -> None:
-    """Every run that was given up is told to have ended: the sub-agents' first."""
+    """Each given-up run sends its end: the sub-agents' first."""
     bus = EventBus()
     runtime = SessionRuntime(MemoryStore(), events=bus)
     session = await waiting(runtime)
@@ -158,7 +158,7 @@ async def test_listeners_hear_the_end_once_it_is_saved() -> None:
 
 
 async def test_a_verb_that_is_refused_ends_nothing() -> None:
-    """What cannot be done leaves the run waiting, and it can be approved."""
+    """A refused verb leaves the run waiting, and it can be approved."""
     runtime = SessionRuntime(MemoryStore())
     session = await waiting(runtime)
     for verb in (Rewind("no such message"), Rewind(99), AdoptBranch("nobody")):
@@ -186,7 +186,7 @@ async def test_a_save_that_fails_leaves_no_claim() -> None:
 
 
 async def test_a_run_that_somebody_has_taken_up_is_not_given_up() -> None:
-    """While its sub-agent is being run, the verb is refused as busy, and nothing is changed."""
+    """While its sub-agent runs, the verb is refused as busy, and nothing is changed."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     session = await waiting(runtime)
@@ -202,7 +202,7 @@ async def test_a_run_that_somebody_has_taken_up_is_not_given_up() -> None:
 
 
 async def test_a_store_without_a_journal_ends_them_too() -> None:
-    """There is no record, and the sub-agents' sessions end all the same."""
+    """Nothing is recorded; the sub-agents' sessions still end."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     runtime.journal = None
@@ -214,7 +214,7 @@ async def test_a_store_without_a_journal_ends_them_too() -> None:
 
 
 async def test_deleting_a_session_hides_its_sub_agents() -> None:
-    """They go with it, however deep; its forks stay."""
+    """All of its sub-agents are hidden with it, at any depth; its forks stay."""
     runtime = SessionRuntime(MemoryStore())
     session = await waiting(runtime)
     await runtime.execute(session.id, DeleteSession())
@@ -224,7 +224,7 @@ async def test_deleting_a_session_hides_its_sub_agents() -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_erasing_a_session_erases_its_sub_agents(kind: str, tmp_path: Path) -> None:
-    """All of them, hidden ones too; what is returned names them, and `purge` counts them."""
+    """All are erased, hidden ones too; the returned ids name them, and `purge` counts them."""
     async with connect(STORES[kind](tmp_path)) as sessions:
         runtime = sessions.runtime
         session = await waiting(runtime)
@@ -242,7 +242,7 @@ async def test_erasing_a_session_erases_its_sub_agents(kind: str, tmp_path: Path
 @pytest.mark.parametrize("is_bulk", [True, False])
 @pytest.mark.parametrize("running", ["boss", "leaf"])
 async def test_none_is_erased_while_one_runs(running: str, is_bulk: bool) -> None:
-    """Neither a session nor those of its sub-agents, whichever of them runs; also where a store erases one by one."""
+    """No session of a family is erased while one of them runs; also if the store erases one by one."""
     store: Any = MemoryStore() if is_bulk else FailingStore(MemoryStore())
     async with connect(store) as sessions:
         session = await waiting(sessions.runtime)

@@ -30,7 +30,7 @@ def look_up(city: str) -> dict[str, str]:
 
 
 class Scripted(BaseLlm):
-    """A model that calls a tool three times, and then says how much it was told."""
+    """A model that calls a tool three times, and then answers with the number of questions so far."""
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False

@@ -1,7 +1,7 @@
 """A process that mirrors a scripted transcript into a store, as the Claude Agent SDK does: to be raced, or killed.
 
-Claude's own command line cannot be run offline. What it writes is scripted, and goes the way that the SDK's own tests
-send it: frames are given to the SDK's batcher, which calls the store.
+Claude's own command line cannot be run offline. Its output is scripted, and is sent as in the SDK's own tests:
+as frames to the SDK's batcher, which calls the store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def mirror(tell: Tell, url: str, count: int) -> None:
 
 
 def mirror_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, count: int, rounds: int) -> None:
-    """Mirror a chain into one session after the other, each together with others who do so."""
+    """Mirror a chain into one session after the other, at once with other processes."""
     store = PerdureSessionStore(store=url)
     for number in range(rounds):
         wait()
@@ -69,7 +69,7 @@ def session_of(number: int) -> str:
 
 
 async def _mirrored(tell: Tell, store: PerdureSessionStore, session_id: str, name: str, count: int) -> None:
-    """Mirror a chain in frames of two entries, and tell after each flush how many entries are kept."""
+    """Mirror a chain in frames of two entries, and report after each flush how many entries are kept."""
 
     async def fail(key: Any, error: str) -> None:
         raise AssertionError(error)

@@ -22,17 +22,17 @@ class State(TypedDict):
 
 
 def at(thread: str, **more: Any) -> Any:
-    """The config of a thread."""
+    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
-    """What a graph is given: a person's words."""
+    """Return a graph's input: a person's words."""
     return {"messages": [HumanMessage(text)], **more}
 
 
 def answering(state: State) -> dict[str, Any]:
-    """Call a tool, have its result, and answer: three messages."""
+    """Call a tool, return its result, and answer: three messages."""
     turn = len(state["messages"])
     call = {"name": "look", "args": {"at": turn}, "id": f"call-{turn}"}
     return {
@@ -46,7 +46,7 @@ def answering(state: State) -> dict[str, Any]:
 
 
 def chain(*nodes: Node) -> StateGraph[Any, Any, Any, Any]:
-    """A graph of nodes, one after the other."""
+    """Return a graph of nodes, one after the other."""
     builder = StateGraph(State)
     names = [START, *(f"node{number}" for number in range(len(nodes))), END]
     for name, node in zip(names[1:], nodes, strict=False):
@@ -57,10 +57,10 @@ def chain(*nodes: Node) -> StateGraph[Any, Any, Any, Any]:
 
 
 def agent(saver: Any, *nodes: Node) -> Any:
-    """A graph that is ready to run; without nodes, one that answers."""
+    """Return a graph that is ready to run; without nodes, one that answers."""
     return chain(*(nodes or (answering,))).compile(checkpointer=saver)
 
 
 def texts(state: Any) -> list[str]:
-    """What the messages of a state say."""
+    """Return the texts of a state's messages."""
     return [message.text for message in state["messages"]]

@@ -404,7 +404,7 @@ _holes = st.sampled_from(
 
 @st.composite
 def changed_items(draw: st.DrawFn, name: str) -> Any:
-    """A real item in which a few values have become something else, also what looks like a hole."""
+    """A real item in which a few values are replaced by others, such as texts that look like a hole."""
     item = copy.deepcopy(draw(st.sampled_from(ITEMS[name])))
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.sampled_from(list(_places(item))))

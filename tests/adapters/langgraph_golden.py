@@ -1,4 +1,4 @@
-"""Threads with something of everything that LangGraph's checkpointer stores, for the golden files."""
+"""Threads with an example of everything LangGraph's checkpointer stores, for the golden files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def furnish_threads(saver: PerdureSaver) -> None:
 
 
 def told_of(saver: PerdureSaver) -> Any:
-    """What LangGraph reads of all threads, in plain JSON."""
+    """Return all that LangGraph reads of all threads, in plain JSON."""
     return [
         {
             "place": each.config["configurable"],
@@ -49,7 +49,7 @@ def told_of(saver: PerdureSaver) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value in plain JSON, without what another release of LangChain may add to it."""
+    """Return a value in plain JSON, without keys that another release of LangChain may add."""
     match value:
         case BaseMessage():
             return {

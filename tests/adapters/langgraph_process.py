@@ -1,4 +1,4 @@
-"""A graph in a process of its own, for others to kill: each of its turns is acknowledged on standard output."""
+"""A graph in a process of its own that tests kill: it reports each of its turns on standard output."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def slowly(state: State) -> dict[str, Any]:
 
 
 def answer(state: State) -> dict[str, Any]:
-    """Answer what was said last."""
+    """Answer the last message."""
     return {"messages": [("ai", f"Answer to {state['messages'][-1].text}")]}
 
 
 def graph_at(url: str) -> Any:
-    """The graph, whose threads are in a store."""
+    """Return the graph, with its threads in a store."""
     return agent(PerdureSaver(store=url), slowly, answer, slowly)
 
 
 def main(url: str, thread: str, first: int) -> None:
-    """Take turns until somebody puts an end to it."""
+    """Take turns until the process is killed."""
     graph = graph_at(url)
     print("ready", flush=True)
     sys.stdin.readline()

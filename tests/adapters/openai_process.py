@@ -1,4 +1,4 @@
-"""A process that uses sessions of the OpenAI Agents SDK, told by its arguments what to do."""
+"""A process that uses sessions of the OpenAI Agents SDK, as its arguments say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ set_tracing_disabled(True)
 
 
 class Scripted(Model):
-    """A model that says what a function makes of what it is sent: a text, or the name of a tool to call."""
+    """A model whose reply a function makes from its input: a text, or the name of a tool to call."""
 
     def __init__(self, say: Callable[[list[Any]], str]) -> None:
         self._say = say
@@ -61,7 +61,7 @@ def calling_agent(tell: Callable[[str], object] = lambda line: None) -> Agent[An
 
 
 def pairs(name: str, count: int) -> Sequence[list[Any]]:
-    """Return batches of two items, which belong together."""
+    """Return batches of two items that belong together."""
     return [
         [{"role": "user", "content": f"{name} {n} a"}, {"role": "assistant", "content": f"{name} {n} b"}]
         for n in range(count)

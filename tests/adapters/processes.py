@@ -1,7 +1,7 @@
 """Processes that use an adapter, run beside each other or killed with SIGKILL.
 
-They are forked from a server that has imported the frameworks, so that many of them cost little. What each tells goes
-through a pipe, and is there also if the process is killed.
+They are forked from a server that has imported the frameworks, so that many of them cost little. Each reports through
+a pipe, whose content survives a kill.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _forking.set_forkserver_preload(["tests.adapters.claude_process", "tests.adapter
 
 
 def run_at_once(target: Callable[..., None], arguments: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run a function in several processes, which wait for each other at a barrier. Return what each has told."""
+    """Run a function in several processes, which wait for each other at a barrier. Return the reports of each."""
     barrier = _forking.Barrier(len(arguments))
     running = [_started(target, (barrier.wait, *each)) for each in arguments]
     told = [_told_by(pipe) for _, pipe in running]
@@ -30,7 +30,7 @@ def run_at_once(target: Callable[..., None], arguments: Sequence[Sequence[Any]])
 
 
 def run_and_kill(target: Callable[..., None], arguments: Sequence[Any], delay: float) -> list[Any]:
-    """Run a function in a process, kill that a moment after it has told something, and return what it told then."""
+    """Run a function in a process, kill it a moment after its first report, and return all of its reports."""
     process, pipe = _started(target, arguments)
     pipe.recv()
     time.sleep(delay)
@@ -43,7 +43,7 @@ def _started(target: Callable[..., None], arguments: Sequence[Any]) -> tuple[Any
     pipe, sender = _forking.Pipe(duplex=False)
     process = _forking.Process(target=_run, args=(target, sender, *arguments))
     process.start()
-    sender.close()  # the other end is the process's alone: it ends with it
+    sender.close()  # only the process holds the other end: it closes when the process ends
     return process, pipe
 
 
@@ -56,5 +56,5 @@ def _told_by(pipe: Connection) -> list[Any]:
     try:
         while True:
             told.append(pipe.recv())
-    except (EOFError, OSError):  # it has ended, or was killed in the middle of a word
+    except (EOFError, OSError):  # it has ended, or was killed in the middle of a report
         return told

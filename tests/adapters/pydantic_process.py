@@ -1,4 +1,4 @@
-"""A process that runs an agent of Pydantic AI in one conversation, over and over, to be raced with or killed."""
+"""A process that runs an agent of Pydantic AI in one conversation, over and over, to be raced or killed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ agent = Agent(FunctionModel(model))
 
 @agent.tool_plain
 def look(at: int) -> str:
-    """Tell what was seen."""
+    """Return what was seen."""
     return f"seen {at}"
 
 
 def write(url: str, name: str, rounds: int, told: Connection) -> None:
-    """Run the agent so many times, and tell each question whose run is saved."""
+    """Run the agent that number of times, and report each question whose run is saved."""
     asyncio.run(_write(PerdureConversationStore(store=url), name, rounds, told))
 
 

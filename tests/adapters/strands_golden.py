@@ -1,4 +1,4 @@
-"""Sessions with something of everything that the adapter for Strands stores, for the golden files."""
+"""Sessions with an example of everything the adapter for Strands stores, for the golden files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AGENTS = (("s-1", "default"), ("s-1", "writer"), ("s-2", "default"), ("user@x / 
 
 
 class Crew:
-    """A multi-agent, as far as a repository looks at it."""
+    """The part of a multi-agent that a repository uses."""
 
     id = "crew"
 
@@ -25,7 +25,7 @@ class Crew:
 
 
 def furnish_sessions(store: Any) -> None:
-    """Save a session with two agents and a multi-agent, a fork of its first agent, and one whose id is any text."""
+    """Save a session with two agents and a multi-agent, a fork of its first agent, and a session with an unusual id."""
     first = agent_of(store, turns(2))
     first.state.set("seen", [1, {"b": None}])
     for order in range(2):
@@ -38,7 +38,7 @@ def furnish_sessions(store: Any) -> None:
 
 
 def told_of(store: Any) -> Any:
-    """What Strands reads of all of them, in plain JSON."""
+    """Return all that Strands reads of these sessions, in plain JSON."""
     repository = PerdureSessionRepository(store=store)
     agents = [(names, repository.read_agent(*names), repository.list_messages(*names)) for names in AGENTS]
     return {

@@ -18,7 +18,7 @@ Said = str | tuple[str, dict[str, Any]]
 
 
 class ScriptedModel(Model):
-    """Says what it is told to: texts, and calls of tools given by name and arguments."""
+    """Replies from a script: texts, and calls of tools given by name and arguments."""
 
     stateful = False
 
@@ -55,18 +55,18 @@ def look_up(order: int) -> str:
 
 
 def agent_of(url: Any, said: Sequence[Said], session_id: str = "s-1", **options: Any) -> Agent:
-    """Return an agent that goes on with what is kept."""
+    """Return an agent that continues with the stored messages."""
     manager = PerdureSessionManager(session_id, store=url, **options)
     return Agent(model=ScriptedModel(said), tools=[look_up], session_manager=manager, callback_handler=None)
 
 
 def turns(count: int) -> list[Said]:
-    """Return what a model says in so many turns: a call of a tool, and an answer."""
+    """Return a model's replies for that number of turns: a call of a tool, and an answer."""
     return [said for order in range(count) for said in (("look_up", {"order": order}), f"See above: {order}.")]
 
 
 def run(tell: Tell, url: str, count: int) -> None:
-    """Ask an agent again and again, and tell after each answer how many messages there have been."""
+    """Ask an agent again and again, and report after each answer how many messages there are."""
     agent = agent_of(url, turns(count))
     tell(0)
     for order in range(count):
@@ -75,7 +75,7 @@ def run(tell: Tell, url: str, count: int) -> None:
 
 
 def begin_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str) -> None:
-    """Begin one agent of a session together with others who begin theirs, and say its name there."""
+    """Begin one agent of a session at once with other processes that begin theirs, and say its name there."""
     wait()
     said: Any = {"role": "user", "content": [{"text": name}]}
     manager = PerdureSessionManager("s-1", store=url)
@@ -84,7 +84,7 @@ def begin_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str) -
 
 
 def write_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, count: int, rounds: int) -> None:
-    """Write messages to one session after the other, together with others who do so, and tell their numbers."""
+    """Write messages to one session after the other, at once with other processes, and report their numbers."""
     repository = PerdureSessionRepository(store=url)
     for number in range(rounds):
         wait()
@@ -92,7 +92,7 @@ def write_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, c
 
 
 def _written(repository: PerdureSessionRepository, session_id: str, text: str) -> int:
-    """Write a message at the number that is free by then."""
+    """Write a message at the next free number."""
     while True:
         index = len(repository.list_messages(session_id, "default"))
         try:

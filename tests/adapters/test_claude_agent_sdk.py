@@ -59,7 +59,7 @@ SUB: Any = {**KEY, "subpath": SUBPATH}
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStore]:
-    """A store of each kind."""
+    """Return a store of each kind."""
     made: Any = MemoryStore()
     if request.param == "sqlite":
         made = f"sqlite:///{tmp_path}/a.db"
@@ -78,13 +78,13 @@ def store() -> Iterator[PerdureSessionStore]:
 
 
 async def texts(store: PerdureSessionStore, session_id: str = SESSION) -> list[str]:
-    """What perdure shows of a transcript."""
+    """Return the texts that perdure shows of a transcript."""
     session = await store.chat(session_id, project_key=PROJECT).session()
     return [message.text for message in session.state.messages]
 
 
 async def conversation(store: PerdureSessionStore, key: Any = KEY) -> list[str]:
-    """What Claude is shown: the chain of entries from the last one back, as it is materialized for a resume."""
+    """Return the texts that a resume gives to Claude: the chain of entries from the last one back."""
     entries = {each["uuid"]: each for each in await store.load(key) or [] if "parentUuid" in each}
     said, at = [], next(reversed(entries), None)
     while at in entries:
@@ -95,7 +95,7 @@ async def conversation(store: PerdureSessionStore, key: Any = KEY) -> list[str]:
 
 
 def turn(number: int, prompt: str | None = None) -> list[Any]:
-    """Return the entries of a turn as Claude writes them. Those without a uuid are what it notes for itself."""
+    """Return the entries of a turn as Claude writes them. Those without a uuid are Claude's own notes."""
     asked, noted = prompt or f"Question {number}?", {"sessionId": SESSION}
     at = f"2026-01-01T00:0{number}:00"
     uuids = [f"00000000-0000-4000-8000-0000000000{number}{place}" for place in range(2)]
@@ -117,7 +117,7 @@ def turn(number: int, prompt: str | None = None) -> list[Any]:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_sdks_own_contracts_hold(kept: SharedStore, backend: str) -> None:
-    """All 14 behaviours that the SDK asks of a store, each time for an owner who has nothing there yet."""
+    """Each of the SDK's 14 contracts runs for an owner without entries."""
     owners = count()
     made = lambda: PerdureSessionStore(store=kept, owner=f"{backend}-{next(owners)}")  # noqa: E731
     anyio.run(partial(run_session_store_conformance, made), backend=backend)
@@ -130,7 +130,7 @@ def test_the_contracts_hold_without_owners() -> None:
 
 
 async def test_entries_come_back_the_same(store: PerdureSessionStore) -> None:
-    """Any JSON does, whatever Claude means by it, and what is said can be read."""
+    """This holds for any JSON, whatever it means to Claude, and the messages can be read."""
     odd = [
         {"type": "mode"},
         {"type": "x", "n": float("inf"), "t": "\ud800", "deep": [{}]},
@@ -142,7 +142,7 @@ async def test_entries_come_back_the_same(store: PerdureSessionStore) -> None:
 
 
 async def test_an_entry_is_kept_once(store: PerdureSessionStore) -> None:
-    """The SDK sends a batch again whose answer it has not heard."""
+    """The SDK sends a batch again if it gets no answer."""
     batch: Any = [*chain("a", 4), {"type": "custom-title", "customTitle": "Orders"}]
     await store.append(KEY, batch)
     await store.append(KEY, batch)
@@ -153,7 +153,7 @@ async def test_an_entry_is_kept_once(store: PerdureSessionStore) -> None:
 
 
 async def test_what_has_no_uuid_is_kept_once(store: PerdureSessionStore) -> None:
-    """A transcript that is imported again adds nothing, in batches of whatever size, and after a restart."""
+    """A transcript that is imported again adds nothing, in batches of any size, and after a restart."""
     entries = [*turn(1), *turn(2), *turn(3)]
     await store.append(KEY, entries)
     for size in (500, 1, 2, 3, 7):
@@ -167,7 +167,7 @@ async def test_what_has_no_uuid_is_kept_once(store: PerdureSessionStore) -> None
 
 
 async def test_a_retried_append_is_kept_once(store: PerdureSessionStore) -> None:
-    """As the SDK makes them: the conversation, then what Claude notes for itself."""
+    """The SDK retries as it sends: the conversation, then Claude's own notes."""
     entries = [*turn(1), *turn(2)]
     for batch in (entries[:7], entries[7:9], entries[9:12], entries[12:]):
         for _ in range(3):
@@ -176,7 +176,7 @@ async def test_a_retried_append_is_kept_once(store: PerdureSessionStore) -> None
 
 
 async def test_equal_entries_are_not_taken_for_one_another(store: PerdureSessionStore) -> None:
-    """What was set, changed and set again is set, also after an import of the same transcript and after an undo."""
+    """A title that was set, changed and set again is set, also after another import and after an undo."""
     title, other = {"type": "custom-title", "customTitle": "A"}, {"type": "custom-title", "customTitle": "B"}
     latches = [{"type": "atis-latch", "atis": ""}] * 2
     for batch in ([*turn(1), *latches], [title], [other], [title], *([each] for each in chain("b", 2)), [title]):
@@ -223,7 +223,7 @@ async def test_a_sub_agent_is_a_child(store: PerdureSessionStore) -> None:
 async def test_summaries_are_folded_as_entries_come(
     store: PerdureSessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are what all entries at once would give, and to list them reads no transcript."""
+    """They equal the summary of all entries at once, and listing them reads no transcript."""
     entries: Any = [*chain("a", 6), {"type": "custom-title", "customTitle": "Orders"}]
     for each in entries:
         await store.append(KEY, [each])
@@ -260,7 +260,7 @@ async def test_transcripts_kept_within_a_millisecond_have_an_order(store: Perdur
 
 
 async def test_a_fork_is_a_session_of_the_sdk(store: PerdureSessionStore) -> None:
-    """It is known by its id, copies nothing, and goes its own way. It outlives what it was forked from."""
+    """The SDK finds it by its id; it copies nothing, changes on its own, and outlives its parent."""
     await store.append(KEY, chain("a", 4))  # type: ignore[arg-type]
     fork = await store.chat(SESSION, project_key=PROJECT).fork(at=2)
     key: Any = {"project_key": PROJECT, "session_id": fork.id}
@@ -277,7 +277,7 @@ async def test_a_fork_is_a_session_of_the_sdk(store: PerdureSessionStore) -> Non
 
 
 async def test_an_owners_fork_is_found_by_its_name() -> None:
-    """The SDK does not know of the mark that the ids of an owner's sessions begin with."""
+    """The SDK does not know the prefix of the ids of an owner's sessions."""
     kept = shared(MemoryStore())
     ada, bob = (PerdureSessionStore(store=kept, owner=owner) for owner in ("ada", "bob"))
     await ada.append(KEY, chain("a", 2))  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ async def test_an_owners_fork_is_found_by_its_name() -> None:
 
 
 async def test_undo_shows_what_was_before(store: PerdureSessionStore) -> None:
-    """Claude goes on from there, and what follows is kept."""
+    """Claude continues from the shown entries, and its next entry is kept."""
     await store.append(KEY, chain("a", 2))  # type: ignore[arg-type]
     await store.append(KEY, chain("a", 4)[2:])  # type: ignore[arg-type]
     assert await store.chat(SESSION, project_key=PROJECT).undo() == 2
@@ -303,7 +303,7 @@ async def test_undo_shows_what_was_before(store: PerdureSessionStore) -> None:
 
 
 async def test_what_is_hidden_is_not_brought_back_by_a_repeat(store: PerdureSessionStore) -> None:
-    """An entry that was undone or covered is known still, also to a process that has not seen it."""
+    """An undone or covered entry is still known, also to a process that has not seen it."""
     await store.append(KEY, chain("a", 6))  # type: ignore[arg-type]
     chat = store.chat(SESSION, project_key=PROJECT)
     await chat.compact(keep_last=1, compact_strategy="custom", custom_compactor=lambda _: ["Much was said."])
@@ -318,7 +318,7 @@ async def test_what_is_hidden_is_not_brought_back_by_a_repeat(store: PerdureSess
 
 
 async def test_compact_and_uncompact_keep_the_chain(store: PerdureSessionStore) -> None:
-    """A summary stands in the chain where the entries stood that it covers; these come back as they were."""
+    """A summary takes the place of the entries it covers in the chain; these come back unchanged."""
     await store.append(KEY, chain("a", 8))  # type: ignore[arg-type]
     before = await store.load(KEY)
     chat = store.chat(SESSION, project_key=PROJECT)
@@ -341,7 +341,7 @@ async def test_compact_and_uncompact_keep_the_chain(store: PerdureSessionStore) 
 
 
 async def test_a_redacted_entry_is_still_valid(store: PerdureSessionStore) -> None:
-    """Nothing of what it said is left, in the summary neither, and the chain holds."""
+    """None of its words is left, not even in the summary, and the chain holds."""
     secret = "4111 1111 1111 1111"
     entries = [entry("a-0", None, f"My card is {secret}, is it?"), entry("a-1", "a-0", "Noted.")]
     await store.append(KEY, entries)  # type: ignore[arg-type]
@@ -356,7 +356,7 @@ async def test_a_redacted_entry_is_still_valid(store: PerdureSessionStore) -> No
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("prompt", ["My card is 4111 1111 1111 1111, is it?", "4711", '4111 "1111"\n' * 40])
 async def test_copies_of_a_redacted_prompt_go_with_it(kept: SharedStore, prompt: str) -> None:
-    """Claude notes a prompt in other entries too. Nothing of it is left, in a fork neither, nor does it come back."""
+    """Claude notes a prompt in other entries too. No word of it is left or comes back, and none is in a fork."""
     store = PerdureSessionStore(store=kept)
     entries = [*turn(1, prompt), *turn(2)]
     await store.append(KEY, entries)
@@ -385,7 +385,7 @@ def _without(each: Any, text: str) -> Any:
 
 
 async def test_an_undo_takes_back_what_a_reader_sees(store: PerdureSessionStore) -> None:
-    """A turn is two appends, and the second has nothing but what Claude notes for itself. The summary follows."""
+    """A turn is two appends, and the second has only Claude's own notes. The summary follows."""
     for number in (1, 2, 3):
         await store.append(KEY, turn(number)[:-1])
         await store.append(KEY, turn(number)[-1:])
@@ -404,7 +404,7 @@ async def test_an_undo_takes_back_what_a_reader_sees(store: PerdureSessionStore)
     await branch.compact(compact_strategy="truncate", keep_last=2)
     assert (await conversation(store, {**KEY, "session_id": fork.id}))[1:] == ["Question 3?", "Answer 3."]
     await store.append({**KEY, "session_id": fork.id}, [turn(5)[-1]])
-    await branch.undo()  # the compaction, and what Claude has noted after it
+    await branch.undo()  # the compaction, and Claude's notes after it
     assert len(await conversation(store, {**KEY, "session_id": fork.id})) == 6
     assert (await prompts(store))[fork.id] == "Question 3?"
 
@@ -414,7 +414,7 @@ async def prompts(store: PerdureSessionStore) -> dict[str, str]:
 
 
 async def test_hidden_entries_are_not_counted(store: PerdureSessionStore) -> None:
-    """What Claude notes for itself is not shown; `trim` and `compact` count the messages that are."""
+    """Claude's own notes are not shown; `trim` and `compact` count only the messages that are."""
     await store.append(KEY, [*turn(1), *turn(2), *turn(3)])
     chat = store.chat(SESSION, project_key=PROJECT)
     shown = [message.text for message in (await chat.session()).state.messages if not message.is_sealed]
@@ -427,7 +427,7 @@ async def test_hidden_entries_are_not_counted(store: PerdureSessionStore) -> Non
 
 
 async def test_a_deleted_session_is_not_written_to(store: PerdureSessionStore) -> None:
-    """What a person has deleted stays hidden until it is restored; the SDK's own deletion erases it."""
+    """A session that was deleted with perdure stays hidden until it is restored; the SDK's own deletion erases it."""
     await store.append(KEY, chain("a", 2))  # type: ignore[arg-type]
     chat = store.chat(SESSION, project_key=PROJECT)
     await chat.delete()
@@ -442,7 +442,7 @@ async def test_a_deleted_session_is_not_written_to(store: PerdureSessionStore) -
 
 
 async def test_a_claimed_session_is_refused(store: PerdureSessionStore) -> None:
-    """While perdure runs the session nobody else writes; the SDK tries again, and reports what it could not send."""
+    """While perdure runs the session, other writers are refused; the SDK tries again, and reports a failure."""
     await store.append(KEY, chain("a", 2))  # type: ignore[arg-type]
     chat, verbs = store.chat(SESSION, project_key=PROJECT), store._home.store
     claim, _ = await verbs.claim(chat.id, version=1, owner="somebody")
@@ -465,7 +465,7 @@ async def test_another_agents_session_is_refused(store: PerdureSessionStore) -> 
 
 
 async def test_appends_are_kept_in_the_order_of_their_calls(store: PerdureSessionStore) -> None:
-    """Those that are under way at once are not mixed up."""
+    """Appends that are under way at once are not mixed up."""
     entries = chain("a", 40)
     await asyncio.gather(*(store.append(KEY, [each]) for each in entries))  # type: ignore[list-item]
     assert await store.load(KEY) == entries
@@ -473,7 +473,7 @@ async def test_appends_are_kept_in_the_order_of_their_calls(store: PerdureSessio
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_caller_who_gives_up_cancels_nothing(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK does not send again what took too long: it may land still, and it does."""
+    """The SDK does not send an append again after a time-out: the append may still land, and it does."""
     store = PerdureSessionStore(store=f"sqlite:///{tmp_path}/a.db")
     begun, appended = threading.Event(), store._appended
 
@@ -523,7 +523,7 @@ async def test_the_sdks_own_verbs_work(store: PerdureSessionStore, tmp_path: Pat
 
 
 def test_processes_that_mirror_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Two send the same entries, two their own: each entry is there once, and each one's are in order."""
+    """Two send the same entries, two their own: each entry is kept once, and those of each process are in order."""
     url, rounds = f"sqlite:///{tmp_path}/a.db", 100 if TORTURE else 3
     names = ("same", "same", "a", "b")
     told = run_at_once(claude_process.mirror_at_once, [(url, name, 12, rounds) for name in names])
@@ -548,7 +548,7 @@ def test_a_killed_mirror_keeps_what_it_has_flushed(tmp_path: Path, seed: int) ->
 
 
 def _uuids(url: str, session_id: str = SESSION) -> list[str]:
-    """Return what a process loads that has nothing at hand, having looked at the sub-agent's transcript too."""
+    """Return the uuids that a process with an empty cache loads, after a check of the sub-agent's transcript."""
     shared(url).close()
     store = PerdureSessionStore(store=url)
     key: Any = {**KEY, "session_id": session_id}

@@ -30,7 +30,7 @@ print(json.dumps(told))
 
 
 def test_an_adapter_without_its_framework_says_what_to_install() -> None:
-    """Whatever package it is that is missing first."""
+    """It says so whichever package is missing first."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(ADAPTERS)], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Lifting and filling: what happens to what is odd, and to a message that a compaction has changed."""
+"""Lifting and filling of odd items, and of a message that a compaction has changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINE = {
 
 
 class Twice(Form):
-    """A form that makes a mistake: what it lifts is not what it leaves a hole for."""
+    """A form with a mistake: it lifts another value than the one it leaves a hole for."""
 
     name = "twice"
 
@@ -44,7 +44,7 @@ class Twice(Form):
 
 
 def test_a_form_that_is_wrong_loses_nothing() -> None:
-    """The item is read back before the message is handed out; if it is another one, it is kept whole."""
+    """The item is read back before the message is returned; if it differs, it is kept whole."""
     message = Twice().message({"text": "Hi"})
     assert message.is_sealed
     assert Twice().items(message) == [{"text": "Hi"}]
@@ -52,7 +52,7 @@ def test_a_form_that_is_wrong_loses_nothing() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), 10**30, -(2**63) - 1, "\ud83d", {"\ud83d": 1}, "\x7f0\x7f", "\x7f"])
 def test_what_is_odd_hides_nothing_else(value: Any) -> None:
-    """Beside a value that perdure's JSON cannot say, or that looks like a hole, what is said can still be read."""
+    """The text can be read beside a value that perdure's JSON cannot hold, or that looks like a hole."""
     item = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}], "odd": value}
     message = FORM.message(item)
     assert is_plain(item) == isinstance(value, str) * (value != "\ud83d")
@@ -62,7 +62,7 @@ def test_what_is_odd_hides_nothing_else(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["half \ud83d of it", "del \x7f0\x7f", "\x00"])
 def test_an_odd_text_can_be_read(text: str) -> None:
-    """Half a character is shown as none, and comes back as it was."""
+    """Half a character is shown as U+FFFD, and comes back as it was."""
     message = FORM.message({"role": "user", "content": text, "type": "message"})
     assert message.text == text.replace("\ud83d", "\ufffd")
     assert FORM.items(message) == [{"role": "user", "content": text, "type": "message"}]
@@ -70,7 +70,7 @@ def test_an_odd_text_can_be_read(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"a": 1', "[1]", '{"a": NaN}', '{"a": 1000000000000000000000}', "", "\ud83d"])
 def test_arguments_that_are_not_an_object_can_be_read(text: str) -> None:
-    """They are one argument that says so, as drivers name it, and come back as the text they were."""
+    """They are shown as one argument, named as drivers name it, and come back as the same text."""
     item = {"type": "function_call", "name": "look", "call_id": "c", "arguments": text}
     (call,) = FORM.message(item).tool_calls
     assert list(call.arguments) == ["INVALID_JSON"]
@@ -90,7 +90,7 @@ def test_arguments_keep_the_style_they_were_written_in(text: str) -> None:
 
 
 def test_what_is_not_json_is_refused() -> None:
-    """An item comes back as it was or it is not taken."""
+    """An item comes back as it was, or it is refused."""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -100,7 +100,7 @@ def test_what_is_not_json_is_refused() -> None:
 
 
 def test_deep_json_is_kept() -> None:
-    """Deeper than perdure's own values may be."""
+    """It may be deeper than perdure's own values."""
     deep: Any = 1
     for _ in range(400):
         deep = {"a": [deep]}
@@ -111,7 +111,7 @@ def test_deep_json_is_kept() -> None:
 
 
 def test_a_shorter_result_reaches_the_framework() -> None:
-    """An observation mask shows in the item; one that the item has no place for is given in the form of a text."""
+    """An observation mask shows in the item; if the item has no place for it, it is given as a text."""
     whole = {"type": "function_call_output", "call_id": "c", "output": "long", "status": "completed"}
     pieces = {**whole, "output": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
     masked = [with_results(FORM.message(item), "short", strategy="observation_mask") for item in (whole, pieces)]
@@ -120,7 +120,7 @@ def test_a_shorter_result_reaches_the_framework() -> None:
 
 
 def test_an_envelope_of_another_form_means_nothing() -> None:
-    """What one framework left is given to another as what perdure can read of it."""
+    """An item of one framework is given to another as the parts that perdure can read."""
     message = Message("assistant", (Text("Hi"), ToolCall("f", {}, "c"), Envelope("acme", "…")))
     assert [item.get("type", item.get("role")) for item in FORM.items(message)] == ["assistant", "function_call"]
 
@@ -129,13 +129,13 @@ def test_an_envelope_of_another_form_means_nothing() -> None:
     "body", ["", "{", '{"a":"\x7f7\x7f"}', '{"a":"\x7fx\x7f"}', None, {"a": 1}, '{"a":"\x7ff\x7f"}']
 )
 def test_an_envelope_that_cannot_be_read_is_passed_over(body: Any) -> None:
-    """What is said in the message is given all the same."""
+    """The message's text is still given."""
     message = Message("user", (Text("Hi"), Envelope("openai", body)))
     assert FORM.items(message) == [{"role": "user", "content": "Hi"}]
 
 
 def test_a_result_without_pieces_is_empty() -> None:
-    """A call keeps its result, also one that says nothing."""
+    """A call keeps its result, even an empty one."""
     lifter = Lifter()
     assert lifter.results("c", [])[0] == []
     assert lifter.parts == [ToolResult("c", "")]
@@ -143,7 +143,7 @@ def test_a_result_without_pieces_is_empty() -> None:
 
 @given(json_items)
 def test_metadata_keeps_any_json(value: Any) -> None:
-    """What perdure's own JSON cannot say is kept as a text, and so is what looks like that."""
+    """A value that perdure's own JSON cannot hold is kept as a text, and so is one that looks like such a text."""
     for given_value in (value, {"$json": value}):
         kept = msgspec.json.decode(msgspec.json.encode(as_metadata(given_value)))
         assert same(of_metadata(kept), given_value)
@@ -155,13 +155,13 @@ def test_keys_of_the_frame_that_follow_each_other_have_one_hole() -> None:
     assert list(body) == ["\x7f0:4\x7f", "message", "uuid", "\x7f4:6\x7f"]
     assert next(iter(body["message"])) == "\x7f0:2message\x7f"
     assert message.text == "Hi"
-    for _ in range(2):  # the second time by what was made for the first
+    for _ in range(2):  # the second time from the first one's result
         assert same(claude.FORM.items(codec.decode_message(codec.encode_message(message))), [LINE])
 
 
 @pytest.mark.parametrize("value", [float("nan"), 10**30, "\ud83d"])
 def test_a_stretch_stands_beside_what_is_odd(value: Any) -> None:
-    """A body in Python's JSON has spaces where perdure's own has none. A key of the frame that is odd ends one."""
+    """A body in Python's JSON has spaces, unlike perdure's own. An odd key of the frame ends a stretch."""
     for key in ("odd", "cwd"):
         item = {**LINE, key: value}
         message = claude.FORM.message(item)
@@ -178,7 +178,7 @@ def test_a_key_that_looks_like_a_stretch_is_kept(key: str, place: str) -> None:
 
 
 def test_a_copy_has_the_keys_of_its_original() -> None:
-    """A compaction shows a copy of a message in its place, whose frame begins with the id of the original."""
+    """A compaction shows a copy in a message's place; the copy's frame begins with the original's id."""
     result = {"type": "tool_result", "tool_use_id": "c", "content": "long"}
     line = {**LINE, "type": "user", "message": {"role": "user", "content": [result]}}
     message = claude.FORM.message(line)

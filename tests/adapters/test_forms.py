@@ -1,4 +1,4 @@
-"""Every form: any item comes back the same, a real one can be read, and a redacted one keeps what ties it to others."""
+"""Every form: any item comes back the same, a real one can be read, and a redacted one keeps its links to others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FORMS: dict[str, Form] = {
 
 
 def stored(message: Message) -> Message:
-    """A message as every store gives it back."""
+    """Return a message as every store returns it."""
     return codec.decode_message(codec.encode_message(message))
 
 
 def redacted(message: Message) -> Message:
-    """A message as a redaction leaves it."""
+    """Return a message as a redaction leaves it."""
     plain = json.loads(codec.encode_message(message))
     left = Replacement("[redacted]", Traces([message.id])).message(plain)
     return codec.decode_message(msgspec.json.encode(left))
@@ -46,14 +46,14 @@ def assert_kept(form: Form, item: Any) -> None:
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
 def test_any_item_comes_back_the_same(name: str, data: st.DataObject) -> None:
-    """Keys in order, types and all, through the bytes that are stored: NaN, half characters, huge numbers, holes."""
+    """Keys keep their order and values their types in the stored bytes: NaN, half characters, huge numbers, holes."""
     assert_kept(FORMS[name], data.draw(json_items | changed_items(name)))
 
 
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
 def test_any_item_that_is_redacted_gives_json(name: str, data: st.DataObject) -> None:
-    """Whatever an item was, what is left of it are items of plain JSON, and none has the content."""
+    """The items left of any redacted item are plain JSON, without its content."""
     form = FORMS[name]
     item = data.draw(changed_items(name))
     left = redacted(stored(form.message(item)))
@@ -68,7 +68,7 @@ REAL = [(name, place) for name, items in ITEMS.items() for place in range(len(it
 
 @pytest.mark.parametrize(("name", "place"), REAL)
 def test_a_real_item_comes_back_the_same(name: str, place: int) -> None:
-    """Also the objects in it are plain, so that the framework may change them."""
+    """The objects in it are plain too, so the framework may change them."""
     item = ITEMS[name][place]
     assert is_plain(item)
     assert_kept(FORMS[name], item)
@@ -203,7 +203,7 @@ def test_an_item_can_be_read(name: str, place: int, role: str, parts: list[Any])
     ("name", "place", "message_id"), [("langchain", 1, "run--1"), ("adk", 0, "0d965fda-user"), ("claude", 1, "u-2")]
 )
 def test_a_message_has_the_items_id(name: str, place: int, message_id: str) -> None:
-    """So that a redaction and a search name what the framework knows; another can be given."""
+    """A redaction and a search then use the framework's id; another id can be given."""
     form, item = FORMS[name], ITEMS[name][place]
     assert form.message(item).id == message_id
     other = form.message(item, message_id="m-1")
@@ -223,7 +223,7 @@ def test_a_message_of_strands_needs_no_envelope() -> None:
 
 
 def test_nothing_is_stored_twice() -> None:
-    """Texts and arguments are in the parts alone, also those of an answer that says them twice."""
+    """Texts and arguments are only in the parts, also those of an answer that has them twice."""
     for name, items in ITEMS.items():
         for item in items:
             message = FORMS[name].message(item)
@@ -250,7 +250,7 @@ def test_nothing_is_stored_twice() -> None:
     ],
 )
 def test_an_item_that_is_perdures_own_needs_no_envelope(name: str, place: int) -> None:
-    """What the form makes of a message anyway is not kept again."""
+    """A part that the form makes by itself is not kept again."""
     assert not any(isinstance(part, Envelope) for part in FORMS[name].message(ITEMS[name][place]).parts)
 
 
@@ -258,7 +258,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_what_was_stored_gives_its_item_for_ever() -> None:
-    """Envelopes that earlier releases have written are read as they were meant; `make.py` there writes them, once."""
+    """Envelopes of earlier releases are read as they were meant; `make.py` there wrote them, once."""
     lines = [line for path in GOLDEN.glob("foreign-*/messages.jsonl") for line in path.read_text().splitlines()]
     assert {json.loads(line)["form"] for line in lines} == set(FORMS)
     for line in lines:

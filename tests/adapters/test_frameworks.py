@@ -1,4 +1,4 @@
-"""What a redaction leaves of an item, and what perdure itself has said, is valid for the framework's own types."""
+"""A redacted item, and a message of perdure's own, are valid for the framework's own types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = [
 
 
 def given(name: str) -> list[Any]:
-    """Items of a form in all the ways that they are not the framework's own any more."""
+    """Return a form's items in all the ways that they differ from the framework's own."""
     form = FORMS[name]
     kept = [stored(form.message(item)) for item in ITEMS[name]]
     masked = [with_results(message, "[masked]", strategy="observation_mask") for message in kept]
@@ -36,7 +36,7 @@ def given(name: str) -> list[Any]:
 
 
 def test_openai_takes_them() -> None:
-    """Every item is one of those that a request to the Responses API may have."""
+    """Every item is one that a request to the Responses API may have."""
     pytest.importorskip("agents")
     from openai.types.responses.response_input_item_param import ResponseInputItemParam
     from pydantic import TypeAdapter
@@ -58,7 +58,7 @@ def test_langchain_takes_them() -> None:
 
 
 def test_adk_takes_them() -> None:
-    """Every item is an event, and no key of it is unknown."""
+    """Every item is an event, and none of its keys is unknown."""
     events = pytest.importorskip("google.adk.events")
     for item in given("adk"):
         event = events.Event.model_validate(item)
@@ -67,7 +67,7 @@ def test_adk_takes_them() -> None:
 
 
 def test_claude_takes_them() -> None:
-    """The transcript with one entry redacted still is one chain, from the first entry to the last."""
+    """The transcript with one entry redacted is still one chain, from the first entry to the last."""
     sessions = pytest.importorskip("claude_agent_sdk._internal.sessions")
     form = FORMS["claude"]
     chained = [dict(item) for item in ITEMS["claude"] if item["type"] in ("user", "assistant")]
@@ -89,7 +89,7 @@ def test_pydantic_ai_takes_them() -> None:
 
 
 def test_strands_takes_them() -> None:
-    """Every item is a session message, and each of its blocks is one that Strands knows."""
+    """Every item is a session message, and Strands knows each of its blocks."""
     session = pytest.importorskip("strands.types.session")
     from pydantic import TypeAdapter
     from strands.types.content import ContentBlock

@@ -1,4 +1,4 @@
-"""What ADK asks of a session service, in our words: its own suite has no release of its own to run."""
+"""The contract of ADK's session service, written again: ADK's own suite is not in a release."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def texts(session: Session) -> list[str | None]:
 
 
 async def test_a_session_comes_back_as_it_was_created(service: PerdureSessionService) -> None:
-    """With its state, and a new id if none was given."""
+    """It has its state, and a new id if none was given."""
     session = await created(service, state={"city": "Rome"})
     assert session.id
     assert session.state == {"city": "Rome"}
@@ -72,7 +72,7 @@ async def test_a_session_comes_back_as_it_was_created(service: PerdureSessionSer
 
 
 async def test_an_unknown_session_is_none(service: PerdureSessionService) -> None:
-    """Also of another user, or in another app."""
+    """It is None also for another user, or in another app."""
     await created(service, "s")
     for names in ((APP, USER, "t"), (APP, "bob", "s"), ("news", USER, "s"), (APP, USER, "")):
         app, user, session_id = names
@@ -80,7 +80,7 @@ async def test_an_unknown_session_is_none(service: PerdureSessionService) -> Non
 
 
 async def test_blanks_around_an_id_are_dropped(service: PerdureSessionService) -> None:
-    """A session is found and deleted with or without them, and there is one of it."""
+    """A session is found and deleted with or without them, and exists only once."""
     session = await created(service, "  s ")
     assert session.id == "s"
     assert (await got(service, " s")).id == "s"
@@ -100,14 +100,14 @@ async def test_an_id_is_given_once(service: PerdureSessionService) -> None:
 
 
 async def test_of_several_that_create_one_session_one_does(service: PerdureSessionService) -> None:
-    """The others are told."""
+    """The others raise AlreadyExistsError."""
     came = await asyncio.gather(*(created(service, "s") for _ in range(5)), return_exceptions=True)
     assert sum(isinstance(each, Session) for each in came) == 1
     assert sum(isinstance(each, AlreadyExistsError) for each in came) == 4
 
 
 async def test_a_deleted_session_is_gone(service: PerdureSessionService) -> None:
-    """Its id can be used again, for a session that has none of its events; to delete it again is no error."""
+    """Its id can be used again, for a session that has none of its events; a second deletion raises nothing."""
     session = await created(service, "s", state={"n": 1, "user:u": 1})
     await service.append_event(session, said())
     await service.delete_session(app_name=APP, user_id=USER, session_id="s")
@@ -118,7 +118,7 @@ async def test_a_deleted_session_is_gone(service: PerdureSessionService) -> None
 
 
 async def test_lists_have_states_and_no_events(service: PerdureSessionService) -> None:
-    """Of one user or of all, in the order in which they were changed."""
+    """The lists are of one user or of all, in the order of their last change."""
     for user, name in (("ada", "a"), ("ada", "b"), ("bob", "a")):
         session = await created(service, name, user_id=user, state={"n": name, "app:x": 1, "user:me": user})
         await service.append_event(session, said())
@@ -138,7 +138,7 @@ async def test_lists_have_states_and_no_events(service: PerdureSessionService) -
 
 
 async def test_a_listed_session_can_be_appended_to(service: PerdureSessionService) -> None:
-    """It has no events, and still is current."""
+    """It has no events, but it is current."""
     await service.append_event(await created(service, "s"), said("one"))
     (listed,) = (await service.list_sessions(app_name=APP)).sessions
     await service.append_event(listed, said("two"))
@@ -146,7 +146,7 @@ async def test_a_listed_session_can_be_appended_to(service: PerdureSessionServic
 
 
 async def test_an_apps_state_is_shared_by_its_users(service: PerdureSessionService) -> None:
-    """What one has put there, all have, whenever their sessions were made."""
+    """A value that one user has put there is in all sessions of the app, older and newer ones."""
     first = await created(service, "s", state={"app:a": 1})
     await service.append_event(first, changing(**{"app:b": 2}))
     assert (await created(service, "t", user_id="bob")).state == {"app:a": 1, "app:b": 2}
@@ -155,7 +155,7 @@ async def test_an_apps_state_is_shared_by_its_users(service: PerdureSessionServi
 
 
 async def test_a_users_state_is_shared_by_her_sessions(service: PerdureSessionService) -> None:
-    """And by nobody else's, nor by hers in another app."""
+    """It is not shared with other users, nor with her sessions in another app."""
     first = await created(service, "s", state={"user:a": 1})
     await service.append_event(first, changing(**{"user:b": {"deep": [1, None]}}))
     assert (await created(service, "t")).state == {"user:a": 1, "user:b": {"deep": [1, None]}}
@@ -185,7 +185,7 @@ async def test_temporary_state_is_not_stored(service: PerdureSessionService) -> 
 
 
 async def test_state_that_is_not_json_is_kept_as_adk_keeps_it(service: PerdureSessionService) -> None:
-    """Times as text, functions by their names, and what is no JSON of perdure as it is."""
+    """Times are kept as text, functions by their names, and other values unchanged."""
     odd = {"n": 10**30, "inf": [float("inf")], "deep": json.loads("[" * 150 + "]" * 150)}
     session = await created(service, "s", state={"at": datetime(2026, 1, 2, tzinfo=UTC), **odd})
     assert session.state == {"at": "2026-01-02T00:00:00Z", **odd}
@@ -196,7 +196,7 @@ async def test_state_that_is_not_json_is_kept_as_adk_keeps_it(service: PerdureSe
 
 
 async def test_an_event_comes_back_whole(service: PerdureSessionService) -> None:
-    """Whatever it has: bytes, calls, actions, transcriptions, figures."""
+    """Its bytes, calls, actions, transcriptions and numbers come back."""
     parts = [
         types.Part.from_bytes(data=b"\x00\xffimage" * 2_000, mime_type="image/png"),
         types.Part(text="Hm.", thought=True, thought_signature=b"signed"),
@@ -239,7 +239,7 @@ async def test_an_event_comes_back_whole(service: PerdureSessionService) -> None
 
 
 async def test_what_a_caller_does_to_a_session_stays_with_it(service: PerdureSessionService) -> None:
-    """Others who load it have events and states of their own, however deep it was changed."""
+    """Other callers that load it have events and states of their own, however deep the change."""
     session = await created(service, "s", state={"list": [1], "user:list": [1]})
     call = types.Part(function_call=types.FunctionCall(id="c-1", name="look", args={"deep": {"a": [1]}}))
     event = Event(author="agent", content=types.Content(role="model", parts=[call]))
@@ -262,7 +262,7 @@ async def test_what_a_caller_does_to_a_session_stays_with_it(service: PerdureSes
 
 
 async def test_partial_events_are_not_stored(service: PerdureSessionService) -> None:
-    """Nor put into the session."""
+    """They are not added to the session either."""
     session = await created(service, "s")
     event = said(partial=True, actions=EventActions(state_delta={"a": 1}))
     assert await service.append_event(session, event) is event
@@ -271,7 +271,7 @@ async def test_partial_events_are_not_stored(service: PerdureSessionService) -> 
 
 
 async def test_a_session_was_updated_when_its_last_event_was(service: PerdureSessionService) -> None:
-    """Not when it was stored, though the event's time be in the past."""
+    """The time of the event counts, not that of the store, even if it is in the past."""
     session = await created(service, "s")
     for timestamp in (session.last_update_time + 10, 5.0):
         await service.append_event(session, said(timestamp=timestamp))
@@ -280,7 +280,7 @@ async def test_a_session_was_updated_when_its_last_event_was(service: PerdureSes
 
 
 async def test_events_can_be_asked_for_in_part(service: PerdureSessionService) -> None:
-    """The last so many, those since a time, both, or none; in the order in which they came."""
+    """The newest, those since a time, both, or none are returned, in the order they came."""
     session = await created(service, "s", state={"a": 1})
     for number in range(1, 6):
         await service.append_event(session, said(str(number), timestamp=number))
@@ -301,7 +301,7 @@ async def test_events_can_be_asked_for_in_part(service: PerdureSessionService) -
 
 
 async def test_a_session_that_was_loaded_in_part_can_be_appended_to(service: PerdureSessionService) -> None:
-    """What was not asked for is still there."""
+    """The events that were not loaded are still there."""
     session = await created(service, "s")
     for number in range(3):
         await service.append_event(session, said(str(number)))
@@ -311,7 +311,7 @@ async def test_a_session_that_was_loaded_in_part_can_be_appended_to(service: Per
 
 
 async def test_a_stale_session_is_refused(service: PerdureSessionService) -> None:
-    """It was loaded before somebody else appended: nothing of the event is stored, neither of its states."""
+    """It was loaded before another caller appended: neither the event nor its states are stored."""
     stale = await created(service, "s")
     await service.append_event(await got(service, "s"), said("first", timestamp=stale.last_update_time))
     with pytest.raises(StaleSessionError, match="modified in storage"):
@@ -321,7 +321,7 @@ async def test_a_stale_session_is_refused(service: PerdureSessionService) -> Non
 
 
 async def test_a_session_of_an_erased_one_is_stale(service: PerdureSessionService) -> None:
-    """Another of the same id, at the same version, is another session."""
+    """A new session with the same id and version is another session."""
     old = await created(service, "s")
     await service.delete_session(app_name=APP, user_id=USER, session_id="s")
     with pytest.raises(SessionNotFoundError, match="s not found"):
@@ -332,7 +332,7 @@ async def test_a_session_of_an_erased_one_is_stale(service: PerdureSessionServic
 
 
 async def test_times_that_drift_make_nobody_stale(service: PerdureSessionService) -> None:
-    """Versions are compared, and times are not."""
+    """Versions are compared, not times."""
     session = await created(service, "s")
     await service.append_event(session, said("one", timestamp=session.last_update_time + 10))
     session.last_update_time -= 0.0001
@@ -341,7 +341,7 @@ async def test_times_that_drift_make_nobody_stale(service: PerdureSessionService
 
 
 async def test_a_session_made_by_hand_is_judged_by_its_events(service: PerdureSessionService) -> None:
-    """It has no version. Its last event has to be the last that is stored, or its time not before that."""
+    """It has no version. Its last event must be the last one stored, or its time not before that one's."""
     session = await created(service, "s")
     await service.append_event(session, said("one"))
     session._storage_update_marker = None
@@ -370,7 +370,7 @@ async def test_an_event_that_is_delivered_again_is_stored_once(service: PerdureS
 
 @pytest.mark.parametrize("text", ["", " ", "a/b", "ä\n", "o" * 300, "\x1fmark", "'; --"])
 async def test_any_text_is_a_name(text: str) -> None:
-    """Of an app, a user and a session: no two of them are mixed up."""
+    """This holds for an app, a user and a session: no two of them are mixed up."""
     service = PerdureSessionService(store=MemoryStore())
     await created(service, "s", app_name=text, state={"app:n": "app"})
     await created(service, "s", user_id=text, state={"user:n": "user"})
@@ -384,7 +384,7 @@ async def test_any_text_is_a_name(text: str) -> None:
 
 
 async def test_more_sessions_than_a_page_holds_are_listed() -> None:
-    """All of them."""
+    """All of them are."""
     service = PerdureSessionService(store=MemoryStore())
     for number in range(620):
         await created(service, f"s-{number}")
@@ -392,14 +392,14 @@ async def test_more_sessions_than_a_page_holds_are_listed() -> None:
 
 
 async def test_a_name_of_perdures_own_forks_cannot_be_given() -> None:
-    """Else a client of ADK's server could take any id in the store."""
+    """Otherwise a client of ADK's server could take any id in the store."""
     service = PerdureSessionService(store=MemoryStore())
     with pytest.raises(InvalidData, match="names a fork"):
         await created(service, "perdure:chat-1")
 
 
 def test_a_uri_names_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADK's command line makes a service of it, once it was told of the scheme."""
+    """ADK's command line makes a service from it, once the scheme is registered."""
     from google.adk.cli.utils.service_factory import create_session_service_from_options
 
     from perdure.adapters.google_adk import register, service_at

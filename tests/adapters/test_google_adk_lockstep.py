@@ -53,7 +53,7 @@ steps = st.one_of(
 
 
 class Beside:
-    """Both services, and the session objects that a caller has of each."""
+    """Both services, and the session objects that a caller has from each."""
 
     def __init__(self) -> None:
         self.ours = PerdureSessionService(store=MemoryStore())
@@ -90,7 +90,7 @@ class Beside:
         await self.again(names)
 
     async def again(self, names: tuple[str, str, str]) -> None:
-        """Append the last event, which may have been before."""
+        """Append the last event, which may be stored already."""
         loaded = [await self.loaded(service, names) for service in self.services]
         if self.last is None or None in loaded:
             return
@@ -130,7 +130,7 @@ class Beside:
 
 
 def shown(session: Session | None) -> Any:
-    """Return what has to be the same. The time of one without events is that of its creation, which differs."""
+    """Return the fields that must be equal. Without events, the time is that of creation, which differs."""
     if session is None:
         return None
     time = session.last_update_time if session.last_update_time < 1_000_000 else None
@@ -138,13 +138,13 @@ def shown(session: Session | None) -> Any:
 
 
 def in_order(listed: list[Session]) -> list[Session]:
-    """Those that were never appended to were created at times that differ by a little."""
+    """Sort sessions; those without events were created at times that differ a little, so ids decide."""
     return sorted(listed, key=lambda each: (min(each.last_update_time, 1_000_000), each.user_id, each.id))
 
 
 @given(st.lists(steps, max_size=12))
 async def test_both_do_the_same(taken: list[tuple[Any, ...]]) -> None:
-    """Whatever is created, appended, delivered again, deleted and asked for."""
+    """Both create, append, deliver again, delete and return the same."""
     beside = Beside()
     try:
         for verb, *arguments in taken:

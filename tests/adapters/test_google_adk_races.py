@@ -1,4 +1,4 @@
-"""Many who append to one ADK session at once: tasks, event loops, threads and processes, and some are killed."""
+"""Many callers that append to one ADK session at once: tasks, event loops, threads and processes, some killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def got(service: PerdureSessionService, session_id: str = "s") -> Session:
 
 @pytest.mark.parametrize("url", ["memory", "sqlite", "two services"])
 async def test_of_stale_writers_exactly_one_wins(tmp_path: Path, url: str) -> None:
-    """In each round, though all events have the same time; the state is that of the winners, each added once."""
+    """One wins in each round, though all events have the same time; each winner is added to the state once."""
     store = MemoryStore() if url == "memory" else f"sqlite:///{tmp_path}/a.db"
     services = [PerdureSessionService(store=store) for _ in range(2 if url == "two services" else 1)]
     await services[0].create_session(
@@ -71,7 +71,7 @@ async def test_of_stale_writers_exactly_one_wins(tmp_path: Path, url: str) -> No
 
 
 async def test_parallel_appends_through_one_session_all_land(tmp_path: Path) -> None:
-    """As the branches of a parallel agent do: the session has them in the order in which they are stored."""
+    """The branches of a parallel agent append so: the session has the events in the order they are stored."""
     service = PerdureSessionService(store=f"sqlite:///{tmp_path}/a.db")
     session = await service.create_session(app_name=APP, user_id=USER, session_id="s")
     for round_number in range(ROUNDS):
@@ -83,7 +83,7 @@ async def test_parallel_appends_through_one_session_all_land(tmp_path: Path) -> 
 
 
 async def test_states_that_sessions_share_lose_nothing(tmp_path: Path) -> None:
-    """Several sessions put values into their app's and their user's states at once, and all of them are there."""
+    """Several sessions put values into their app's and their user's states at once, and all values are kept."""
     service = PerdureSessionService(store=f"sqlite:///{tmp_path}/a.db")
     names = [f"s-{place}" for place in range(WRITERS)]
     sessions = [await service.create_session(app_name=APP, user_id=USER, session_id=name) for name in names]
@@ -97,7 +97,7 @@ async def test_states_that_sessions_share_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_threads_with_event_loops_of_their_own_share_a_service(tmp_path: Path) -> None:
-    """A server may run requests in several."""
+    """A server may run requests in several event loops."""
     service = PerdureSessionService(store=f"sqlite:///{tmp_path}/a.db")
     asyncio.run(service.create_session(app_name=APP, user_id=USER, session_id="s"))
     threads = [threading.Thread(target=lambda: asyncio.run(adk_process.append(service, "s", ROUNDS))) for _ in range(4)]
@@ -110,7 +110,7 @@ def test_threads_with_event_loops_of_their_own_share_a_service(tmp_path: Path) -
 
 
 async def test_a_cancelled_append_is_in_both_or_in_neither(tmp_path: Path) -> None:
-    """What the store has, the session has: the next event goes on from it."""
+    """The store and the session have the same events, and the next event is appended after them."""
     service = PerdureSessionService(store=f"sqlite:///{tmp_path}/a.db")
     session = await service.create_session(app_name=APP, user_id=USER, session_id="s")
     for number in range(ROUNDS):
@@ -123,7 +123,7 @@ async def test_a_cancelled_append_is_in_both_or_in_neither(tmp_path: Path) -> No
 
 
 def test_processes_share_a_store(tmp_path: Path) -> None:
-    """Nothing that one of them was told is stored is lost to another."""
+    """An event that one process has stored is not lost to another."""
     url = f"sqlite:///{tmp_path}/a.db"
     service = PerdureSessionService(store=url)
     asyncio.run(service.create_session(app_name=APP, user_id=USER, session_id="s"))
@@ -139,12 +139,12 @@ def test_processes_share_a_store(tmp_path: Path) -> None:
 
 
 def forked(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Start a process that does some work, which has all modules that it needs. Return its id."""
+    """Fork a process that does some work, with all modules loaded. Return its id."""
     child = os.fork()
     if not child:
         try:
             asyncio.run(work())
-        except BaseException:  # whatever it is, the child must not go on with the parent's tests
+        except BaseException:  # whatever it is, the child must not continue with the parent's tests
             os._exit(1)
         os._exit(0)
     return child

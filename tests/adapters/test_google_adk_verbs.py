@@ -1,4 +1,4 @@
-"""Perdure's own verbs on a session of ADK's, and what ADK then has of it."""
+"""Perdure's own verbs on a session of ADK's, and their effect in ADK."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scene:
 
 
 async def test_a_runner_goes_on_from_a_fork() -> None:
-    """ADK finds it under its id in perdure, with the events and the state of that moment. Both go their own ways."""
+    """ADK finds it under its id in perdure, with the events and the state of that moment. Both change independently."""
     scene = Scene()
     await scene.service.create_session(app_name=APP, user_id=USER, session_id="s", state={"city": "Rome"})
     assert await asked(scene.service, "s", "question 1") == "answer 1"
@@ -80,7 +80,7 @@ async def test_a_runner_goes_on_from_a_fork() -> None:
 
 
 async def test_a_fork_begins_at_any_event_or_version() -> None:
-    """Its state is that of the version; at an event, the one of now."""
+    """Its state is that of the version; at an event, it is the current one."""
     scene = Scene()
     session = await scene.begin()
     names = {"app_name": APP, "user_id": USER, "session_id": "s"}
@@ -101,7 +101,7 @@ async def test_a_fork_begins_at_any_event_or_version() -> None:
 
 
 async def test_a_fork_is_shown_to_its_user_alone() -> None:
-    """Though anybody may ask for any id; what another agent has is not there either."""
+    """Any other user who asks for its id gets None, and so does every user for another agent's session."""
     store = MemoryStore()
     scene = Scene(store)
     await scene.begin()
@@ -117,7 +117,7 @@ async def test_a_fork_is_shown_to_its_user_alone() -> None:
 
 
 async def test_what_is_undone_adk_does_not_see() -> None:
-    """A session that was loaded before is stale; the state stays, since it is not what was said."""
+    """A session that was loaded before is stale; the state stays, since it is not a message."""
     scene = Scene()
     session = await scene.begin()
     await scene.chat.trim(keep_last=1)
@@ -145,7 +145,7 @@ async def test_a_compaction_is_seen_and_can_be_taken_back() -> None:
     assert texts(loaded)[-5:] == texts(before)[-5:]
     again = await scene.load()
     assert again is not None
-    assert again.events == loaded.events  # ids and times of what perdure has made stay from load to load
+    assert again.events == loaded.events  # ids and times of perdure's own messages stay from load to load
     assert await asked(scene.service, "s", "question 1") == "answer 1"
     await scene.chat.uncompact()
     restored = await scene.load()
@@ -154,7 +154,7 @@ async def test_a_compaction_is_seen_and_can_be_taken_back() -> None:
 
 
 async def test_what_perdure_says_is_an_event() -> None:
-    """With an id, a time and an author that stay."""
+    """Its id, time and author stay."""
     scene = Scene()
     await scene.begin()
     await scene.chat.inject([Message.user("from outside"), Message.assistant("noted", id="m-1")])
@@ -183,7 +183,7 @@ async def test_what_perdure_answers_is_by_the_agent_that_spoke_last() -> None:
 
 
 async def test_what_is_redacted_is_gone_from_adk_too() -> None:
-    """At once, and the session goes on: the event keeps its place, its id and its author."""
+    """It is gone at once, and the session can continue: the event keeps its place, its id and its author."""
     scene = Scene()
     session = await scene.begin()
     assert texts(await scene.load())[1] == "text 1"
@@ -198,7 +198,7 @@ async def test_what_is_redacted_is_gone_from_adk_too() -> None:
 
 
 async def test_a_deleted_session_is_not_there_until_it_is_restored() -> None:
-    """What a person hides with perdure, ADK does not find, and its id is not free."""
+    """ADK does not find a session that was deleted with perdure, and its id is not free."""
     scene = Scene()
     session = await scene.begin()
     await scene.chat.delete()
@@ -230,7 +230,7 @@ async def test_a_session_that_perdure_runs_is_busy() -> None:
 
 
 async def test_another_agents_session_is_refused() -> None:
-    """Somebody has given it the id that an ADK session would have."""
+    """Another agent has the id that the ADK session would get."""
     store = MemoryStore()
     scene = Scene(store)
     other = Home("other", store)
@@ -240,7 +240,7 @@ async def test_another_agents_session_is_refused() -> None:
 
 
 async def test_a_session_belongs_to_its_user() -> None:
-    """To nobody else's connection, and what is hers is erased with her."""
+    """It does not show in another user's connection, and erasing its owner erases it."""
     service = PerdureSessionService(store=MemoryStore())
     for user in ("ada", "bob"):
         session = await service.create_session(app_name=APP, user_id=user, session_id="s")
@@ -257,7 +257,7 @@ async def test_a_session_belongs_to_its_user() -> None:
 
 
 async def test_owners_are_apart() -> None:
-    """Two who each have a service have sessions, users and apps of their own in one store."""
+    """Services of two owners have sessions, users and apps of their own in one store."""
     store = MemoryStore()
     acme, other = (PerdureSessionService(store=store, owner=owner) for owner in ("acme", "other"))
     for service, name in ((acme, "acme"), (other, "other")):
@@ -273,7 +273,7 @@ async def test_owners_are_apart() -> None:
 
 
 async def test_it_is_found_and_shown_as_any_session(tmp_path: Path) -> None:
-    """By a search, in a list, and in its history."""
+    """A search and a list find it, and its history shows it."""
     scene = Scene(f"sqlite:///{tmp_path}/a.db")
     await scene.begin()
     async with perdure.connect(scene.service._home.shared) as sessions:
@@ -284,7 +284,7 @@ async def test_it_is_found_and_shown_as_any_session(tmp_path: Path) -> None:
 
 
 def test_code_without_an_event_loop_has_the_verbs() -> None:
-    """As in a script."""
+    """A script can call them."""
     scene = Scene()
     asyncio.run(scene.begin())
     fork = scene.service.blocking_chat(APP, USER, "s").fork()

@@ -30,7 +30,7 @@ def test_a_session_is_created_by_the_first_change(tmp_path: Path) -> None:
 
 
 def test_changes_that_meet_are_all_kept() -> None:
-    """A change that was overtaken is made again on top of what was saved."""
+    """A change that was overtaken is made again on top of the saved session."""
     home = Home("toy", MemoryStore())
 
     async def all_at_once() -> None:
@@ -54,7 +54,7 @@ def test_another_agents_session_is_refused() -> None:
 
 
 def test_a_deleted_session_is_not_written_to() -> None:
-    """What a person has deleted stays hidden until it is restored."""
+    """A session that was deleted with perdure stays hidden until it is restored."""
     home = Home("toy", MemoryStore())
     session = home.wait(home.change(home.id_of("a"), with_text("Hi")))
     home.blocking_chat(session.id).delete()
@@ -74,7 +74,7 @@ def test_owners_are_apart() -> None:
 
 
 def test_a_chat_has_every_verb() -> None:
-    """What a verb changes is what the home loads, awaited or not."""
+    """The home loads a verb's change, awaited or not."""
     home = Home("toy", MemoryStore())
     session = home.wait(home.change(home.id_of("a"), with_text("Hi")))
 
@@ -91,7 +91,7 @@ def test_a_chat_has_every_verb() -> None:
 
 
 def test_a_store_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
-    """Its event loop is another's."""
+    """It belongs to another event loop."""
 
     async def given() -> None:
         async with connect(f"sqlite:///{tmp_path}/a.db") as sessions:
@@ -102,7 +102,7 @@ def test_a_store_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_given_is_not_for_forked_children() -> None:
-    """What it has in memory is the parent's."""
+    """Its sessions in memory are the parent's."""
     home = Home("toy", MemoryStore())
     home.wait(home.change(home.id_of("a"), with_text("Hi")))
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A graph of LangGraph whose threads are sessions: what it keeps, and what perdure's verbs do to it."""
+"""A graph of LangGraph whose threads are sessions: their content, and the effect of perdure's verbs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def saver() -> PerdureSaver:
 
 
 def shown(saver: PerdureSaver, thread: str) -> list[tuple[str, str]]:
-    """What perdure shows of a thread."""
+    """Return the messages that perdure shows of a thread."""
     return [(message.role, message.text) for message in saver.blocking_chat(thread).session().state.messages]
 
 
@@ -48,7 +48,7 @@ def test_a_thread_is_a_session_whose_messages_can_be_read(saver: PerdureSaver) -
 
 
 def test_a_checkpoint_is_a_version(saver: PerdureSaver) -> None:
-    """There are no others: what tasks write is on the record and moves no version."""
+    """There are no other versions: a task's writes are on record and move no version."""
     graph = agent(saver)
     for _ in range(3):
         graph.invoke(said("Hi"), at("t"))
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_a_version(saver: PerdureSaver) -> None:
 
 
 def test_state_comes_back_as_it_was(saver: PerdureSaver) -> None:
-    """In another saver too, which remembers nothing: messages equal LangChain's own, and so do other channels."""
+    """It does in another saver too, with an empty cache: messages equal LangChain's own, and so do other channels."""
     graph = agent(saver)
     told = graph.invoke(said("Hi", notes=["begun"]), at("t"))
     other = agent(PerdureSaver(store=saver._home.shared))
@@ -82,7 +82,7 @@ async def test_async_and_sync_code_share_a_thread(tmp_path: Path) -> None:
 
 
 def test_a_message_that_was_changed_is_noticed(saver: PerdureSaver) -> None:
-    """Changed in place, replaced under its id, or removed: the rest is not stored again."""
+    """It may be changed in place, replaced under its id, or removed: the rest is not stored again."""
     graph = agent(saver)
     graph.invoke(said("Hi"), at("t"))
 
@@ -103,7 +103,7 @@ def test_a_message_that_was_changed_is_noticed(saver: PerdureSaver) -> None:
 
 
 def test_a_message_of_a_users_own_class_comes_back(saver: PerdureSaver) -> None:
-    """So does one with more in it than JSON. Both can be read in perdure."""
+    """A message with a value that is not JSON comes back too. Both can be read in perdure."""
     answer = Marked("Marked answer", id="m", mark={1, 2})
     odd: dict[str, Any] = {"artifact": {"raw": b"\x00\xff"}, "additional_kwargs": {"a": (1, 2)}}
     result = ToolMessage("seen", tool_call_id="c", id="r", **odd)
@@ -126,7 +126,7 @@ class Marked(AIMessage):
 
 
 def test_a_channel_that_is_not_json_comes_back(saver: PerdureSaver) -> None:
-    """Other channels hold what LangGraph's serializer can write: it is told as JSON."""
+    """Other channels hold any value that LangGraph's serializer can write, stored as JSON."""
 
     class Odd(TypedDict):
         things: Any
@@ -143,7 +143,7 @@ def test_a_channel_that_is_not_json_comes_back(saver: PerdureSaver) -> None:
 
 
 async def test_what_perdure_changes_the_graph_sees(saver: PerdureSaver) -> None:
-    """A trim, its undoing and an injected message: each is the state from which the graph continues."""
+    """The graph continues from the state after a trim, its undo and an injected message."""
     graph, chat = agent(saver), saver.chat("t")
     first = await graph.ainvoke(said("Hi"), at("t"))
     await graph.ainvoke(said("And now?"), at("t"))
@@ -159,7 +159,7 @@ async def test_what_perdure_changes_the_graph_sees(saver: PerdureSaver) -> None:
 
 
 async def test_a_compaction_shrinks_what_the_graph_is_given(saver: PerdureSaver) -> None:
-    """Taken off again, it gives the exact messages back; checkpoints before it have them all the time."""
+    """Undone, it gives the exact messages back; checkpoints before it have them all the time."""
     graph, chat = agent(saver), saver.chat("t")
     for number in range(6):
         await graph.ainvoke(said(f"Question {number} " + "x" * 200), at("t"))
@@ -169,14 +169,14 @@ async def test_a_compaction_shrinks_what_the_graph_is_given(saver: PerdureSaver)
     assert len(short.values["messages"]) < len(whole)
     length = len(await chat.history())
     told = await graph.ainvoke(said("More"), at("t"))
-    assert len(await chat.history()) == length + 4  # what the compaction covers was not stored again
+    assert len(await chat.history()) == length + 4  # the messages under the compaction were not stored again
     assert told["messages"][: len(short.values["messages"])] == short.values["messages"]
     await chat.uncompact()
     assert (await graph.aget_state(at("t"))).values["messages"][: len(whole)] == whole
 
 
 async def test_a_redaction_reaches_every_checkpoint(tmp_path: Path) -> None:
-    """No trace of the words is left in any file, and the thread goes on."""
+    """No trace of the words is left in any file, and the thread can continue."""
     saver = PerdureSaver(store=f"sqlite:///{tmp_path}/a.db")
     graph, canary = agent(saver, wait_for_word, answering), "canary-4711-in-the-mine"
     await graph.ainvoke(said(f"My secret is {canary}"), at("t"))
@@ -203,7 +203,7 @@ def wait_for_word(state: State) -> dict[str, Any]:
 
 
 async def test_a_fork_is_a_thread_of_its_own(saver: PerdureSaver) -> None:
-    """It continues from any version, without a copy of what was said; the thread that it comes from stays as it is."""
+    """It continues from any version without copying messages; its parent thread is unchanged."""
     graph, chat = agent(saver), saver.chat("t")
     first = await graph.ainvoke(said("one"), at("t"))
     version = (await chat.session()).version
@@ -221,7 +221,7 @@ async def test_a_fork_is_a_thread_of_its_own(saver: PerdureSaver) -> None:
 
 
 async def test_an_interrupt_can_be_answered_in_a_fork(saver: PerdureSaver) -> None:
-    """What waits in a thread waits in its fork too. Each is answered by itself."""
+    """A fork of a waiting thread waits too. Each is answered by itself."""
     graph = agent(saver, wait_for_word, answering)
     await graph.ainvoke(said("Hi"), at("t"))
     await saver.chat("t").fork("t2")
@@ -232,7 +232,7 @@ async def test_an_interrupt_can_be_answered_in_a_fork(saver: PerdureSaver) -> No
 
 
 async def test_a_subgraph_is_a_session_below_its_thread(saver: PerdureSaver) -> None:
-    """It begins with the view of its caller: what it is handed is not stored again."""
+    """It begins with its caller's view: the messages it is given are not stored again."""
     child = chain(answering).compile(checkpointer=True)
     graph = agent(saver, answering, child)
     told = await graph.ainvoke(said("Hi"), at("t"))
@@ -244,7 +244,7 @@ async def test_a_subgraph_is_a_session_below_its_thread(saver: PerdureSaver) -> 
         assert [message.text for message in session.state.messages] == texts(told)
         assert len(await sessions.history(below.id)) == len(told["messages"])
     log = await saver._home.run(saver._home.store.log_of(below.id))
-    assert log[1] == 3  # its own answer, and nothing that came from its caller
+    assert log[1] == 3  # its own answer, and none of its caller's messages
     await saver.adelete_thread("t")
     assert [info async for info in all_of(saver)] == []
 
@@ -255,7 +255,7 @@ async def all_of(saver: PerdureSaver):
 
 
 async def test_a_run_that_was_overtaken_is_told(saver: PerdureSaver) -> None:
-    """Nothing of the other run is lost, and the next run continues from it."""
+    """It raises SessionConflict; the other run is kept whole, and the next run continues from it."""
     meet = asyncio.Barrier(2)
 
     async def slow(state: State) -> dict[str, Any]:
@@ -280,7 +280,7 @@ async def test_a_run_that_was_overtaken_is_told(saver: PerdureSaver) -> None:
 
 
 def test_the_run_that_saves_last_loses(saver: PerdureSaver) -> None:
-    """Also if it has begun first. Its tool has run, and its call has no result. The call can be dropped."""
+    """It loses also if it began first. Its tool has run, and its call has no result. The call can be dropped."""
 
     def call(state: State) -> dict[str, Any]:
         last = state["messages"][-1]
@@ -301,7 +301,7 @@ def test_the_run_that_saves_last_loses(saver: PerdureSaver) -> None:
 
     graph = agent(saver, call, pay)
     with pytest.raises(SessionConflict, match="tools of this run may have done"):
-        # Each step is saved before the next begins, so that the other run continues from it.
+        # Each step is saved before the next begins, so the other run continues from it.
         graph.invoke(said("first"), at("t"), durability="sync")
     state = graph.get_state(at("t"))
     assert (texts(state.values), state.next, paid) == (["first", "Re: first", "second", "Re: second"], (), ["first"])
@@ -311,7 +311,7 @@ def test_the_run_that_saves_last_loses(saver: PerdureSaver) -> None:
 
 
 def test_a_checkpoint_leads_to_its_version(saver: PerdureSaver) -> None:
-    """A fork of that version is the checkpoint's state. What is not in the thread is refused, with where it is."""
+    """A fork of that version has the checkpoint's state. A checkpoint of another thread is refused, with its place."""
     graph, chat = agent(saver), saver.blocking_chat("t")
     for word in ("one", "two"):
         graph.invoke(said(word), at("t"))
@@ -329,7 +329,7 @@ def test_a_checkpoint_leads_to_its_version(saver: PerdureSaver) -> None:
 
 
 async def test_without_strict_runs_branch(saver: PerdureSaver) -> None:
-    """As LangGraph's own savers have it: both are acknowledged, and one is the state. Both are in the history."""
+    """LangGraph's own savers do the same: both are acknowledged and in the history, and one is the state."""
     loose = PerdureSaver(store=saver._home.shared, strict=False)
     graph = agent(loose)
     await graph.ainvoke(said("Hi"), at("t"))
@@ -339,7 +339,7 @@ async def test_without_strict_runs_branch(saver: PerdureSaver) -> None:
 
 
 async def test_a_change_by_hand_during_a_run_is_not_overwritten(saver: PerdureSaver) -> None:
-    """A name or a tag is no such change: only what the graph has read counts."""
+    """A new name or tag does not conflict: only changes to the graph's input count."""
     graph = agent(saver)
     await graph.ainvoke(said("Hi"), at("t"))
 
@@ -363,7 +363,7 @@ def shown_in(session: AgentSession) -> list[str]:
 
 
 async def test_time_travel_makes_a_branch(saver: PerdureSaver) -> None:
-    """A checkpoint that is asked for by its id may be continued from, strict or not."""
+    """A run may continue from a checkpoint named by its id, strict or not."""
     graph = agent(saver)
     await graph.ainvoke(said("one"), at("t"))
     after_one = await graph.aget_state(at("t"))
@@ -399,7 +399,7 @@ class Reversed:
 
 
 def test_pruning_gives_the_space_back(tmp_path: Path) -> None:
-    """The newest checkpoint stays whole, with what waits there. What only older ones had is in no file."""
+    """The newest checkpoint stays whole, with its pending writes. Values of only older ones are in no file."""
     saver = PerdureSaver(store=f"sqlite:///{tmp_path}/a.db")
     graph = agent(saver)
     graph.invoke(said("Hi", notes=["canary-in-a-note"]), at("t"))
@@ -415,7 +415,7 @@ def test_pruning_gives_the_space_back(tmp_path: Path) -> None:
 
 
 def test_what_a_run_did_can_be_deleted(tmp_path: Path) -> None:
-    """The thread is then as it was before that run, and nothing of it is in any file."""
+    """The thread is as it was before that run, and no word of the run is in any file."""
     saver = PerdureSaver(store=f"sqlite:///{tmp_path}/a.db")
     graph, canary = agent(saver), "canary-4711-in-the-mine"
     before = graph.invoke(said("Hi"), {**at("t"), "metadata": {"run_id": "one"}})
@@ -428,7 +428,7 @@ def test_what_a_run_did_can_be_deleted(tmp_path: Path) -> None:
 
 
 def test_a_copied_thread_goes_its_own_way(saver: PerdureSaver) -> None:
-    """All checkpoints and what waits come with it. A thread that is there already is not overwritten."""
+    """All checkpoints and pending writes come with it. An existing thread is not overwritten."""
     graph = agent(saver, wait_for_word, answering)
     graph.invoke(said("Hi"), at("t"))
     saver.copy_thread("t", "copy")
@@ -450,7 +450,7 @@ def test_owners_do_not_see_each_others_threads() -> None:
 
 
 def test_any_text_names_a_thread(saver: PerdureSaver) -> None:
-    """Its session has another id then, and the name that was given."""
+    """Its session then has another id, and the given name."""
     graph, name = agent(saver), "Ann's order / 7 ✓"
     graph.invoke(said("Hi"), at(name))
     assert saver.blocking_chat(name).session().info.name == name
@@ -474,7 +474,7 @@ def test_another_frameworks_session_is_refused() -> None:
 
 
 def test_another_channel_can_be_the_conversation() -> None:
-    """Whatever it is called. A channel of that name that has no messages in it is kept as it is."""
+    """It may have any name. A channel named `messages` without messages is kept unchanged."""
 
     class Talk(TypedDict):
         talk: list[AnyMessage]
@@ -522,7 +522,7 @@ def test_bad_input_is_refused(saver: PerdureSaver) -> None:
 
 
 def test_versions_of_channels_stay_of_their_kind(saver: PerdureSaver) -> None:
-    """A thread that came from a saver with texts for versions continues with texts: they are compared."""
+    """A thread from a saver with texts for versions continues with texts: they are compared."""
     first, second = f"{3:032}.{0.5:016}", saver.get_next_version(f"{3:032}.{0.5:016}", None)
     assert second > first
     assert saver.get_next_version(None, None) == 1
@@ -530,7 +530,7 @@ def test_versions_of_channels_stay_of_their_kind(saver: PerdureSaver) -> None:
 
 
 async def test_what_came_out_of_order_is_listed_in_order(saver: PerdureSaver) -> None:
-    """The newest checkpoint is that of the greatest id, whatever came last."""
+    """The newest checkpoint is that of the greatest id, whichever came last."""
     graph = agent(saver)
     await graph.ainvoke(said("Hi"), at("t"))
     newest = await saver.aget_tuple(at("t"))

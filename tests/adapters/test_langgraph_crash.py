@@ -1,4 +1,4 @@
-"""Runs of LangGraph that race each other, and processes that are killed in the middle of one."""
+"""Runs of LangGraph that race each other, and processes that are killed during a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store_of(kind: str, where: Path) -> SessionStore:
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_what_is_acknowledged_is_never_lost_in_a_race(tmp_path: Path, kind: str, durability: Any) -> None:
-    """Of four runs that start at once on one thread, those that return have their words in it, in every round."""
+    """Four runs start at once on one thread; in every round, those that return have their words in it."""
     saver = PerdureSaver(store=store_of(kind, tmp_path))
     graph = agent(saver, racing)
     acknowledged: list[str] = []

@@ -1,4 +1,4 @@
-"""DeltaChannels: what a channel holds is what was written to it since an older checkpoint."""
+"""DeltaChannels: a channel's value is the list of its writes since an older checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def put(saver: PerdureSaver, parent: RunnableConfig | None = None, ns: str
 
 
 async def history(saver: PerdureSaver, config: RunnableConfig, *channels: str) -> Any:
-    """The history of channels, the same by the sync method and by LangGraph's own, which walks from tuple to tuple."""
+    """Return the history of channels; check it against the sync method and LangGraph's walk from tuple to tuple."""
     found = await saver.aget_delta_channel_history(config=config, channels=channels)
     slow = await BaseCheckpointSaver.aget_delta_channel_history(saver, config=config, channels=channels)
     assert found == slow
@@ -42,7 +42,7 @@ async def history(saver: PerdureSaver, config: RunnableConfig, *channels: str) -
 
 
 async def test_writes_come_in_order_from_the_oldest(saver: PerdureSaver) -> None:
-    """Back to the checkpoint that has a value of the channel, which is where they begin."""
+    """They begin at the checkpoint that has a value of the channel."""
     first = await put(saver, log=["seed"])
     await saver.aput_writes(first, [("log", "a"), ("other", "x")], "task-1")
     second = await put(saver, first)
@@ -54,14 +54,14 @@ async def test_writes_come_in_order_from_the_oldest(saver: PerdureSaver) -> None
 
 
 async def test_what_waits_at_the_checkpoint_itself_is_not_its_history(saver: PerdureSaver) -> None:
-    """Its own writes are those of the next step."""
+    """Its own writes belong to the next step."""
     first = await put(saver, log=["seed"])
     await saver.aput_writes(first, [("log", "a")], "task-1")
     assert (await history(saver, first, "log"))["log"] == {"writes": []}
 
 
 async def test_nothing_older_than_the_nearest_value_counts(saver: PerdureSaver) -> None:
-    """Each channel begins where it was kept whole last."""
+    """Each channel begins at its last full value."""
     first = await put(saver, log=["old"], tally=[0])
     await saver.aput_writes(first, [("log", "a"), ("tally", 1)], "task-1")
     second = await put(saver, first, log=["new"])
@@ -83,7 +83,7 @@ async def test_only_what_is_on_the_way_counts(saver: PerdureSaver) -> None:
 
 
 async def test_parallel_tasks_come_in_the_order_of_their_paths(saver: PerdureSaver) -> None:
-    """As a live run applies them, whatever their ids and whichever came first."""
+    """A live run applies them so, whatever their ids and whichever came first."""
     first = await put(saver, log=[])
     await saver.aput_writes(first, [("log", "late")], "a-task", "~2")
     await saver.aput_writes(first, [("log", "early"), ("log", "then")], "z-task", "~1")
@@ -110,7 +110,7 @@ async def test_a_channel_that_was_never_kept_whole_has_no_beginning(saver: Perdu
 
 
 async def test_no_channels_and_no_thread_are_answered(saver: PerdureSaver) -> None:
-    """There is nothing to tell of them, and nothing is raised."""
+    """The answer is empty, and nothing is raised."""
     assert await history(saver, at("t", checkpoint_ns="")) == {}
     assert await history(saver, at("t", checkpoint_ns=""), "log") == {"log": {"writes": []}}
     assert saver.get_delta_channel_history(config=at("t"), channels=["log"]) == {"log": {"writes": []}}
@@ -121,7 +121,7 @@ def added(state: Sequence[str], writes: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Log(TypedDict):
-    """A state whose list is kept as what was added to it."""
+    """A state whose list is kept as its additions."""
 
     log: Annotated[list[str], DeltaChannel(added, snapshot_frequency=5)]
 
@@ -136,7 +136,7 @@ def logging_graph(saver: PerdureSaver) -> Any:
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 async def test_a_graph_with_such_a_channel_survives_pruning_forking_and_copying(durability: str) -> None:
-    """What its state is made of is never pruned away, and a fork or a copy has it too."""
+    """The writes of its state are never pruned, and a fork or a copy has them too."""
     saver = PerdureSaver(store=MemoryStore())
     graph = logging_graph(saver)
     for number in range(7):

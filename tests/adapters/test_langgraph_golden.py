@@ -1,4 +1,4 @@
-"""Threads that an older release has stored: LangGraph reads them as it did then, for ever."""
+"""Threads stored by an older release: LangGraph always reads them as it did then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "langgraph-1"
 
 
 def test_threads_of_the_first_release_load() -> None:
-    """Every checkpoint, what waits there, and what is not JSON. They came through an export and an import, too."""
+    """They have every checkpoint, pending writes, and values that are not JSON, after an export and an import."""
     saver = PerdureSaver(store=MemoryStore())
     with connect_blocking(saver._home.shared) as sessions:
         sessions.import_(GOLDEN / "threads.jsonl")

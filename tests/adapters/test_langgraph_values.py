@@ -1,4 +1,4 @@
-"""LangGraph's values as JSON, and the views of its messages: whatever they are, they come back the same."""
+"""LangGraph's values as JSON, and the views of its messages: all of them come back the same."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ values = st.recursive(
 
 @given(values)
 def test_any_value_comes_back_as_langgraph_itself_would_read_it(value: Any) -> None:
-    """With its types. What is stored is JSON that perdure keeps as it is."""
+    """It keeps its types, and is stored as JSON that perdure leaves unchanged."""
     stored = kept(value, SERDE)
     assert is_plain(stored)
     found, theirs = value_of(stored, SERDE), SERDE.loads_typed(SERDE.dumps_typed(value))
@@ -71,12 +71,12 @@ def test_any_value_comes_back_as_langgraph_itself_would_read_it(value: Any) -> N
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, bytearray(b"x"), {1: {2: 3}}, {"$map": [[1, 2]]}, 2**64 - 1])
 def test_what_json_cannot_say_is_told(value: Any) -> None:
-    """Numbers that are not finite, bytes, and keys that are not texts or look like ours."""
+    """Numbers that are not finite, bytes, and keys that are not texts or look like perdure's are marked."""
     assert repr(value_of(kept(value, SERDE), SERDE)) == repr(value)
 
 
 def test_texts_in_objects_can_be_read() -> None:
-    """So a redaction finds them."""
+    """A redaction can find them."""
     waiting = Interrupt(value="May I?", id="i")
     stored = kept([Send("n", {"m": [HumanMessage("Hello")]}), waiting, datetime.date(2026, 1, 2)], SERDE)
     assert "objects" in stored
@@ -105,7 +105,7 @@ lists = st.lists(messages, max_size=6)
 
 @given(st.lists(lists, min_size=1, max_size=5))
 def test_any_list_of_messages_comes_back_whatever_came_before(wanted: list[list[BaseMessage]]) -> None:
-    """Each list is a view that takes what it can from the one before, and shows just its messages."""
+    """Each list is a view that reuses the previous one's messages where it can, and shows exactly its own."""
     views, base = MessageViews(), Transcript()
     for each in wanted:
         drawn = views.view(base, each, SERDE)
@@ -119,7 +119,7 @@ def test_any_list_of_messages_comes_back_whatever_came_before(wanted: list[list[
 
 @pytest.mark.parametrize("changed", [0, 1, 127, 128, 129, 255, 256, 299])
 def test_one_message_of_many_that_was_changed_in_place_is_noticed(changed: int) -> None:
-    """It alone is stored again, wherever it stands; those before and after it are not."""
+    """Only that message is stored again, at any position."""
     views, said = MessageViews(), [HumanMessage(f"{number}", id=f"id-{number}") for number in range(300)]
     drawn = views.view(Transcript(), said, SERDE)
     views.remember(drawn.transcript, drawn)
@@ -136,7 +136,7 @@ def dumped(found: list[BaseMessage]) -> list[Any]:
 
 
 def test_what_stays_is_not_stored_again() -> None:
-    """Whether something is removed, put in between, or moved to the end."""
+    """It is not, whether a message is removed, put in between, or moved to the end."""
     views = MessageViews()
     all_of_them = [HumanMessage(str(number), id=str(number)) for number in range(100)]
     base = views.view(Transcript(), all_of_them, SERDE).transcript
@@ -169,7 +169,7 @@ def results(call: str) -> tuple[Any, ...]:
 
 
 def test_a_message_that_is_handed_out_is_its_receivers() -> None:
-    """What is done to it changes no other, and is noticed when it comes back."""
+    """A change to one copy does not show in another, and is noticed when it comes back."""
     views = MessageViews()
     call = {"name": "look", "args": {"at": 1}, "id": "c"}
     base = views.view(Transcript(), [AIMessage("x", id="1", tool_calls=[call])], SERDE).transcript

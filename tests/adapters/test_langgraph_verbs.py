@@ -1,4 +1,4 @@
-"""Verbs of perdure on a thread of LangGraph in which a person is asked about a call."""
+"""Verbs of perdure on a thread of LangGraph that asks a person about a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[BlockingChat], object]
 
 
 class Desk:
-    """A graph that pays back what a customer asks for, if a person agrees."""
+    """A graph that refunds a customer, if a person agrees."""
 
     def __init__(self, saver: PerdureSaver | None = None) -> None:
         self.paid: list[int] = []
@@ -62,7 +62,7 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Desk:
-    """One refund is paid, and a person is asked about the second."""
+    """Return a desk with one refund paid, and a person asked about the second."""
     desk = Desk()
     desk.ask(5)
     desk.decide()
@@ -126,7 +126,7 @@ def test_a_fork_at_a_message_waits_for_nothing(desk: Desk) -> None:
 )
 @pytest.mark.parametrize("prune", [False, True])
 def test_an_interrupt_stays_with_the_call_it_asked_about(desk: Desk, change: Change, prune: bool) -> None:
-    """As long as the call is the last that is shown, it can be approved, once older checkpoints are pruned too."""
+    """While the call is the last one shown, it can be approved, also after older checkpoints are pruned."""
     change(desk.saver.blocking_chat("t"))
     if prune:
         desk.saver.prune(["t"])
@@ -158,7 +158,7 @@ def test_a_fork_of_a_version_is_exact(desk: Desk) -> None:
 
 
 def test_another_saver_sees_the_same(desk: Desk) -> None:
-    """What waits is found in the store, and not remembered."""
+    """Pending calls are read from the store, not remembered."""
     desk.saver.blocking_chat("t").undo()
     other = PerdureSaver(store=desk.saver._home.shared)
     found = other.get_tuple(at("t"))

@@ -1,4 +1,4 @@
-"""A mould makes copies of a model that equal it, and that share nothing which could be changed."""
+"""A mould makes copies of a model that equal it and share nothing that could be changed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def changeable(value: Any) -> list[Any]:
 
 @given(outers)
 def test_copies_are_equal_and_apart(model: Outer) -> None:
-    """They say the same, know the same fields to be set, and each has all that can be changed for itself."""
+    """They have the same values and the same fields set, and each has its own changeable objects."""
     before = copy.deepcopy(model)
     mould = Mould(model)
     one, other = mould.copy(), mould.copy()
@@ -90,7 +90,7 @@ def test_copies_are_equal_and_apart(model: Outer) -> None:
 
 @pytest.mark.parametrize("kind", [Loose, Secretive])
 def test_models_with_more_than_fields_are_copied_whole(kind: type[Inner]) -> None:
-    """Those that allow what they do not know, and those that keep something to themselves."""
+    """This holds for models that allow unknown fields, and for models with private attributes."""
     model = kind.model_validate({"name": "a", **({"more": [1]} if kind is Loose else {})})
     if isinstance(model, Secretive):
         model._kept.append(1)

@@ -1,4 +1,4 @@
-"""Sessions of the OpenAI Agents SDK: its own protocol, perdure's verbs beside it, and others who write too."""
+"""Sessions of the OpenAI Agents SDK: its own protocol, perdure's verbs, and several writers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def loop_of_run_sync() -> Iterator[None]:
-    """An event loop for `Runner.run_sync`, which leaves the one that it makes itself open."""
+    """An event loop for `Runner.run_sync`, which does not close a loop that it makes itself."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     yield
@@ -71,7 +71,7 @@ ITEMS: list[Any] = [
 
 
 async def test_items_come_back_as_they_were(store: Any) -> None:
-    """Every item is the same again, in its order, whatever its kind; the reader may change it."""
+    """Every item of any kind is the same again, in its order; the reader may change it."""
     session = PerdureSession("chat", store=store)
     assert isinstance(session, Session)
     assert await session.get_items() == []
@@ -96,7 +96,7 @@ async def test_a_limit_is_the_newest_items(store: Any) -> None:
 
 
 async def test_items_can_be_taken_back_one_by_one(store: Any) -> None:
-    """What is popped or cleared is shown no longer, and can be shown again."""
+    """A popped or cleared item is not shown any more, and can be shown again."""
     session = PerdureSession("chat", store=store)
     assert await session.pop_item() is None
     await session.clear_session()
@@ -111,7 +111,7 @@ async def test_items_can_be_taken_back_one_by_one(store: Any) -> None:
 
 
 async def test_an_item_that_is_not_json_changes_nothing(store: Any) -> None:
-    """The caller is told, and none of the other items is added."""
+    """It raises InvalidData, and none of the other items is added."""
     session = PerdureSession("chat", store=store)
     with pytest.raises(InvalidData, match="not JSON"):
         await session.add_items([said("Hi"), {"role": "user", "content": object()}])  # type: ignore[list-item]
@@ -119,7 +119,7 @@ async def test_an_item_that_is_not_json_changes_nothing(store: Any) -> None:
 
 
 async def test_a_message_of_several_items_is_popped_item_by_item() -> None:
-    """What perdure's own agent says is one message, and more than one item."""
+    """An answer of perdure's own agent is one message, and more than one item."""
     session = PerdureSession("chat", store=MemoryStore())
     await session.add_items(ITEMS[:1])
     answer = Message.of(
@@ -179,7 +179,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", range(RACES))
 def test_processes_lose_nothing(tmp_path: Path, number: int) -> None:
-    """Several append 50 times each: all is kept, and each batch in one piece."""
+    """Several append 50 times each: all items are kept, and each batch is in one piece."""
     url, names = f"sqlite:///{tmp_path}/chats.db", [f"p{n}" for n in range(4 if TORTURE else 2)]
     started = [start("append", url, name, "50") for name in names]
     for process in started:
@@ -190,7 +190,7 @@ def test_processes_lose_nothing(tmp_path: Path, number: int) -> None:
 
 
 def test_a_forked_child_goes_on(url: str) -> None:
-    """A process that was forked has the same session, and appends to it."""
+    """A forked process has the same session, and appends to it."""
     session = PerdureSession("chat", store=url)
     asyncio.run(append(session, "parent", 2))
     child = os.fork()
@@ -212,7 +212,7 @@ def test_a_forked_child_goes_on(url: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_run_leaves_a_history_to_go_on_with(url: str, number: int) -> None:
-    """Every answered question is there, what the run had saved is readable, and the next run answers."""
+    """Every answered question is there, the killed run's saved items are readable, and the next run answers."""
     process = start("run", url, "", "1000")
     assert process.stdout is not None
     wanted, answered = random.Random(number).randrange(1, 40), 0
@@ -237,7 +237,7 @@ def writers(store: Any, *, strict: bool) -> tuple[PerdureSession, PerdureSession
 
 
 async def test_strict_refuses_a_stale_writer(store: Any) -> None:
-    """One who has read before somebody else has written is told so, and nothing of his is saved."""
+    """A writer that has read before another one wrote raises SessionConflict, and saves nothing."""
     one, other = writers(store, strict=True)
     await one.add_items([said("Hi")])
     for session in (one, other):
@@ -265,7 +265,7 @@ async def test_without_strict_appends_follow_each_other(store: Any) -> None:
 
 @pytest.mark.parametrize("number", range(RACES))
 async def test_strict_runs_of_one_session_object_are_told_apart(url: str, number: int) -> None:
-    """Of runs that begin together one is kept whole, and the others are told."""
+    """Of runs that begin together one is kept whole, and the others raise."""
     together = asyncio.Barrier(4)
 
     class ReadTogether(PerdureSession):
@@ -287,7 +287,7 @@ async def test_strict_runs_of_one_session_object_are_told_apart(url: str, number
 
 
 async def test_a_cancelled_append_is_over_when_its_caller_hears_of_it(url: str) -> None:
-    """What was begun is carried out, and is there for the next to read."""
+    """An append that was begun is completed, and the next reader gets it."""
     session = PerdureSession("chat", store=url)
     for number in range(20):
         task = asyncio.create_task(session.add_items([said(str(number))]))
@@ -321,7 +321,7 @@ async def test_what_verbs_change_is_what_the_sdk_reads(url: str) -> None:
 
 
 async def test_masked_results_are_shown_again(url: str) -> None:
-    """A compaction is a view of the same items, which `uncompact` gives back exactly."""
+    """A compaction is a view of the same items; `uncompact` shows them again exactly."""
     session = PerdureSession("chat", store=url)
     for number in range(6):
         call = {**ITEMS[2], "call_id": f"call_{number}", "id": f"fc_{number}"}
@@ -356,7 +356,7 @@ async def test_the_sdks_compaction_replaces_the_end_and_can_be_taken_back(store:
 
 
 async def test_a_compaction_drops_what_has_expired(store: Any) -> None:
-    """EncryptedSession names items at the beginning that nobody can read any more."""
+    """EncryptedSession names items at the beginning that can no longer be decrypted."""
     session = PerdureSession("chat", store=store)
     await session.add_items([said("old"), said("old"), said("new"), said("old"), said("end")])
     snapshot = await session._get_compaction_snapshot(9, prune_prefix=lambda item: item == said("old"))
@@ -367,7 +367,7 @@ async def test_a_compaction_drops_what_has_expired(store: Any) -> None:
 
 
 async def test_a_subclass_that_changes_items_has_no_snapshot() -> None:
-    """The SDK's compaction would go past what the subclass does, so that it gets none."""
+    """The SDK's compaction would bypass the subclass, so it gets no snapshot."""
 
     class Shouting(PerdureSession):
         async def add_items(self, items: Any, *, wrapper: Any = None) -> None:
@@ -379,7 +379,7 @@ async def test_a_subclass_that_changes_items_has_no_snapshot() -> None:
 
 
 async def test_a_deleted_session_is_refused_until_it_is_restored(store: Any) -> None:
-    """What a person has deleted is neither read nor written to."""
+    """A session that was deleted with perdure can be neither read nor written."""
     session = PerdureSession("chat", store=store)
     await session.add_items([said("Hi")])
     await session.chat.delete()
@@ -392,7 +392,7 @@ async def test_a_deleted_session_is_refused_until_it_is_restored(store: Any) -> 
 
 
 async def test_a_session_that_is_being_run_is_busy(url: str) -> None:
-    """While perdure's own agent runs there, the SDK can read, and is told when it writes."""
+    """While perdure's own agent runs there, the SDK can read; a write raises SessionBusy."""
     session = PerdureSession("chat", store=url)
     await session.add_items([said("Hi")])
     store = shared(url)
@@ -428,13 +428,13 @@ async def test_owners_and_any_name(store: Any) -> None:
 
 @pytest.mark.parametrize("session_id", ["", " ", None, 5])
 def test_an_id_is_a_text_that_is_not_blank(session_id: Any) -> None:
-    """It is refused before anything is asked of it, by the name of the argument."""
+    """It is refused at once, by the name of the argument."""
     with pytest.raises(InvalidData, match=r"\$\.session_id"):
         PerdureSession(session_id, store=MemoryStore())
 
 
 async def test_an_id_may_be_as_long_as_it_likes(store: Any) -> None:
-    """What a list shows of it is its beginning."""
+    """A list shows its beginning."""
     session = PerdureSession("an id " * 500, store=store)
     await session.add_items([said("Hello")])
     assert await PerdureSession("an id " * 500, store=store).get_items() == [said("Hello")]
@@ -443,7 +443,7 @@ async def test_an_id_may_be_as_long_as_it_likes(store: Any) -> None:
 
 
 async def test_a_fork_needs_no_id(store: Any) -> None:
-    """It gets a new one, also an owner's."""
+    """It gets a new one, also for an owner."""
     for owner in (None, "ada"):
         session = PerdureSession("chat", store=store, owner=owner)
         await session.add_items([said("Hello")])
@@ -452,7 +452,7 @@ async def test_a_fork_needs_no_id(store: Any) -> None:
 
 
 async def test_a_long_history_is_not_read_for_its_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a limit, a process that begins reads the last items, appends, and still has not read the rest."""
+    """With a limit, a new process reads the last items and appends, without reading the rest."""
     session = PerdureSession("chat", store=url)
     await session.add_items([said(str(number)) for number in range(3_000)])
     shared(url).close()
@@ -467,7 +467,7 @@ async def test_a_long_history_is_not_read_for_its_end(url: str, monkeypatch: pyt
 
 
 async def test_an_append_to_a_long_history_reads_nothing_of_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that only appends reads no messages, and what it saves is the same for all who read."""
+    """A process that only appends reads no messages, and all readers get its items."""
     session = PerdureSession("chat", store=url)
     await session.add_items([said(str(number)) for number in range(500)])
     shared(url).close()
@@ -479,7 +479,7 @@ async def test_an_append_to_a_long_history_reads_nothing_of_it(url: str, monkeyp
 
 
 def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by how many messages are read at once."""
+    """Return a list that gets the number of messages of each read."""
     from perdure import codec
 
     counts: list[int] = []

@@ -1,4 +1,4 @@
-"""Pydantic AI's conversations in perdure do what they do in its own store, and more."""
+"""Pydantic AI's conversations in perdure behave as in its own store, and have perdure's verbs too."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ STEPS, KILLS, RACES = (2_500, 50, 100) if TORTURE else (100, 3, 5)
 
 
 def said(chance: random.Random) -> ModelMessage:
-    """A message of any kind, with what JSON has no word for and what it may spell in several ways."""
+    """Return a message of any kind, with values that JSON lacks or can write in several ways."""
     number = chance.randrange(10**6)
     arguments: list[Any] = ['{"a":1,  "b": [1.0, null]}', {"a": {"b": number}}, '{"cut', "", None, '{"ü":"\\u00fc"}']
     kinds: list[Callable[[], ModelMessage]] = [
@@ -86,7 +86,7 @@ def _picture(number: int) -> BinaryImage:
 
 
 async def outcome(work: Awaitable[Any]) -> Any:
-    """What work comes to: its value, or the class of its error."""
+    """Return the value of some work, or the class of its error."""
     try:
         return await work
     except (UserError, LookupError) as error:
@@ -94,7 +94,7 @@ async def outcome(work: Awaitable[Any]) -> Any:
 
 
 class LockStep:
-    """The same operations on two stores, whose ids differ: they are compared by what stands under them."""
+    """The same operations on two stores, whose ids differ: the contents under the ids are compared."""
 
     def __init__(self, ours: ConversationStore, seed: int) -> None:
         self.stores = (InMemoryConversationStore(), ours)
@@ -139,7 +139,7 @@ class LockStep:
         await self.same(pair[0].conversation_id)
 
     async def add(self) -> None:
-        """Say something more; now and then in a scope, which may be another's."""
+        """Add a message; now and then in a scope, which may be another's."""
         pair = await self.loaded()
         if self.chance.random() < 0.2:
             self.stale.append(await self.loaded())
@@ -150,7 +150,7 @@ class LockStep:
         await self.save(pair, self.chance.choice([None, None, None, "ada", "bob " * 100]))
 
     async def window(self) -> None:
-        """Go on from the newest messages alone."""
+        """Continue from the newest messages alone."""
         pair = await self.loaded(limit=self.chance.randrange(5))
         new = said(self.chance)
         for conversation in pair:
@@ -158,7 +158,7 @@ class LockStep:
         await self.save(pair)
 
     async def rewrite(self) -> None:
-        """Put another message in the place of one: what follows becomes a branch that is left."""
+        """Replace a message by another: the messages after it become a branch that is left."""
         pair = await self.loaded()
         place, new = self.chance.randrange(len(pair[0].messages) + 1), said(self.chance)
         for conversation in pair:
@@ -166,7 +166,7 @@ class LockStep:
         await self.save(pair)
 
     async def serialized(self) -> None:
-        """Save what has been through JSON: the store compares it with what it has."""
+        """Save a conversation after a round trip through JSON: the store compares it with its own."""
         pair = await self.loaded(limit=self.chance.choice([None, 3]))
         away = [ConversationTypeAdapter.validate_json(ConversationTypeAdapter.dump_json(each)) for each in pair]
         new = said(self.chance)
@@ -175,7 +175,7 @@ class LockStep:
         await self.save((away[0], away[1]))
 
     async def old(self) -> None:
-        """Save what was loaded a while ago."""
+        """Save a conversation that was loaded earlier."""
         if self.stale:
             pair = self.stale.pop(self.chance.randrange(len(self.stale)))
             new = said(self.chance)
@@ -258,12 +258,12 @@ class LockStep:
         assert theirs == ours
 
     async def lines(self, store: ConversationStore, name: str) -> list[list[ConversationEntry]]:
-        """The history of a conversation, and the branches that it has left."""
+        """Return the history of a conversation, and the branches that it has left."""
         record = await store.read_record(name)
         return [] if record is None else [await store.read_history(tip) for tip in (record.head_id, *record.branches)]
 
     async def same(self, name: str) -> None:
-        """Compare all that the stores have of a conversation."""
+        """Compare the conversation's whole content in both stores."""
         records = [await store.read_record(name) for store in self.stores]
         assert (records[0] is None) == (records[1] is None)
         if records[0] is None or records[1] is None:
@@ -280,7 +280,7 @@ class LockStep:
 
 
 def _shapes(lines: list[list[ConversationEntry]]) -> list[Any]:
-    """Histories, with each parent by its place: it has to be the entry before."""
+    """Return histories, with each parent by its place: it must be the entry before."""
     return [
         [
             (entry.message, entry.kind, entry.parent_id == (line[place - 1].id if place else None))
@@ -331,7 +331,7 @@ def texts(messages: list[ModelMessage]) -> list[str]:
 
 
 async def with_texts(store: ConversationStore, name: str, *said: str) -> Conversation:
-    """A conversation that was saved once for each question and answer."""
+    """Save a conversation once for each text."""
     conversation = await store.load(name) or Conversation(conversation_id=name)
     for place, text in enumerate(said):
         conversation.messages.append(answered(text) if place % 2 else asked(text))
@@ -340,7 +340,7 @@ async def with_texts(store: ConversationStore, name: str, *said: str) -> Convers
 
 
 async def test_an_agent_goes_on_where_it_was(tmp_path: Path) -> None:
-    """A run begins with what the last one has said, and what was spent is counted on."""
+    """A run begins with the messages of the last one, and usage keeps counting."""
 
     def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return answered(f"I know {len(messages)} messages.")
@@ -360,7 +360,7 @@ async def test_an_agent_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 async def test_an_entry_is_found_by_its_id_alone(tmp_path: Path) -> None:
-    """Another process, which has read no record, finds entries, branches that were left, and forks of both."""
+    """A process that has read no record finds entries, branches that were left, and forks of both."""
     url = f"sqlite:///{tmp_path}/a.db"
     first = PerdureConversationStore(store=url)
     conversation = await with_texts(first, "a", "1", "2", "3", "4")
@@ -380,7 +380,7 @@ async def test_an_entry_is_found_by_its_id_alone(tmp_path: Path) -> None:
 
 
 async def test_a_fork_copies_nothing(tmp_path: Path) -> None:
-    """It shows its parent's messages where they are, and costs the same however many they are."""
+    """It shows its parent's messages in place, and costs the same for any number of them."""
     path = tmp_path / "a.db"
     store = PerdureConversationStore(store=f"sqlite:///{path}")
     await store.save(Conversation(conversation_id="long", messages=[asked("x" * 1_000) for _ in range(1_000)]))
@@ -396,7 +396,7 @@ async def test_a_fork_copies_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_of_many_who_save_one_wins(kind: str, tmp_path: Path) -> None:
-    """Whoever comes second is told, and what was acknowledged is there."""
+    """Every other save raises ConversationConflict, and each acknowledged message is kept."""
     store = PerdureConversationStore(store=MemoryStore() if kind == "memory" else f"sqlite:///{tmp_path}/a.db")
     await with_texts(store, "a", "0")
     kept = ["0"]
@@ -438,7 +438,7 @@ async def test_of_many_who_begin_delete_or_branch_one_wins() -> None:
 
 
 def test_several_loops_and_threads_share_it(tmp_path: Path) -> None:
-    """Each `asyncio.run` has another event loop, and each thread too: what one has saved another loads."""
+    """Each `asyncio.run` and each thread has another event loop: a conversation saved in one loads in another."""
     store = PerdureConversationStore(store=f"sqlite:///{tmp_path}/a.db")
 
     async def add(text: str) -> None:
@@ -463,7 +463,7 @@ _PROCESSES.set_forkserver_preload(["tests.adapters.pydantic_process"])
 
 
 def _writer(url: str, name: str, rounds: int) -> tuple[Any, Any]:
-    """A process that runs an agent in the conversation, and what it tells."""
+    """Start a process that runs an agent in the conversation; return it with a pipe of its reports."""
     heard, told = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=write, args=(url, name, rounds, told), daemon=True)
     process.start()
@@ -472,7 +472,7 @@ def _writer(url: str, name: str, rounds: int) -> tuple[Any, Any]:
 
 
 def _rest_of(heard: Any) -> list[str]:
-    """All that a process has told until its end."""
+    """Return all reports of a process until its end."""
     told: list[str] = []
     with heard:
         while True:
@@ -487,7 +487,7 @@ def _questions(messages: list[ModelMessage]) -> list[str]:
 
 
 def test_processes_lose_nothing(tmp_path: Path) -> None:
-    """Runs of several processes in one conversation all stay, in the order of each, and none is torn."""
+    """Runs of several processes in one conversation are all kept, in the order of each, and none is torn."""
     url = f"sqlite:///{tmp_path}/a.db"
     rounds = 20 if TORTURE else 3
     writers = [_writer(url, name, rounds) for name in "xyz"]
@@ -503,7 +503,7 @@ def test_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_whole_runs(tmp_path: Path) -> None:
-    """What was acknowledged is there, no run is there in part, and the next process goes on."""
+    """Acknowledged runs are there, no run is there in part, and the next process can continue."""
     url = f"sqlite:///{tmp_path}/a.db"
     chance = random.Random(7)
     acknowledged: list[str] = []
@@ -521,7 +521,7 @@ def test_a_killed_process_leaves_whole_runs(tmp_path: Path) -> None:
 
 
 class TestBesidePerdure:
-    """What perdure's own verbs do to a conversation is what Pydantic AI sees, and a stale save is refused."""
+    """Pydantic AI sees the result of perdure's own verbs on a conversation, and a stale save is refused."""
 
     def store(self) -> PerdureConversationStore:
         return PerdureConversationStore(store=MemoryStore())
@@ -556,7 +556,7 @@ class TestBesidePerdure:
         assert texts(back.messages) == ["1", "2", "mine"]
 
     async def test_a_compaction(self) -> None:
-        """The agent is shown less, goes on from there, and the rest comes back."""
+        """The agent is shown less and continues from there, and the rest comes back."""
         store = self.store()
         await with_texts(store, "a", *map(str, range(20)))
         chat = store.chat("a")
@@ -591,7 +591,7 @@ class TestBesidePerdure:
         await store.save(found)
 
     async def test_a_fork(self) -> None:
-        """A fork that perdure has made is a conversation under its id, and says where it is from."""
+        """A fork that perdure has made is a conversation under its id, and names its parent."""
         store = self.store()
         conversation = await with_texts(store, "a", "1", "2", "3")
         conversation.usage.incr(RunUsage(requests=4))
@@ -612,7 +612,7 @@ class TestBesidePerdure:
         assert {each.forked_from for each in await store.list_conversations()} == {None, "a"}
 
     async def test_a_conversation_that_was_cleared(self) -> None:
-        """It begins again, without what the record said."""
+        """It begins again, without the record's messages."""
         kept = MemoryStore()
         store = PerdureConversationStore(store=kept)
         await with_texts(store, "a", "1", "2")
@@ -625,7 +625,7 @@ class TestBesidePerdure:
         assert [each.conversation_id for each in await store.list_conversations()] == ["a"]
 
     async def test_a_deleted_conversation(self) -> None:
-        """What a person has hidden is neither shown nor written to, until it is restored."""
+        """A deleted conversation is neither shown nor written, until it is restored."""
         store = self.store()
         await with_texts(store, "a", "1")
         await store.chat("a").delete()
@@ -636,7 +636,7 @@ class TestBesidePerdure:
         assert await store.load("a") is not None
 
     async def test_a_claimed_conversation(self) -> None:
-        """While perdure runs in it, it can be read, and neither saved nor deleted."""
+        """While perdure runs in it, it can be read, but neither saved nor deleted."""
         kept = MemoryStore()
         store = PerdureConversationStore(store=kept)
         conversation = await with_texts(store, "a", "1")
@@ -685,7 +685,7 @@ def conversation_version(kept: MemoryStore) -> int:
 
 
 async def test_entries_off_the_history_are_refused() -> None:
-    """What no record would end with cannot be found again, and is not written."""
+    """An entry that no record ends with could not be found again, so it is not written."""
     store = PerdureConversationStore(store=MemoryStore())
     entries = [ConversationEntry(id=name, parent_id=None, message=asked(name)) for name in "xy"]
     record = ConversationRecord(conversation_id="a", head_id="x")
@@ -698,7 +698,7 @@ async def test_entries_off_the_history_are_refused() -> None:
 
 
 async def test_half_characters_come_back() -> None:
-    """A text that is no Unicode is kept as it is."""
+    """A text with half a character is kept unchanged."""
     store = PerdureConversationStore(store=MemoryStore())
     await with_texts(store, "a", "half \ud83d")
     found = await store.load("a")

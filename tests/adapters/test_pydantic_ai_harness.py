@@ -1,4 +1,4 @@
-"""Runs of Pydantic AI's harness in perdure do what they do in its own stores.
+"""Runs of Pydantic AI's harness in perdure behave as in its own stores.
 
 The harness pins one release of pydantic-ai-slim, so it is not installed with the rest: these tests run where it is.
 """
@@ -37,7 +37,7 @@ STEPS = 5_000 if os.environ.get("PERDURE_TORTURE") else 300
 
 
 class LockStep:
-    """The same operations on two stores: each has to return the same."""
+    """The same operations on two stores: each must return the same."""
 
     def __init__(self, ours: PerdureStepStore) -> None:
         self.stores = (InMemoryStepStore(), ours)
@@ -106,7 +106,7 @@ def test_it_keeps_step_with_the_harness(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_run_is_kept_and_continued() -> None:
-    """An agent with `StepPersistence` leaves a run that perdure shows, and goes on from what perdure has changed."""
+    """An agent with `StepPersistence` leaves a run that perdure shows, and continues from perdure's changes."""
     store = PerdureStepStore(store=MemoryStore())
     agent = Agent(TestModel(), capabilities=[StepPersistence(store=store)])
 

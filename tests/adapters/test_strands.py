@@ -1,4 +1,4 @@
-"""Strands keeps its agents in a store, and perdure's verbs work on what they have said."""
+"""Strands keeps its agents in a store, and perdure's verbs work on their messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def store() -> Iterator[SharedStore]:
 
 @pytest.fixture
 def repository(store: SharedStore) -> PerdureSessionRepository:
-    """A repository with a session and an agent that has said nothing."""
+    """A repository with a session and an agent without messages."""
     return begun(PerdureSessionRepository(store=store))
 
 
@@ -80,7 +80,7 @@ def say(repository: PerdureSessionRepository, *texts: str, start: int = 0) -> No
 
 
 def shown(repository: PerdureSessionRepository, session_id: str = "s-1", **page: int) -> list[tuple[int, str]]:
-    """The numbers and the texts that Strands is shown."""
+    """Return the numbers and the texts that Strands is shown."""
     messages = repository.list_messages(session_id, "default", **page)
     return [(each.message_id, each.to_message()["content"][0]["text"]) for each in messages]
 
@@ -98,7 +98,7 @@ def every_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Perdu
 
 
 def test_a_repository_does_what_strands_asks_of_one(every_kind: PerdureSessionRepository) -> None:
-    """What is kept comes back the same; what is not there is None, or an error where Strands wants one."""
+    """Stored values come back the same; a missing one is None, or an error where Strands wants one."""
     repository = every_kind
     assert repository.read_session("s-1") is None
     assert repository.read_agent("s-1", "default") is None
@@ -154,7 +154,7 @@ def test_an_agent_goes_on_where_it_was(store: SharedStore) -> None:
 
 
 def test_what_agents_say_can_be_read(store: SharedStore) -> None:
-    """A message of a real run is kept in parts alone: nothing of it is stored beside them."""
+    """A message of a real run is kept in parts alone."""
     made = agent_of(store, turns(1))
     made("Where is order 0?")
     messages = made._session_manager.chat.session().state.messages  # type: ignore[union-attr]
@@ -168,7 +168,7 @@ def test_what_agents_say_can_be_read(store: SharedStore) -> None:
 
 
 async def test_the_first_agent_is_the_session(repository: PerdureSessionRepository, store: SharedStore) -> None:
-    """`perdure show s-1` shows what it says. `perdure tree` shows further agents and multi-agents below it."""
+    """`perdure show s-1` shows its messages. `perdure tree` shows further agents and multi-agents below it."""
     say(repository, "Hi", "Hello")
     repository.create_agent("s-1", agent("writer"))
     repository.create_multi_agent("s-1", Crew())  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ async def test_the_first_agent_is_the_session(repository: PerdureSessionReposito
 
 
 def test_every_verb_by_the_id_that_the_user_knows(store: SharedStore) -> None:
-    """A fork has the messages, what perdure is told there the agent sees, and undo takes a message back."""
+    """A fork has the messages, the agent sees perdure's, and undo takes a message back."""
     agent_of(store, ["Hello."])("Hi?")
     with connect_blocking(store, driver=OfflineDriver()) as sessions:
         chat = sessions.open("s-1")
@@ -197,7 +197,7 @@ def test_every_verb_by_the_id_that_the_user_knows(store: SharedStore) -> None:
 
 
 def test_an_emptied_session_is_still_the_agents(repository: PerdureSessionRepository) -> None:
-    """Where nothing is shown any more, by whichever verb, the agent goes on from the beginning."""
+    """After a verb that leaves no messages shown, the agent continues from the beginning."""
     for verb in ("reset", "rewind"):
         say(repository, "Hi", "Hello")
         chat = repository.chat("s-1")
@@ -222,7 +222,7 @@ def test_agents_that_begin_at_once_are_all_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("golden", ["strands-1", "strands-2"])
 def test_sessions_of_every_layout_load(store: SharedStore, golden: str) -> None:
-    """In the first, a session had no messages and every agent was a child. They are read and continued for ever."""
+    """In the first, a session had no messages and every agent was a child. Both are always read and continued."""
     directory = Path(__file__).parents[1] / "golden" / golden
     with connect_blocking(store) as sessions:
         sessions.import_(directory / "sessions.jsonl")
@@ -251,7 +251,7 @@ def test_a_taken_number_is_refused(repository: PerdureSessionRepository) -> None
 
 
 def test_an_agent_that_was_overtaken_stays_refused(store: SharedStore) -> None:
-    """It cannot go on with what it has not kept. One that is made again can."""
+    """It cannot continue without the messages it could not keep. One that is made again can."""
     mine, theirs = agent_of(store, ["One.", "Two."]), agent_of(store, ["Uno."])
     theirs("Hola?")
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_an_agent_that_was_overtaken_stays_refused(store: SharedStore) -> None:
 
 
 def test_an_updated_message_costs_what_it_says(tmp_path: Path) -> None:
-    """It takes the place of the other in what is shown; nothing else is written again, however much there is."""
+    """It replaces the other in the view; nothing else is written again, however long the session."""
     repository = begun(PerdureSessionRepository(store=f"sqlite:///{tmp_path}/a.db"))
     say(repository, *(f"{number} {'x' * 500}" for number in range(60)))
     before = repository.read_message("s-1", "default", 30)
@@ -282,7 +282,7 @@ def test_an_updated_message_costs_what_it_says(tmp_path: Path) -> None:
 
 
 def test_what_a_guardrail_replaced_is_not_shown(repository: PerdureSessionRepository) -> None:
-    """Strands keeps it, and its agents and perdure's show what stands in its place."""
+    """Strands keeps it; its agents and perdure show the replacement."""
     say(repository, "My card is 4111.")
     message = said(0, "My card is 4111.", redact_message={"role": "user", "content": [{"text": "[blocked]"}]})
     repository.update_message("s-1", "default", message)
@@ -293,7 +293,7 @@ def test_what_a_guardrail_replaced_is_not_shown(repository: PerdureSessionReposi
 
 
 def test_undo_and_rewind(repository: PerdureSessionRepository) -> None:
-    """An agent goes on with the number that is free then."""
+    """An agent continues with the next free number."""
     say(repository, "Hi", "Hello", "What?", "That.")
     assert repository.chat("s-1").undo() == 3
     assert shown(repository) == [(0, "Hi"), (1, "Hello"), (2, "What?")]
@@ -302,7 +302,7 @@ def test_undo_and_rewind(repository: PerdureSessionRepository) -> None:
 
 
 def test_compaction_is_seen_by_strands(store: SharedStore) -> None:
-    """A summary stands for what it covers, also if Strands' own window has left some of that behind."""
+    """A summary replaces the messages it covers, even if Strands' own window has dropped some of them."""
     first = agent_of(store, turns(4))
     for order in range(4):
         first(f"Where is order {order}?")
@@ -320,7 +320,7 @@ def test_compaction_is_seen_by_strands(store: SharedStore) -> None:
 
 
 def test_a_sliding_window_goes_on_over_a_summary(store: SharedStore) -> None:
-    """What Strands has dropped from its window stays dropped, and nothing else does."""
+    """Messages that Strands has dropped from its window stay dropped, and no others are."""
     window = SlidingWindowConversationManager(window_size=4)
     manager = PerdureSessionManager("s-1", store=store)
     first = Agent(
@@ -349,7 +349,7 @@ def test_a_sliding_window_goes_on_over_a_summary(store: SharedStore) -> None:
 
 
 def test_what_perdure_says_is_numbered(repository: PerdureSessionRepository) -> None:
-    """An agent that is made again sees it; one that has not seen it is told."""
+    """An agent that is made again sees it; one that has not seen it is refused."""
     say(repository, "Hi", "Hello")
     repository.chat("s-1").inject(Message.user("By the way, hurry."))
     assert shown(repository) == [(0, "Hi"), (1, "Hello"), (2, "By the way, hurry.")]
@@ -361,7 +361,7 @@ def test_what_perdure_says_is_numbered(repository: PerdureSessionRepository) -> 
 
 
 def test_a_redacted_message_is_still_valid(store: SharedStore) -> None:
-    """Nothing of it is left, and the agent goes on with it."""
+    """None of its text is left, and the agent can continue."""
     first = agent_of(store, turns(1))
     first("Where is order 0? My card is 4111 1111 1111 1111.")
     chat = first._session_manager.chat  # type: ignore[union-attr]
@@ -392,7 +392,7 @@ def test_a_fork_is_a_session_with_one_agent(store: SharedStore) -> None:
 
 
 def test_a_deleted_session_is_not_written_to(repository: PerdureSessionRepository) -> None:
-    """What a person has deleted stays hidden until it is restored; Strands' own deletion erases it."""
+    """A session that was deleted with perdure stays hidden until it is restored; Strands' own deletion erases it."""
     say(repository, "Hi")
     home = repository._home
     root = home.blocking_chat(home.id_of("s-1"))
@@ -408,7 +408,7 @@ def test_a_deleted_session_is_not_written_to(repository: PerdureSessionRepositor
 
 
 def test_a_claimed_session_is_refused(repository: PerdureSessionRepository) -> None:
-    """While perdure runs the session nobody else writes."""
+    """While perdure runs the session, other writers are refused."""
     say(repository, "Hi")
     home, chat = repository._home, repository.chat("s-1")
     claim, _ = home.wait(home.store.claim(chat.id, version=chat.session().version, owner="somebody"))
@@ -441,7 +441,7 @@ def test_owners_are_apart(store: SharedStore) -> None:
 
 
 def test_the_chat_of_one_of_several_agents(store: SharedStore) -> None:
-    """Which agent is meant has to be said if there are several, or none yet."""
+    """The caller must name the agent if there are several, or none yet."""
     manager = PerdureSessionManager("s-1", store=store)
     with pytest.raises(ConfigurationError, match="has 0 agents"):
         _ = manager.chat
@@ -456,7 +456,7 @@ def test_the_chat_of_one_of_several_agents(store: SharedStore) -> None:
 
 @pytest.mark.parametrize("session_id", ["", " ", None, 5])
 def test_an_id_is_a_text_that_is_not_blank(store: SharedStore, session_id: Any) -> None:
-    """It is refused before anything is kept, by the name of the argument. It may be as long as it likes."""
+    """It is refused before anything is kept, by the name of the argument. It may be of any length."""
     with pytest.raises(InvalidData, match=r"\$\.session_id"):
         PerdureSessionManager(session_id, store=store)
     agent_of(store, ["Hello."], "long " * 500)("Hi?")
@@ -464,7 +464,7 @@ def test_an_id_is_a_text_that_is_not_blank(store: SharedStore, session_id: Any) 
 
 
 async def test_it_can_be_called_where_an_event_loop_runs(store: SharedStore) -> None:
-    """Strands calls it there from `invoke_async`: the loop waits, and goes on."""
+    """Strands calls it there from `invoke_async`: the loop waits, and then continues."""
     made = agent_of(store, turns(3))
     await made.invoke_async("Where is order 0?")
     await asyncio.gather(*(agent_of(store, turns(1), f"s-{n}").invoke_async("Where?") for n in range(2, 6)))
@@ -473,7 +473,7 @@ async def test_it_can_be_called_where_an_event_loop_runs(store: SharedStore) -> 
 
 
 def test_two_who_begin_at_once_have_one_session(store: SharedStore) -> None:
-    """The one who comes second finds it."""
+    """The second one finds it."""
     made: list[PerdureSessionManager] = []
     threads = [Thread(target=lambda: made.append(PerdureSessionManager("s-1", store=store))) for _ in range(8)]
     for thread in threads:
@@ -484,7 +484,7 @@ def test_two_who_begin_at_once_have_one_session(store: SharedStore) -> None:
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Each message that was acknowledged is there, under its number, and no number has two."""
+    """Each acknowledged message is there, under its number, and no number has two."""
     url, rounds, names = f"sqlite:///{tmp_path}/a.db", 100 if TORTURE else 3, ("a", "b", "c", "d")
     repository = PerdureSessionRepository(store=url)
     for number in range(rounds):
@@ -501,7 +501,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(50 if TORTURE else 3))
 def test_a_killed_agent_goes_on(tmp_path: Path, seed: int) -> None:
-    """Every answer that was given is there, a call without its result is mended by Strands, and the agent answers."""
+    """Every given answer is there, Strands mends a call without its result, and the agent answers."""
     url = f"sqlite:///{tmp_path}/a.db"
     told = run_and_kill(strands_process.run, (url, 60), random.Random(seed).random() * 0.5)
     again = agent_of(url, ["Well."])

@@ -1,4 +1,4 @@
-"""The benchmark of adapters drives the frameworks to the end, and reads a figure for every bar."""
+"""The benchmark of adapters runs the frameworks to the end, and reads a figure for every bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_figure_of_an_adapter_has_a_bar() -> None:
 
 @pytest.mark.parametrize("key", TRIED)
 async def test_a_framework_is_measured_on_both_stores(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """Tiny sizes: that turns are kept by both stores is what is tested, not how long they take."""
+    """With tiny sizes, the test checks that both stores keep the turns, not how long they take."""
     monkeypatch.setattr(bench_adapters, "PAIRS", (PAIRS[key],))
     monkeypatch.setattr(bench_adapters, "SIZES", {"1k": 20, "10k": 40})
     run = Run()

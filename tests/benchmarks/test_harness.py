@@ -1,4 +1,4 @@
-"""How the benchmarks measure, and how their command reports: with benchmarks of no cost in place of the real ones."""
+"""The benchmarks' measurements and their command's report, with benchmarks of no cost in place of the real ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BARS_OF_THE_TEST = (Bar("one.a", "a", "b", 1), Bar("one.b", "b", "c", 1), Bar("t
 
 @pytest.fixture
 def topics(monkeypatch: pytest.MonkeyPatch):
-    """Topics that the command measures, by name; a test puts in what they do."""
+    """Topics that the command measures, by name; a test fills them in."""
     found: dict[str, object] = {}
     monkeypatch.setattr(command, "BARS", BARS_OF_THE_TEST)
     monkeypatch.setattr(command, "TOPICS", ("one", "two"))
@@ -40,7 +40,7 @@ def reports(**values: float):
 
 
 def test_every_figure_has_a_benchmark_and_a_bound_that_its_aim_is_inside_of() -> None:
-    """Keys are unique, a topic is a module, and what we aim for meets what we must."""
+    """Keys are unique, a topic is a module, and every aim meets its bound."""
     assert len({bar.key for bar in BARS}) == len(BARS)
     for bar in BARS:
         assert find_spec(f"benchmarks.bench_{bar.topic}"), bar.key
@@ -48,7 +48,7 @@ def test_every_figure_has_a_benchmark_and_a_bound_that_its_aim_is_inside_of() ->
 
 
 async def test_every_side_is_called_once_a_round_and_each_begins_in_turn() -> None:
-    """So that no side always comes after another."""
+    """No side always comes after another."""
     calls: list[str] = []
 
     async def one() -> None:
@@ -76,7 +76,7 @@ async def test_a_rate_counts_the_work_of_all_tasks() -> None:
 
 
 async def test_a_ticker_notes_how_long_the_loop_stood_still() -> None:
-    """At least as long as something kept it from going on."""
+    """It notes at least the time that the loop was blocked."""
     async with bench_stalls.Ticker() as ticker:
         time.sleep(0.05)  # noqa: ASYNC251  # what is measured is just that
     assert ticker.longest >= 0.045
@@ -84,7 +84,7 @@ async def test_a_ticker_notes_how_long_the_loop_stood_still() -> None:
 
 
 def test_a_turn_has_a_tool_call_and_its_result() -> None:
-    """Four messages of 2.5 KB, none of which is like those of another turn."""
+    """It is four messages of 2.5 KB, different from those of another turn."""
     question, call, result, answer = setting.turn()
     assert [each.role for each in (question, call, result, answer)] == ["user", "assistant", "tool", "assistant"]
     assert [each.id for each in call.tool_calls] == [each.call_id for each in result.tool_results]
@@ -93,7 +93,7 @@ def test_a_turn_has_a_tool_call_and_its_result() -> None:
 
 
 async def test_the_pages_of_the_log_are_those_in_the_file(tmp_path: Path) -> None:
-    """What the log's index says is what the log holds: a header, then frames of a page each."""
+    """The log's index agrees with the log: a header, then frames of a page each."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
         saver = setting.Saver(store, await SessionRuntime(store).create(setting.AGENT))
@@ -110,7 +110,7 @@ def size_of(path: Path) -> int:
 
 
 async def test_without_the_other_library_its_figures_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never met."""
+    """They are never met."""
     monkeypatch.setitem(sys.modules, "agents", None)
     run = Run()
     await bench_bounded.measure(run)
@@ -129,7 +129,7 @@ def test_a_missed_figure_fails_only_a_strict_run(topics, capsys: pytest.CaptureF
 
 
 def test_a_benchmark_that_fails_leaves_its_figures_not_measured(topics, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it has reported before counts, the other topics are measured, and a strict run fails."""
+    """Its earlier readings count, the other topics are measured, and a strict run fails."""
 
     async def broken(run: Run) -> None:
         run.report("one.a", 1)
@@ -143,7 +143,7 @@ def test_a_benchmark_that_fails_leaves_its_figures_not_measured(topics, capsys: 
 
 
 def test_one_topic_can_be_measured_alone_and_written_as_json(topics, tmp_path: Path, capsys) -> None:
-    """The file of one run is shown beside the next, and can stand for a run."""
+    """The file of one run is shown beside the next, and can replace a run."""
     file = tmp_path / "figures.json"
     topics["two"] = reports(two_a=0.5)
     assert command.main(["two", "--json", str(file)]) == 0
@@ -156,7 +156,7 @@ def test_one_topic_can_be_measured_alone_and_written_as_json(topics, tmp_path: P
 
 
 def test_an_unknown_topic_is_refused_with_those_that_there_are(topics, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is measured."""
+    """The error comes before anything is measured."""
     with pytest.raises(SystemExit):
         command.main(["three"])
     assert "no such topic: three. There are: one, two" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark beside other libraries runs, for those of them that the development environment has."""
+"""The benchmark beside other libraries runs, for those that the development environment has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch):
-    """The benchmark's command; it is not installed, so it is found and its child processes start in the checkout."""
+    """The benchmark's command; it is not installed, so its child processes start in the checkout."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     pytest.importorskip("pydantic_ai")
@@ -24,7 +24,7 @@ def others(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_path, capsys) -> None:
-    """Tiny sizes: what is tested is that the libraries are driven to the end, not what comes out as times."""
+    """With tiny sizes, the test checks that the libraries are run to the end, not their times."""
     given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1"]
     given += ["--cuts", "6", "--flips", "16", "--folder", str(tmp_path)]
     assert others.main(given) == 0
@@ -100,4 +100,4 @@ def test_the_page_is_written_from_the_findings(others) -> None:
     attacks = tables([fine, second], Sizes(), Attacks(), machine)("attacks")
     assert attacks.count("\n") == 3, "a library that was not attacked has no row"
     assert "| fine | 0 | 0 | 2 |\n" in attacks
-    assert "LangGraph, as a run |" not in page, "what the page said before is gone"
+    assert "LangGraph, as a run |" not in page, "the page's earlier rows are gone"

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks says of its figures, and what it writes into the documents."""
+"""The report of a benchmark run, and the tables that it writes into the documents."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ After.
 
 @pytest.mark.parametrize(("value", "verdict"), [(1.5, "met"), (1.51, "missed"), (None, "not measured")])
 def test_a_figure_is_met_up_to_its_bound(value: float | None, verdict: str) -> None:
-    """The bound itself is met; what has no value is neither met nor missed."""
+    """The bound itself is met; a figure without a value is neither met nor missed."""
     (figure,) = figures_of([SMALL], {"a.small": Reading(value)})
     assert figure.verdict == verdict
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(8, "met"), (7.99, "missed")])
 def test_a_figure_that_should_be_large_is_met_from_its_bound_on(value: float, verdict: str) -> None:
-    """A rate is held to a least."""
+    """A rate has a minimum."""
     (figure,) = figures_of([LARGE], {"a.large": Reading(value)})
     assert figure.verdict == verdict
 
 
 def test_a_figure_without_a_reading_is_not_measured() -> None:
-    """A benchmark that forgets a figure cannot have it met."""
+    """A benchmark that forgets a figure cannot meet it."""
     (figure,) = figures_of([SMALL], {})
     assert figure.verdict == "not measured"
     assert figure.measured == "not measured"
@@ -63,7 +63,7 @@ def test_the_table_shows_value_bound_aim_and_verdict() -> None:
 
 
 def test_the_table_shows_an_earlier_run_beside() -> None:
-    """What the earlier run did not measure is said so."""
+    """Figures that the earlier run did not measure say so."""
     readings = {"a.small": Reading(1.3), "b.plain": Reading(9)}
     header, small, _, plain = table(figures_of(ALL, readings), {"a.small": Reading(1.6)}).splitlines()
     assert header.split()[:4] == ["figure", "measured", "before", "bound"]
@@ -78,7 +78,7 @@ def test_the_summary_counts_verdicts() -> None:
 
 
 def test_json_can_be_read_back() -> None:
-    """An earlier run's readings come back as they were, those that were not measured too."""
+    """An earlier run's readings come back unchanged, also those without a value."""
     readings = {"a.small": Reading(1.3, "how"), "a.large": Reading(None, "not installed"), "b.plain": Reading(9.5)}
     text = to_json(figures_of(ALL, readings), {"cores": 2})
     assert from_json(text) == (readings, {"cores": 2})
@@ -87,7 +87,7 @@ def test_json_can_be_read_back() -> None:
 
 
 def test_a_table_in_a_document_is_written_between_its_marks() -> None:
-    """In the order that the mark names; the rest of the page, and the marks, stay."""
+    """Rows are in the mark's order; the rest of the page, and the marks, stay."""
     table_of = tables(figures_of(ALL, {"a.small": Reading(1.3), "b.plain": Reading(None)}), MACHINE)
     page = documents.rewrite(PAGE, "figures", table_of)
     assert page == PAGE.replace(
@@ -100,7 +100,7 @@ def test_a_table_in_a_document_is_written_between_its_marks() -> None:
 
 
 def test_a_table_whose_figures_are_not_of_this_run_is_left_alone(tmp_path: Path) -> None:
-    """All figures of a table come from one run: nothing is written if some are missing."""
+    """All figures of a table come from one run: the table is not written if some are missing."""
     whole, other = tmp_path / "whole.md", tmp_path / "other.md"
     whole.write_text(PAGE)
     other.write_text(PAGE.replace("a.small", "c.unknown"))

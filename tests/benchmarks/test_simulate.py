@@ -1,4 +1,4 @@
-"""The simulation of workers: what it says of itself holds, and its small end is what real processes do."""
+"""The simulation of workers: it is consistent, and at small sizes agrees with real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.worker_process import WorkerProcess
 
 SESSIONS, MESSAGES, CONCURRENCY, THINKS = 20, 3, 3, 0.2
 SHARE, SLACK = 0.3, 0.3
-"""By how much the simulation may be wrong: a share of the real time, and seconds for looks that fall otherwise."""
+"""The allowed error of the simulation: a share of the real time, and seconds for looks at other moments."""
 
 
 def test_a_seed_is_a_play() -> None:
@@ -24,7 +24,7 @@ def test_a_seed_is_a_play() -> None:
 
 
 def test_every_message_is_answered_once() -> None:
-    """However many workers are killed meanwhile."""
+    """This holds even if workers are killed."""
     setting = Setting(sessions=100, messages=4, workers=4, think=0.5, lease=3.0, kills=0.5, seconds=60)
     result = simulate(setting)
     assert len(result.ends) == 400
@@ -32,7 +32,7 @@ def test_every_message_is_answered_once() -> None:
 
 
 def test_thinking_time_is_shared_by_workers_and_computing_time_is_not() -> None:
-    """Twice the workers are twice as fast while models think, and no faster once the store has no core left."""
+    """Twice the workers are twice as fast while models think, and no faster once the store's cores are busy."""
     thinking = [simulate(Setting(sessions=400, workers=number, think=1.0)).a_second() for number in (2, 4)]
     assert thinking[1] / thinking[0] == pytest.approx(2, rel=0.15)
     stored = Setting(sessions=400, think=0.1, processor=0.0, store=0.1, cores=1)
@@ -45,7 +45,7 @@ def test_thinking_time_is_shared_by_workers_and_computing_time_is_not() -> None:
 def test_a_run_is_taken_over_when_its_lease_is_over_or_its_process_is_seen_to_be_gone(
     is_seen_dead: bool, least: float, most: float
 ) -> None:
-    """Soon after the one or the other: as soon as somebody sweeps, and has room."""
+    """It is taken over soon after either, by the next sweep that has room."""
     setting = Setting(sessions=200, messages=0, arrivals=20, workers=8, seconds=200, think=0.5, lease=6.0, kills=0.2)
     result = simulate(replace(setting, is_seen_dead=is_seen_dead))
     assert len(result.take_overs) > 10
@@ -53,7 +53,7 @@ def test_a_run_is_taken_over_when_its_lease_is_over_or_its_process_is_seen_to_be
 
 
 def test_the_command_says_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs, waits, take-overs, sweeps and what was computed."""
+    """It prints runs, waits, take-overs, sweeps and computing time."""
     main(["--sessions", "50", "--messages", "0", "--arrivals", "20", "--kills", "0.2", "--sweep", "0.001"])
     told = capsys.readouterr().out
     for word in ("runs", "a second", "wait for the model", "take-over", "sweeps", "workers computed"):
@@ -61,7 +61,7 @@ def test_the_command_says_what_came_of_it(capsys: pytest.CaptureFixture[str]) ->
 
 
 async def test_it_is_right_about_two_real_workers(tmp_path: Path) -> None:
-    """With what a run was measured to cost in the same play, runs a second and waits are about those of real ones."""
+    """With the measured cost of a run, its runs a second and waits are about those of real workers."""
     place, runs = Place(f"sqlite:///{tmp_path / 'real.db'}", ""), SESSIONS * MESSAGES
     workers = [WorkerProcess(place.url, think=THINKS, concurrency=CONCURRENCY) for _ in range(2)]
     async with sessions_at(place, SESSIONS) as (sessions, ids):

@@ -1,4 +1,4 @@
-"""The disk on which a sync takes 1 ms."""
+"""A disk on which a sync takes 1 ms."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ has_compiler = sys.platform.startswith("linux") and bool(shutil.which("cc") or s
 
 @pytest.mark.skipif(not has_compiler, reason="needs Linux and a C compiler")
 def test_a_sync_takes_a_millisecond_where_the_library_is_loaded(tmp_path: Path) -> None:
-    """A process with the library finds the disk slow; `require_slow` refuses one without it, if its disk is quick."""
+    """A process with the library finds the disk slow; `require_slow` refuses a quick disk without it."""
     code = "import sys, pathlib; from benchmarks.slow_disk import *; require_slow(pathlib.Path(sys.argv[1]))"
     library = slow_disk._library(tmp_path)
     environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
@@ -25,7 +25,7 @@ def test_a_sync_takes_a_millisecond_where_the_library_is_loaded(tmp_path: Path) 
 
 
 def test_without_a_compiler_the_figure_says_why_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs a compiler is not measured where there is none, and nothing fails."""
+    """Without a compiler the figure is not measured, and nothing fails."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(slow_disk.NotHere, match="cc or gcc"):
         slow_disk.rates_on_slow_disk(tmp_path)

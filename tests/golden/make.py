@@ -61,10 +61,10 @@ from perdure.testing.samples import fork, new_session, note, run_of, say, seen, 
 
 HERE = Path(__file__).parent
 CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
-"""Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind.
+"""Values have a format, heads have one too, and SQLite files a schema. A number that is left out was the first.
 
-A last word stands for what came without a new number: `totals` are the usage of all runs and the indexed metadata in
-headers, and runs that stand in their heads.
+A last word names a change without a new number: `totals` are the usage of all runs and the indexed metadata in
+headers, and runs that are kept in their heads.
 """
 RECORD = "record-2"
 """The form of a session record's file. The first has no checksum."""
@@ -84,7 +84,7 @@ STORES: dict[str, Callable[[Path], Any]] = {
 
 
 async def furnish(store: Any) -> None:
-    """Sessions with something of everything that a store can hold."""
+    """Sessions with an example of everything that a store can hold."""
     alpha = await _converse(store)
     beta = await store.create(say(fork(alpha, id="beta"), "Only in the fork"))
     await store.save(beta.suspended())
@@ -151,7 +151,7 @@ async def _line(store: Any) -> None:
         session = await store.create(fork(session, id=f"eta-{number}"))
         session = await store.save(say(session, f"Said in {number}"))
     shown = (*session.state.transcript.pieces, *(await store.load("delta")).state.transcript.pieces)
-    with ids.use(clock=FrozenClock(datetime(2025, 2, 1, tzinfo=UTC))):  # files look at it more than once
+    with ids.use(clock=FrozenClock(datetime(2025, 2, 1, tzinfo=UTC))):  # stores read the clock more than once
         await store.save(show(session, type(session.state.transcript)(shown)))
     await store.delete("eta-2")
 
@@ -233,7 +233,7 @@ async def _run(store: Any) -> None:
 
 
 async def describe(store: Any) -> dict[str, Any]:
-    """All that a store answers, as JSON: what the files are to be read as for ever."""
+    """Return all that a store answers, as JSON: files must be read like this for ever."""
     page = await store.list()
     hidden = await store.list(status="deleted")
     names = [info.id for info in (*page, *hidden)]
@@ -262,7 +262,7 @@ def _version(session: AgentSession) -> dict[str, Any]:
 
 
 async def furnish_forgetful(store: Any) -> None:
-    """A session that has forgotten versions, twice, with runs before and behind; a fork that shows what it forgot."""
+    """A session that has forgotten versions, twice, with runs before and after; its fork shows forgotten messages."""
     session = await store.create(new_session("First", id="theta"))
     for number in range(1, 4):
         session = await _ran(store, session, f"run-{number}")
@@ -290,7 +290,7 @@ async def _ran(store: Any, session: AgentSession, run: str) -> AgentSession:
 
 
 async def write_forgetful(directory: Path) -> None:
-    await _write(directory, furnish_forgetful, tick=0)  # stores look at the clock when they load, more or less often
+    await _write(directory, furnish_forgetful, tick=0)  # stores read the clock when they load, more or less often
 
 
 async def write(directory: Path) -> None:
@@ -300,7 +300,7 @@ async def write(directory: Path) -> None:
 
 
 async def _write(directory: Path, furnish: Callable[[Any], Awaitable[None]], *, tick: float = 1) -> AgentSession | None:
-    """Write stores, an export, and what is to be read there. Return a session of the last store, if it has that."""
+    """Write stores, an export, and the expected answers. Return a session of the last store, if it has that."""
     described, session = list[dict[str, Any]](), None
     for name, opened in STORES.items():
         numbers = count(1)
@@ -317,7 +317,7 @@ async def _write(directory: Path, furnish: Callable[[Any], Awaitable[None]], *, 
 
 
 def record() -> SessionRecord:
-    """A session record with something of everything that one can hold."""
+    """A session record with an example of everything that one can hold."""
     numbers = count(1)
     with ids.use(clock=FrozenClock(tick=1), ids=lambda: f"id-{next(numbers):05}"):
         recorder = SessionRecorder()
@@ -385,7 +385,7 @@ def _compacted() -> list[Any]:
 
 
 def _branched() -> list[Any]:
-    """`left` and `right`: a parallel evaluation, of which the second was selected, and the first had failed."""
+    """`left` and `right`: a parallel evaluation whose first branch failed and whose second was selected."""
     on, branches = _ids("left"), ("left", "right")
     said = Message.assistant("Right.", metadata={"step_id": "step-r"})
     failed = ErrorRecord("DriverError", "It could not answer.")
@@ -453,7 +453,7 @@ def _unfinished() -> list[Any]:
 
 
 def describe_record(made: SessionRecord) -> dict[str, Any]:
-    """What a record says of its loops, as JSON: what its file is to be read as for ever."""
+    """Return a record's content about its loops, as JSON: its file must be read like this for ever."""
     return {
         "session": [made.session_id, made.agent_id, str(made.created_at), str(made.last_active_at)],
         "spawned_by": made.parent_spawn_ref.tool_call_id if made.parent_spawn_ref else None,
@@ -512,7 +512,7 @@ def write_foreign(names: Sequence[str], directory: Path) -> None:
 
 
 def write_langgraph(directory: Path) -> None:
-    """Threads of LangGraph as one release keeps them, and what LangGraph reads there."""
+    """Threads of LangGraph as one release keeps them, and the expected answers of LangGraph."""
     from tests.adapters.langgraph_golden import furnish_threads, told_of
 
     from perdure import MemoryStore, connect_blocking
@@ -526,7 +526,7 @@ def write_langgraph(directory: Path) -> None:
 
 
 def write_strands(directory: Path) -> None:
-    """Sessions of Strands as one release keeps them, and what Strands reads there."""
+    """Sessions of Strands as one release keeps them, and the expected answers of Strands."""
     from tests.adapters.strands_golden import furnish_sessions, told_of
 
     from perdure import MemoryStore, connect_blocking

@@ -1,4 +1,4 @@
-"""What the loop's tests share: an agent that follows a script, and someone who listens to it."""
+"""Helpers for the loop's tests: an agent that follows a script, and a listener."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Heard(list[Any]):
             self._news.notify_all()
 
     async def event_of(self, kind: type, number: int) -> None:
-        """Wait until so many events of a kind have been heard."""
+        """Wait until that number of events of a kind have been heard."""
         async with self._news:
             await self._news.wait_for(lambda: len(self.of(kind)) >= number)
 
@@ -44,22 +44,22 @@ def loops_of(script: Script, *tools: Any, **options: Any) -> LoopFactory:
 
 
 def loop_of(script: Script, *tools: Any, agent: dict[str, Any] | None = None, **options: Any) -> AgentLoop:
-    """A loop that follows a script; `agent` has the definition's fields, `options` are the factory's."""
+    """Return a loop that follows a script; `agent` has the definition's fields, `options` are the factory's."""
     return loops_of(script, *tools, **options).build(AgentDefinition("agent", **(agent or {})))
 
 
 def asked(*texts: str) -> AgentState:
-    """A state in which a user has said something."""
+    """Return a state with a user's message."""
     return AgentState().with_messages(*map(Message.user, texts or ("Hi",)))
 
 
 async def run(script: Script, *tools: Any, agent: dict[str, Any] | None = None, **options: Any) -> AgentState:
-    """The state at the end of a run."""
+    """Return the state at the end of a run."""
     return await loop_of(script, *tools, agent=agent, **options).run(asked())
 
 
 def results_in(state: AgentState) -> list[ToolResult]:
-    """What the model was told of its calls, in the order it was told."""
+    """Return the results that the model got, in their order."""
     return [result for message in state.messages for result in message.tool_results]
 
 
@@ -69,7 +69,7 @@ def answer_of(state: AgentState) -> str:
 
 
 class HeldDriver(ScriptedDriver):
-    """A scripted driver that waits, at its first request, until it is let go."""
+    """A scripted driver that waits, at its first request, until it is released."""
 
     def __init__(self, script: Sequence[Reply] | Callable[..., Reply]) -> None:
         super().__init__(script)

@@ -1,4 +1,4 @@
-"""A run from its first step to its last: what it tells, how it ends, and what it leaves behind."""
+"""A run from its first step to its last: its events, its end, and its state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ADD = ToolCall("add", {"a": 2, "b": 3}, "c1")
 
 
 async def test_a_run_goes_on_until_the_model_answers() -> None:
-    """Model call, tools, model call: the run is completed with the answer, its steps and what they used."""
+    """Model call, tools, model call: the run is completed with the answer, its steps and their usage."""
     driver = ScriptedDriver([ADD, "It is 5."])
     state = await run(driver, add)
     assert (state.status, state.stop_reason) == (ExecutionStatus.COMPLETED, StopReason.COMPLETED)
@@ -70,7 +70,7 @@ async def test_a_run_goes_on_until_the_model_answers() -> None:
 
 
 async def test_messages_are_tagged_with_where_they_come_from() -> None:
-    """What a run says carries its execution, step and agent; all but the answer is trace."""
+    """A run's messages carry its execution, step and agent; all but the answer are traces."""
     state = await run([ADD, "5"], add)
     assert state.execution is not None
     for message in state.messages[1:]:
@@ -80,14 +80,14 @@ async def test_messages_are_tagged_with_where_they_come_from() -> None:
 
 
 async def test_iterate_gives_the_state_after_each_step() -> None:
-    """Step by step, and last the state at the end of the run."""
+    """It yields the state of each step, and last the state at the end of the run."""
     states = [state async for state in loop_of([ADD, "5"], add).iterate(asked())]
     assert [state.step_count for state in states] == [1, 2, 2]
     assert [state.status.value for state in states if state.status] == ["in_progress", "in_progress", "completed"]
 
 
 async def test_a_state_in_progress_is_continued() -> None:
-    """A run that was left after a step goes on with the same execution id, and asks for no step twice."""
+    """A run that was left after a step resumes with the same execution id, and repeats no step."""
     driver = ScriptedDriver([ADD, ADD, "5"])
     loop = loop_of(driver, add)
     steps = loop.iterate(asked())
@@ -114,7 +114,7 @@ async def test_the_next_run_is_another_execution() -> None:
 
 
 async def test_events_come_in_order_and_are_numbered() -> None:
-    """A run tells its story from AgentStart to AgentEnd, each event numbered, none out of turn."""
+    """A run sends its events from AgentStart to AgentEnd, numbered and in order."""
     heard = Heard()
     state = asked()
     loop = loop_of([ADD, Chunks(["It ", "is 5."])], add, events=heard)
@@ -136,7 +136,7 @@ async def test_events_come_in_order_and_are_numbered() -> None:
 
 
 async def test_a_driver_error_fails_the_run() -> None:
-    """The error stands on the run, the reason is error_forbade, and nothing is raised."""
+    """The error is on the run, the reason is error_forbade, and nothing is raised."""
     state = await run([ADD, DriverError("no such model")], add)
     assert (state.status, state.stop_reason) == (ExecutionStatus.FAILED, StopReason.ERROR_FORBADE)
     assert [(error.type, error.message) for error in state.errors] == [("DriverError", "no such model")]
@@ -144,14 +144,14 @@ async def test_a_driver_error_fails_the_run() -> None:
 
 
 async def test_a_drivers_own_bug_fails_the_run_with_its_traceback() -> None:
-    """An exception that is no DriverError fails the run too, and its traceback is kept."""
+    """An exception that is not a DriverError fails the run too, and its traceback is kept."""
     state = await run([KeyError("choices")])
     assert (state.status, state.errors[0].type) == (ExecutionStatus.FAILED, "KeyError")
     assert "Traceback" in (state.errors[0].traceback or "")
 
 
 async def test_a_stray_cancellation_fails_the_run() -> None:
-    """A driver that lets out the cancellation of something of its own has failed; nobody asked for a stop."""
+    """A driver that leaks a cancellation of its own has failed: the run was not cancelled."""
 
     async def cancelled(request: object, on_delta: object) -> None:
         inner = asyncio.ensure_future(asyncio.sleep(1))
@@ -165,14 +165,14 @@ async def test_a_stray_cancellation_fails_the_run() -> None:
 
 
 async def test_exhausted_retries_have_a_reason_of_their_own() -> None:
-    """A model that could not answer however often it was asked: failed, with retry_limit_reached."""
+    """A model that failed at every attempt fails the run with retry_limit_reached."""
     exhausted = RetriesExhausted(4, TransientDriverError("acme:m", "busy"))
     state = await run([exhausted])
     assert (state.status, state.stop_reason) == (ExecutionStatus.FAILED, StopReason.RETRY_LIMIT_REACHED)
 
 
 async def test_an_error_that_the_model_has_answered_is_no_failed_run() -> None:
-    """A tool's error goes to the model; the run that ends with an answer is completed, the error still listed."""
+    """A tool's error goes to the model; a run that ends with an answer is completed, with the error still listed."""
     state = await run([ToolCall("fail", {"why": "no luck"}), "Sorry."], fail)
     assert (state.status, answer_of(state)) == (ExecutionStatus.COMPLETED, "Sorry.")
     assert [(error.type, error.message) for error in state.errors] == [("ValueError", "no luck")]
@@ -180,7 +180,7 @@ async def test_an_error_that_the_model_has_answered_is_no_failed_run() -> None:
 
 
 async def test_a_run_whose_last_step_is_an_error_is_failed() -> None:
-    """Stopped in good order right after a step whose tool failed: there is no answer, and the run is failed."""
+    """A run that is stopped right after a step whose tool failed has no answer, and is failed."""
 
     class Finish(Interceptor):
         def after_step(self, state: AgentState) -> AgentState:
@@ -214,7 +214,7 @@ async def test_a_tool_may_stop_the_run(concurrency: str) -> None:
 
 
 async def test_cancelling_a_run_leaves_what_it_had() -> None:
-    """A cancelled run is stopped at the user's request, with its steps; the cancellation goes on to the caller."""
+    """A cancelled run is stopped at the user's request, with its steps; the caller gets the cancellation."""
     heard = Heard()
     run = loop_of([ADD, Delay(5, "late")], add, events=heard).start(asked())
     task = asyncio.ensure_future(_drained(run.steps()))
@@ -253,7 +253,7 @@ class Refusing:
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("calls", [[ADD], [ADD, ToolCall("add", {"a": 1, "b": 1})]])
 async def test_a_record_that_refuses_ends_the_run_and_is_heard(at: int, calls: list[ToolCall]) -> None:
-    """What cannot be recorded does not happen: the store's error is raised, not made into a failed run."""
+    """An event that cannot be recorded does not happen: the store's error is raised, and the run is not failed."""
     loop: AgentLoop = loop_of([calls, "5"], add)
     with pytest.raises(ClaimLost):
         await _drained(loop.start(asked(), RunStart(record=Refusing(at))).steps())
@@ -277,7 +277,7 @@ class Keeping:
 
 
 async def test_an_event_that_nobody_keeps_or_hears_is_counted_and_not_made() -> None:
-    """Those that are kept have the numbers that they always had, and whoever listens hears all of them."""
+    """Kept events have the same numbers as always, and a listener gets all events."""
     script = [[ADD, ToolCall("add", {"a": 1, "b": 1}, "c2")], "5"]
     whole, some, listened_to = Keeping(), Keeping(MessageUpdate, ToolExecutionEnd), Keeping(MessageUpdate)
     heard = Heard()
@@ -303,7 +303,7 @@ async def test_a_call_id_that_a_model_uses_twice_is_made_distinct() -> None:
 
 
 class CutOff:
-    """A driver whose answers end for the reasons given, one a step."""
+    """A driver whose answers end for the given reasons, one a step."""
 
     def __init__(self, *answers: tuple[Message, str]) -> None:
         self._answers = answers
@@ -315,7 +315,7 @@ class CutOff:
 
 @pytest.mark.parametrize("reason", [StopReason.LENGTH, StopReason.CONTENT_FILTER])
 async def test_a_cut_off_answer_is_a_stop_of_its_own(reason: StopReason) -> None:
-    """The run is stopped, not completed; the text is kept, marked incomplete, and is no final response."""
+    """The run is stopped, not completed; the text is kept, marked incomplete, and is not the final response."""
     state = await run_driver(CutOff((Message.assistant("Once upon a"), reason.value)))
     assert (state.status, state.stop_reason) == (ExecutionStatus.STOPPED, reason)
     assert (state.final_response, state.has_final_response) == (None, False)
@@ -325,7 +325,7 @@ async def test_a_cut_off_answer_is_a_stop_of_its_own(reason: StopReason) -> None
 
 
 async def test_tools_that_a_long_answer_asks_for_are_still_called() -> None:
-    """The run goes on as ever where the model has a turn of its own left; only its last answer counts."""
+    """The run continues while the model has steps left; only its last answer counts."""
     driver = CutOff((Message.assistant(ToolCall("add", {"a": 1, "b": 2})), "length"), (Message.assistant("3"), "stop"))
 
     def add(a: int, b: int) -> int:
@@ -337,7 +337,7 @@ async def test_tools_that_a_long_answer_asks_for_are_still_called() -> None:
 
 
 async def test_an_interceptor_may_have_a_cut_off_answer_continued() -> None:
-    """`on_stop` is asked first, and a run that then comes to an end of its own is completed."""
+    """`on_stop` is asked first; if the run then ends by itself, it is completed."""
 
     class Continue(Interceptor):
         def on_stop(self, state: AgentState) -> AgentState:

@@ -1,4 +1,4 @@
-"""Compacting a view: what each strategy shows, what each option does, and that nothing is ever lost by it."""
+"""Compacting a view: the result of each strategy and option, and that no message is ever lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = "x" * 1000
 
 
 def turn(number: int, *outputs: str) -> list[Message]:
-    """A question; for each output a call and its result; and an answer."""
+    """Return a question; for each output a call and its result; and an answer."""
     ids = [f"c{number}-{place}" for place in range(len(outputs))]
     worked = [
         message
@@ -64,7 +64,7 @@ def texts(view: Sequence[Message]) -> list[str]:
 
 
 def check_pairs(messages: Sequence[Message]) -> None:
-    """Every result follows its call, and every call has its result."""
+    """Check that every result follows its call, and every call has its result."""
     waiting: list[str] = []
     for message in messages:
         for result in message.tool_results:
@@ -82,7 +82,7 @@ def json_of(view: Sequence[Message]) -> bytes:
 
 
 async def test_truncate_shows_the_last_messages_and_a_note():
-    """What was said before is covered by a note that says so."""
+    """A note covers the earlier messages, and says so."""
     view = await compacted(conversation(10), compact_strategy="truncate", keep_last=4)
     assert texts(view)[1:] == ["question 8", "answer 8", "question 9", "answer 9"]
     assert (len(view), view[0].role) == (5, "user")
@@ -90,14 +90,14 @@ async def test_truncate_shows_the_last_messages_and_a_note():
 
 
 async def test_truncate_quotes_a_request_that_it_covers():
-    """A run that only works with tools at the end still knows what it was asked for."""
+    """A run that only works with tools at the end still has its request."""
     view = Transcript.of([*turn(0, "a")[:-1], *turn(1, *["b"] * 9)[1:-1]])
     shown = await compacted(view, compact_strategy="truncate", keep_last=4)
     assert "question 0" in shown[0].text
 
 
 async def test_llm_has_a_model_write_the_summary():
-    """The summary is the model's, about what is covered, and the block says which model wrote it."""
+    """The summary of the covered messages is the model's, and the block says which model wrote it."""
     driver = ScriptedDriver(lambda request: "they asked a lot")
     maker = Compactor(CompactionOptions(keep_last=2), summariser=Summariser(driver, ModelConfig("test:model")))
     view = conversation(3, LONG * 9)
@@ -121,7 +121,7 @@ async def test_llm_has_a_model_write_the_summary():
 
 
 async def test_observation_mask_hides_tool_output_only():
-    """Older tool output is masked one by one; the rest of the view is as it was, and not stored again."""
+    """Older tool output is masked one by one; the rest of the view is unchanged, and not stored again."""
     view = conversation(4, LONG)
     shown = await compacted(view, compact_strategy="observation_mask", keep_last=4)
     assert len(shown) == len(view)
@@ -134,7 +134,7 @@ async def test_observation_mask_hides_tool_output_only():
 
 
 async def test_custom_shows_what_a_function_makes_of_the_older_messages():
-    """It is given what stands before the last messages; messages, dicts and texts may come back."""
+    """It gets the messages before the last ones; it may return messages, dicts and texts."""
     view = conversation(4)
     seen: list[Message] = []
 
@@ -164,13 +164,13 @@ async def test_custom_may_change_a_message_under_its_id():
     [[Message.tool("c0-0", "alone")], [Message.assistant(tool_calls=[ToolCall("look", id="c0-0")])], "text", [1j]],
 )
 async def test_custom_must_leave_a_valid_view(made):
-    """Orphans and other things are refused, and named."""
+    """Orphans and other values are refused, and named."""
     with pytest.raises(InvalidData):
         await compacted(conversation(2, "out"), custom_compactor=lambda _: made, keep_last=2)
 
 
 async def test_without_a_strategy_the_callback_or_the_model_decides():
-    """custom with its function, a mask with its own, a summary where something can write it, truncation else."""
+    """It is custom with its function, a mask with its own, a summary if a model is given, and truncation otherwise."""
     view = conversation(9, LONG)
     assert (await compactor().compact(view)).block.by == "truncate"
     assert (await compactor(lambda _: "sum").compact(view)).block.by == "llm"
@@ -189,13 +189,13 @@ async def test_keep_last_is_twelve_by_default():
 
 
 async def test_the_cut_moves_earlier_rather_than_part_a_call_from_its_result():
-    """More than keep_last stays where a result would lose its call."""
+    """More than keep_last stays if a result would lose its call."""
     shown = await compacted(conversation(3, LONG), compact_strategy="truncate", keep_last=2)
     assert [m.role for m in shown] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_a_view_that_is_short_enough_is_left_alone():
-    """Nothing to cover, or under token_threshold: nothing happens, and no callback is called."""
+    """If there is nothing to cover, or less than token_threshold, nothing happens and no callback is called."""
     assert await compactor().compact(conversation(6)) is None
     assert await compactor().compact(Transcript()) is None
     view = conversation(20, LONG)
@@ -205,7 +205,7 @@ async def test_a_view_that_is_short_enough_is_left_alone():
 
 
 async def test_tool_output_max_chars_keeps_the_beginning():
-    """Masked output keeps so many characters, shorter output is left alone; truncation shortens what it keeps."""
+    """Masked output keeps that number of characters, shorter output is unchanged; truncation shortens its rest."""
     view = Transcript.of([*turn(0, "abc" * 100, "short"), *turn(1, LONG)])
     masked = await compacted(view, compact_strategy="observation_mask", keep_last=0, tool_output_max_chars=9)
     outputs = [m.text for m in masked if m.role == "tool"]
@@ -220,7 +220,7 @@ async def test_tool_output_max_chars_keeps_the_beginning():
 
 
 async def test_callbacks_may_be_async():
-    """mask_callback and compress_callback are awaited where they ask for it."""
+    """An async mask_callback or compress_callback is awaited."""
 
     async def mask(message: Message) -> str:
         return f"masked {message.tool_results[0].call_id}"
@@ -237,13 +237,13 @@ async def test_callbacks_may_be_async():
 
 @pytest.mark.parametrize("name", ["mask_callback", "compress_callback", "custom_compactor"])
 async def test_a_callback_that_returns_something_else_is_named(name):
-    """The error says which callback, and the view is as it was."""
+    """The error names the callback, and the view is unchanged."""
     with pytest.raises(InvalidData, match=name):
         await compacted(conversation(2, LONG), keep_last=0, **{name: lambda _: 7})
 
 
 async def test_the_hard_limit_is_kept_with_its_own_strategy():
-    """A view that is still too long is compacted again, in the same block, and looked at again."""
+    """A view that is still too long is compacted again, in the same block, until it fits."""
     view = conversation(10, LONG)
     for strategy in ("truncate", "observation_mask"):
         shown = await compacted(
@@ -259,7 +259,7 @@ async def test_the_hard_limit_is_kept_with_its_own_strategy():
 
 
 async def test_output_that_alone_is_over_the_hard_limit_is_shortened():
-    """Truncation shortens tool output where leaving out messages is not enough."""
+    """Truncation shortens tool output if leaving out messages is not enough."""
     view = Transcript.of(turn(0, "y" * 40_000))
     shown = await compacted(view, compact_strategy="truncate", hard_limit_tokens=500)
     assert compactor().tokens.messages(shown) <= 500
@@ -267,7 +267,7 @@ async def test_output_that_alone_is_over_the_hard_limit_is_shortened():
 
 
 async def test_a_hard_limit_that_cannot_be_kept_is_an_error():
-    """The error says how much is left, and what to do."""
+    """The error says how many tokens are left, and what to do."""
     view = Transcript.of([Message.user("z" * 9_000)])
     with pytest.raises(InvalidData, match=r"still about 2254 tokens, over the 100 allowed.*Allow more"):
         await compacted(view, hard_limit_tokens=100)
@@ -298,7 +298,7 @@ async def test_calls_that_wait_for_a_person_stay():
     ],
 )
 def test_a_wrong_option_is_named(options, names):
-    """The error names the offender and says what is allowed."""
+    """The error names the option and says what is allowed."""
     with pytest.raises(InvalidData) as raised:
         CompactionOptions.of(options)
     for name in names:
@@ -309,7 +309,7 @@ def test_a_wrong_option_is_named(options, names):
 
 
 async def test_llm_without_a_model_says_what_to_pass():
-    """A strategy that needs a model is no use without one."""
+    """A strategy that needs a model raises without one."""
     with pytest.raises(ConfigurationError, match="loops"):
         await compacted(conversation(9), compact_strategy="llm")
 
@@ -322,7 +322,7 @@ async def test_a_model_that_fails_is_a_compaction_that_failed(failure):
 
 
 async def test_more_than_the_model_can_read_is_summarised_piece_by_piece():
-    """A refusal as too long halves what one call reads; every call but the first is given the notes so far."""
+    """A refusal as too long halves the piece of one call; every call but the first gets the notes so far."""
     asked: list[str] = []
 
     def answer(request: Any) -> Any:
@@ -342,7 +342,7 @@ async def test_more_than_the_model_can_read_is_summarised_piece_by_piece():
 
 
 async def test_a_known_window_is_not_overrun():
-    """With a context_window the pieces are cut to it from the start."""
+    """With a context_window the pieces are cut to fit from the start."""
     driver = ScriptedDriver(lambda _: "notes")
     model = ModelConfig("test:model", context_window=1_000)
     view = Transcript.of(Message.user("w" * 500) for _ in range(20))
@@ -354,7 +354,7 @@ async def test_a_known_window_is_not_overrun():
 
 
 async def test_compactions_nest_and_come_off_one_by_one():
-    """Each uncover gives back, byte by byte, the view before that compaction."""
+    """Each uncover restores, byte by byte, the view before that compaction."""
     views = [conversation(8, LONG)]
     for options in (
         {"compact_strategy": "observation_mask", "keep_last": 8},
@@ -373,7 +373,7 @@ async def test_compactions_nest_and_come_off_one_by_one():
 
 
 async def test_a_cut_through_a_block_covers_the_block_and_shows_its_rest():
-    """A mask shows many messages; a later cut among them loses none of what it covers."""
+    """A mask shows many messages; a later cut among them loses none of its covered messages."""
     masked = await compacted(conversation(8, LONG), compact_strategy="observation_mask", keep_last=0)
     shown = await compacted(masked, compact_strategy="truncate", keep_last=8)
     assert len(shown) == 9
@@ -397,7 +397,7 @@ strategies = st.fixed_dictionaries(
 
 @given(histories, st.lists(strategies, min_size=1, max_size=4))
 async def test_any_compaction_leaves_a_valid_view_and_can_be_undone(history, rounds):
-    """Random histories, every strategy, any options, one after another: pairs hold, and each comes off again."""
+    """Random histories, every strategy, any options, one after another: pairs hold, and each can be undone."""
     said = [message for number, given in enumerate(history) for message in turn(number, *given)]
     views = [Transcript.of(said)]
     for options in rounds:

@@ -1,4 +1,4 @@
-"""An answer that is cut off: what the model had said of it is kept, marked as incomplete, with its tokens."""
+"""An answer that is cut off: its text so far is kept, marked as incomplete, with its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def told(stream: AsyncIterator[str], pieces: int) -> list[str]:
 
 
 async def assert_kept(chat: Any, driver: ScriptedDriver) -> None:
-    """The half answer is the last message, counted, shown to the model when it is asked next."""
+    """Assert that the half answer is the last message, counted, and shown to the model on its next call."""
     session = await chat.session()
     last = session.state.messages[-1]
     assert (last.role, last.text, last.metadata["incomplete"]) == ("assistant", "Once upon a time", True)
@@ -40,7 +40,7 @@ def tells_half(request: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["cancel", "task", "left"])
 async def test_what_was_streamed_before_a_stop_is_kept(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped from elsewhere, cancelled with its task, or left by the one who listened."""
+    """It is stopped from elsewhere, cancelled with its task, or abandoned by its listener."""
     monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.01)
     driver = ScriptedDriver(tells_half)
     async with perdure.connect("memory://", driver=driver) as sessions:
@@ -62,7 +62,7 @@ async def test_what_was_streamed_before_a_stop_is_kept(how: str, monkeypatch: py
 
 
 async def test_what_was_streamed_before_the_time_limit_is_kept() -> None:
-    """The budget's time ends the call, and the reply has what was said by then."""
+    """The budget's time ends the call, and the reply has the text so far."""
     driver = ScriptedDriver(tells_half)
     agent = AgentDefinition("agent", budget=ExecutionBudget(max_seconds=0.2))
     async with perdure.connect("memory://", driver=driver) as sessions:
@@ -73,7 +73,7 @@ async def test_what_was_streamed_before_the_time_limit_is_kept() -> None:
 
 
 async def test_what_was_streamed_before_a_failure_is_kept() -> None:
-    """A provider that fails in the middle of its answer for good."""
+    """A provider fails for good in the middle of its answer."""
     broken = Chunks(["Once upon ", "a time", DriverError("the line is dead")])
     driver = ScriptedDriver(lambda request: broken if len(request.messages) == 1 else "The end.")
     async with perdure.connect("memory://", driver=driver) as sessions:
@@ -84,7 +84,7 @@ async def test_what_was_streamed_before_a_failure_is_kept() -> None:
 
 
 async def test_nothing_is_kept_of_an_answer_that_had_not_begun() -> None:
-    """A stop before the first word leaves no empty message behind."""
+    """A stop before the first word leaves no empty message."""
     driver = ScriptedDriver(lambda request: Delay(60, "never"))
     async with perdure.connect("memory://", driver=driver) as sessions:
         chat = await sessions.open("s")

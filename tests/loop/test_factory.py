@@ -1,4 +1,4 @@
-"""Loops made from definitions: which model, which driver, which tools, which capabilities."""
+"""Loops made from definitions: their model, driver, tools and capabilities."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def drop() -> None:
 def test_the_model_nearest_to_the_state_wins(
     override: str | None, definition: str | None, created_with: str | None, default: str | None, expected: str
 ) -> None:
-    """The state's override, then the definition's, then the one given at the creation, then the factory's."""
+    """The state's override wins, then the definition's, then the one given at the creation, then the factory's."""
     loops = LoopFactory(model=default)
     agent = AgentDefinition("agent", model=definition)
     state = AgentState(
@@ -65,19 +65,19 @@ def test_the_model_nearest_to_the_state_wins(
 
 
 def test_without_a_model_no_loop_is_built() -> None:
-    """No model answers that was not named; the error says what to set."""
+    """A model answers only if it was named; the error says what to set."""
     with pytest.raises(ConfigurationError, match=r"No model is named for the agent 'agent'. Name one: connect\("):
         LoopFactory().build(AgentDefinition("agent"))
 
 
 def test_a_driver_of_ones_own_stands_on_record_by_its_name() -> None:
-    """A run that was asked of it is not taken for one of a model."""
+    """Its runs are not taken for those of a model."""
     setup = LoopFactory(driver=ScriptedDriver([])).build(AgentDefinition("agent")).setup
     assert setup.model.name == "driver:ScriptedDriver"
 
 
 async def test_an_explicit_driver_overrides_all() -> None:
-    """Whatever the model's name, the driver that was given is asked, and told which model was meant."""
+    """The given driver is asked whatever the model's name, and told which model was meant."""
     driver = ScriptedDriver(["Hello."])
     loop = LoopFactory(driver=driver).build(AgentDefinition("agent", model="openai:gpt-5", system_prompt="Be brief."))
     state = await loop.run(asked())
@@ -102,7 +102,7 @@ async def test_the_offline_model_answers_where_it_is_named() -> None:
     ],
 )
 async def test_a_model_is_offered_the_tools_of_its_agent(fields: dict[str, Any], offered: list[str]) -> None:
-    """None allows all, () none; what is offered are names, descriptions and schemas."""
+    """None allows all, () none; the model gets names, descriptions and schemas."""
     driver = ScriptedDriver(["Hello."])
     await LoopFactory(driver=driver, tools=[add, drop]).build(AgentDefinition("agent", **fields)).run(asked())
     assert [spec.name for spec in driver.requests[0].tools] == offered
@@ -110,7 +110,7 @@ async def test_a_model_is_offered_the_tools_of_its_agent(fields: dict[str, Any],
 
 
 def test_an_unknown_tool_is_told_when_the_loop_is_built() -> None:
-    """A definition that names a tool that nobody has registered is a ConfigurationError."""
+    """A definition that names an unregistered tool is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match=r"No tool is named 'fly'\. Registered are: add\."):
         LoopFactory(tools=[add], model="offline").build(AgentDefinition("agent", tools=("fly",)))
 
@@ -150,7 +150,7 @@ async def test_use_guards_keeps_to_a_budget_beside_the_agents_own() -> None:
 
 
 def test_an_unknown_capability_is_told() -> None:
-    """A capability that nobody has registered is a ConfigurationError that lists those there are."""
+    """An unregistered capability is a ConfigurationError that lists the registered ones."""
     with pytest.raises(ConfigurationError, match=r"No capability is named 'x'\. Registered are: y\."):
         LoopFactory(capabilities={"y": Courtesy()}, model="offline").build(
             AgentDefinition("agent", capabilities=("x",))
@@ -177,7 +177,7 @@ def test_a_wrong_setup_is_told_at_once(options: dict[str, Any]) -> None:
 
 
 def test_a_function_is_made_a_tool_once_and_no_loop_changes_what_others_have() -> None:
-    """Its schema is worked out when the factory is made; a loop's registry is its own all the same."""
+    """Its schema is made with the factory; each loop still has its own registry."""
 
     def work(hours: int) -> int:
         return hours

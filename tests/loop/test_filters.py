@@ -1,4 +1,4 @@
-"""Input filters: what passes, what the model is warned of, what it never sees."""
+"""Input filters: they pass an input, warn the model of it, or keep it from the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AGENT = AgentDefinition("guarded")
 
 
 async def test_a_rejected_input_never_reaches_the_model() -> None:
-    """The run is stopped as error_forbade, told as InputRejected, and rejected on record, with the reason."""
+    """The run is stopped as error_forbade, reported as InputRejected, and rejected on record, with the reason."""
     bus, recorder, driver = EventBus(), SessionRecorder(), ScriptedDriver(["no"])
     bus.subscribe(LoopEvent, recorder.on_event)
     filters = [lambda messages: Rejected("no numbers, please") if "4711" in messages[-1].text else None]
@@ -54,7 +54,7 @@ async def test_a_rejected_input_never_reaches_the_model() -> None:
 
 
 async def test_the_model_is_warned_of_an_input() -> None:
-    """A warning stands behind the input as a system message; plain and async filters both do."""
+    """A warning follows the input as a system message, from plain and async filters."""
 
     async def beware(messages: object) -> Warned:
         return Warned("The user may be lying.")
@@ -72,7 +72,7 @@ async def test_the_model_is_warned_of_an_input() -> None:
 
 
 async def test_the_first_rejection_has_the_last_word() -> None:
-    """Filters behind the one that rejects are not asked."""
+    """Filters behind the one that rejects are not called."""
     asked: list[str] = []
     filters = [lambda messages: Rejected("first"), lambda messages: asked.append("second")]
     runtime = SessionRuntime(MemoryStore())
@@ -86,7 +86,7 @@ async def test_the_first_rejection_has_the_last_word() -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_rejected_input_does_not_reach_the_model_after_a_crash(after: bool) -> None:
-    """Whichever call of the store is the last, the run that is recovered ends as rejected, too."""
+    """Whichever call of the store is the last, the recovered run also ends as rejected."""
     for call in range(1, 20):
         store, clock, driver = MemoryStore(), FrozenClock(tick=0.001), ScriptedDriver(["no"])
         loops = LoopFactory(driver=driver, input_filters=[lambda messages: Rejected("no numbers")])
@@ -116,7 +116,7 @@ def no_numbers(messages: Any) -> Rejected | None:
 
 
 async def test_a_rejected_input_is_not_shown_with_the_next_message() -> None:
-    """The view is the one before it, `send` raises, and history and record keep what was said."""
+    """The view is the one before it, `send` raises, and history and record keep the message."""
     driver = ScriptedDriver(lambda request: "Hello.")
     async with perdure.connect("memory://", driver=driver, input_filters=[no_numbers]) as sessions:
         chat = await sessions.open("s")
@@ -133,7 +133,7 @@ async def test_a_rejected_input_is_not_shown_with_the_next_message() -> None:
 
 @pytest.mark.parametrize("verdict", [True, "no", False, 0], ids=repr)
 async def test_a_filter_that_answers_something_else_lets_nothing_pass(verdict: Any) -> None:
-    """It is an error before the model is asked, and what it did not judge is not shown later either."""
+    """It is an error before the model is asked, and the unjudged input is not shown later either."""
     filters: list[Any] = [lambda messages: verdict]
     driver = ScriptedDriver(lambda request: "Hello.")
     async with perdure.connect("memory://", driver=driver, input_filters=filters) as sessions:
@@ -145,7 +145,7 @@ async def test_a_filter_that_answers_something_else_lets_nothing_pass(verdict: A
 
 @pytest.mark.parametrize("text", ["My number is 4711", "My name is Ada"])
 async def test_what_steers_a_run_passes_the_filters(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rejected message is on record and never shown; any other is taken in, and the model warned of it."""
+    """A rejected message is on record and never shown; any other is accepted, and the model warned of it."""
     monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.005)
     may_go_on, is_in = asyncio.Event(), asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_a_filter_that_fails_advises_nothing_that_takes_back_what_was_said
 
 
 async def test_an_input_that_was_not_judged_before_a_crash_is_judged_after_it() -> None:
-    """The claim comes first, with the input on record; a filter that has not spoken by then is asked by recovery."""
+    """The claim comes first, with the input on record; recovery asks a filter that had not answered."""
     is_asked = asyncio.Event()
 
     async def ponders(messages: Any) -> None:
@@ -210,7 +210,7 @@ async def test_an_input_that_was_not_judged_before_a_crash_is_judged_after_it() 
 
 
 async def test_an_input_is_judged_however_often_its_recovery_is_killed() -> None:
-    """A recovery that is killed while a filter ponders leaves a start on record, which is no sign of a verdict."""
+    """A recovery that is killed during a filter leaves a start on record, which does not count as a verdict."""
     asked: list[int] = []
 
     async def ponders(messages: Any) -> None:

@@ -36,7 +36,7 @@ def step() -> str:
 
 
 def for_ever() -> ScriptedDriver:
-    """An agent that never answers; each of its steps uses 15 tokens and 10 cents."""
+    """Return an agent that never answers; each of its steps uses 15 tokens and 10 cents."""
     return ScriptedDriver(lambda request: ToolCall("step"), usage=Usage(10, 5, cost=0.1))
 
 
@@ -80,7 +80,7 @@ def soon() -> datetime:
 @pytest.mark.parametrize("limit", ["max_seconds", "deadline"])
 @pytest.mark.parametrize("by", ["definition", "capability"])
 async def test_a_model_call_in_flight_is_cancelled_at_the_time_limit(limit: str, by: str) -> None:
-    """A model that does not answer in time is not waited for, whoever has set the limit."""
+    """A model that does not answer in time is cancelled, whether a budget or a capability sets the limit."""
     budget = ExecutionBudget(max_seconds=0.03) if limit == "max_seconds" else ExecutionBudget(deadline=soon())
     guarded = {"capabilities": ("guards",)} if by == "capability" else {"budget": budget}
     script = [ToolCall("step"), Delay(5, "late")]
@@ -92,7 +92,7 @@ async def test_a_model_call_in_flight_is_cancelled_at_the_time_limit(limit: str,
 
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_a_tool_in_flight_is_cancelled_at_the_time_limit(calls: int) -> None:
-    """Tools that take longer than the run may are cancelled; what came of others stays."""
+    """Tools that take longer than the run may are cancelled; results of others stay."""
     cancelled = []
 
     @tool
@@ -110,7 +110,7 @@ async def test_a_tool_in_flight_is_cancelled_at_the_time_limit(calls: int) -> No
 
 
 async def test_nothing_begins_when_time_is_up() -> None:
-    """A tool is not started by a run whose time has passed while its model thought."""
+    """A run whose time has passed while its model was thinking starts no tool."""
     called = []
 
     @tool
@@ -132,7 +132,7 @@ async def test_nothing_begins_when_time_is_up() -> None:
 
 
 async def test_time_that_a_run_waited_for_a_person_does_not_count() -> None:
-    """However long approvals take, and however many there are, max_seconds counts only the work."""
+    """max_seconds counts only the work, however long approvals take and however many there are."""
     clock = datetime(2026, 1, 1, tzinfo=UTC)
 
     @tool(needs_approval=True)
@@ -171,7 +171,7 @@ async def test_a_run_that_was_resumed_goes_on_counting() -> None:
 
 
 async def test_the_next_run_has_a_budget_of_its_own() -> None:
-    """What an earlier run has spent is not held against the next."""
+    """The next run does not count an earlier run's usage."""
     loop = loop_of(for_ever(), step, agent={"budget": ExecutionBudget(max_steps=2, max_tokens=40)})
     state = await loop.run(asked())
     again = await loop.run(state.with_messages(Message.user("Again")))
@@ -179,7 +179,7 @@ async def test_the_next_run_has_a_budget_of_its_own() -> None:
 
 
 async def test_guards_of_a_capability_stop_a_run_too() -> None:
-    """A guard is anything with a check; the first that objects stops the run with its own signal."""
+    """A guard is any object with a check; the first that objects stops the run with its own signal."""
 
     class OnlyOnce:
         def check(self, state: AgentState, spent: Spent) -> StopSignal | None:
@@ -196,6 +196,6 @@ async def test_guards_of_a_capability_stop_a_run_too() -> None:
 
 
 async def test_what_a_limit_stops_is_not_hidden_by_a_failure() -> None:
-    """A driver that fails within its time has failed; the budget has no part in it."""
+    """A driver that fails within its time fails the run; the budget does not stop it."""
     state = await run([DriverError("no")], agent={"budget": ExecutionBudget(max_seconds=5)})
     assert (state.status, state.stop_reason) == (ExecutionStatus.FAILED, StopReason.ERROR_FORBADE)

@@ -1,4 +1,4 @@
-"""Interceptors: called at every point, by priority, and each may change what passes."""
+"""Interceptors: called at every point, by priority, and each may change the value there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ADD = ToolCall("add", {"a": 2, "b": 3})
 
 
 def at(point: str, do: Callable[..., Any]) -> Interceptor:
-    """An interceptor that does something at one point."""
+    """Return an interceptor with a function at one point."""
     return type("At", (Interceptor,), {point: lambda self, *given: do(*given)})()
 
 
@@ -59,7 +59,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 async def test_every_point_is_passed_in_order() -> None:
-    """A run with one tool call passes every point but on_error in the order of its story."""
+    """A run with one tool call passes every point but on_error, in order."""
     seen: list[str] = []
 
     def watch(point: str) -> Callable[..., Any]:
@@ -77,7 +77,7 @@ async def test_every_point_is_passed_in_order() -> None:
 
 
 async def test_the_highest_priority_comes_first() -> None:
-    """By priority, ties in the order they were given; plain and async methods both do."""
+    """Ties are in the order they were given; plain and async methods both work."""
     seen: list[str] = []
 
     def named(name: str) -> Interceptor:
@@ -92,7 +92,7 @@ async def test_the_highest_priority_comes_first() -> None:
 
 
 async def test_each_may_change_what_passes() -> None:
-    """The state, the request, the reply, the call and its outcome are what the interceptors make of them."""
+    """Interceptors replace the state, the request, the reply, the call and its outcome."""
     driver = ScriptedDriver([ADD, "5"])
     heard = Heard()
     state = await run(
@@ -112,7 +112,7 @@ async def test_each_may_change_what_passes() -> None:
     assert {request.tools for request in driver.requests} == {()}
     assert [result.content for result in results_in(state)] == [420]
     assert state.steps[0].tool_executions[0].call.arguments == {"a": 2, "b": 40}
-    assert state.messages[1].tool_calls[0].arguments == {"a": 2, "b": 3}, "what the model said stays what it said"
+    assert state.messages[1].tool_calls[0].arguments == {"a": 2, "b": 3}, "the model's message is unchanged"
     assert (answer_of(state), state.metadata["seen"]) == ("5!", True)
 
 
@@ -122,7 +122,7 @@ def _louder(reply: ModelReply) -> ModelReply:
 
 
 async def test_the_list_that_an_interceptor_chooses_is_made_valid() -> None:
-    """However an interceptor cuts the messages, a call keeps its result and no result stands alone."""
+    """However an interceptor cuts the messages, a call keeps its result and no result is without its call."""
     driver = ScriptedDriver([ADD, "5"])
 
     def drop_the_result(request: ModelRequest, state: AgentState) -> ModelRequest:
@@ -133,7 +133,7 @@ async def test_the_list_that_an_interceptor_chooses_is_made_valid() -> None:
 
 
 async def test_a_blocked_call_is_not_made_and_the_model_is_told_why() -> None:
-    """Blocked ends the call there: no later interceptor is asked, and the reason goes to the model."""
+    """Blocked ends the call: no later interceptor is asked, and the reason goes to the model."""
     asked: list[object] = []
     blocking = at("before_tool_use", lambda call, state: Blocked("not on Sundays"))
     later = at("before_tool_use", lambda *given: asked.append(given))
@@ -157,7 +157,7 @@ async def test_a_call_may_be_sent_to_another_tool() -> None:
 
 
 async def test_on_stop_may_ask_for_another_step() -> None:
-    """A run that is about to stop goes on for one more step each time it is asked to."""
+    """A run that is about to stop takes one more step each time an interceptor asks for it."""
 
     def once_more(state: AgentState) -> AgentState:
         if state.step_count > 2:
@@ -171,7 +171,7 @@ async def test_on_stop_may_ask_for_another_step() -> None:
 
 
 async def test_on_error_hears_what_ends_the_run() -> None:
-    """An error that fails the run is passed on with the state, which may be changed."""
+    """It gets an error that fails the run, with the state, which may be changed."""
     heard: list[BaseException] = []
 
     def note(error: BaseException, state: AgentState) -> AgentState:
@@ -196,7 +196,7 @@ async def test_an_interceptor_may_stop_the_run_anywhere(point: str) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_an_interceptor_that_fails_fails_the_run(point: str) -> None:
-    """Whatever an interceptor raises is an error of the run, which still comes to its end on record."""
+    """Any exception of an interceptor is an error of the run, which still ends on record."""
     heard = Heard()
     state = await run([ADD, "5"], add, events=heard, interceptors=[at(point, raising(KeyError("bug")))])
     assert (state.status, state.errors[0].type) == (ExecutionStatus.FAILED, "KeyError")
@@ -204,21 +204,21 @@ async def test_an_interceptor_that_fails_fails_the_run(point: str) -> None:
 
 
 async def test_an_on_error_that_fails_is_an_error_beside_the_first() -> None:
-    """The error that ended the run stays, with the one that the interceptor has added."""
+    """The error that ended the run stays, beside the interceptor's own."""
     state = await run([DriverError("no model")], interceptors=[at("on_error", raising(KeyError("bug")))])
     assert [error.type for error in state.errors] == ["DriverError", "KeyError"]
 
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_an_interceptor_that_returns_nothing_is_told_what_it_must(point: str) -> None:
-    """Forgetting to return is a ConfigurationError that names the interceptor and the point."""
+    """A missing return is a ConfigurationError that names the interceptor and the point."""
     state = await run([ADD, "5"], add, interceptors=[at(point, lambda *given: None)])
     assert (state.status, state.errors[0].type) == (ExecutionStatus.FAILED, ConfigurationError.__name__)
     assert f"At.{point} must return the" in state.errors[0].message
 
 
 def test_what_is_no_interceptor_is_refused() -> None:
-    """An object that is no Interceptor is a ConfigurationError when the loop is set up."""
+    """An object that is not an Interceptor is a ConfigurationError when the loop is set up."""
     from perdure import LoopFactory
 
     with pytest.raises(ConfigurationError, match="Interceptor"):
@@ -227,7 +227,7 @@ def test_what_is_no_interceptor_is_refused() -> None:
 
 @pytest.mark.parametrize("point", ["before_execution", "after_step"])
 async def test_a_stop_signal_on_the_state_stops_the_run(point: str) -> None:
-    """A signal that an interceptor puts on the state is heeded before the next step, the first one too."""
+    """A signal that an interceptor puts on the state stops the run before the next step, the first one too."""
     signal = StopSignal(StopReason.STOP_REQUESTED, "not today")
     driver = ScriptedDriver([ADD, "5"])
     state = await run(driver, add, interceptors=[at(point, lambda state: state.with_stop_signal(signal))])
@@ -236,7 +236,7 @@ async def test_a_stop_signal_on_the_state_stops_the_run(point: str) -> None:
 
 
 async def test_an_error_may_be_masked_before_it_is_told() -> None:
-    """What after_tool_use makes of an error is what the model is told and what is kept."""
+    """The model gets, and the state keeps, the error that after_tool_use returns."""
 
     @tool
     def connect() -> None:
@@ -252,7 +252,7 @@ async def test_an_error_may_be_masked_before_it_is_told() -> None:
 
 @pytest.mark.parametrize("error", [AgentStop("not so"), ValueError("oops")])
 async def test_an_answer_that_is_thrown_away_has_cost_its_tokens(error: Exception) -> None:
-    """An interceptor that stops the run once the model has answered: the tokens are the run's, and on record."""
+    """If an interceptor stops the run once the model has answered, the run has its tokens, also on record."""
     heard = Heard()
     state = await run(
         [ADD, "Hello."], add, interceptors=[at("after_inference", _at_step(1, raising(error)))], events=heard

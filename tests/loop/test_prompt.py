@@ -1,4 +1,4 @@
-"""What the model is sent is always valid, whatever the history it is made from."""
+"""The model always gets a valid list, whatever the history."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ tags = st.fixed_dictionaries({}, optional={"is_trace": st.booleans(), "execution
 
 @st.composite
 def tangles(draw: st.DrawFn) -> list[Message]:
-    """Messages of any role with calls, results and texts in any order: orphans, duplicates, all that can go wrong."""
+    """Return messages of any role with calls, results and texts in any order: orphans, duplicates and the like."""
     made = []
     for _ in range(draw(st.integers(0, 8))):
         role: Any = draw(st.sampled_from(["user", "assistant", "tool", "system"]))
@@ -77,7 +77,7 @@ def tangles(draw: st.DrawFn) -> list[Message]:
 
 
 def assert_valid(sent: tuple[Message, ...]) -> None:
-    """Every call is the assistant's and answered exactly once, right behind it; nothing else is a result."""
+    """Assert that every call is the assistant's and is answered exactly once, right behind it."""
     expected: list[str] = []
     called = [call.id for message in sent for call in message.tool_calls]
     assert len(called) == len(set(called))
@@ -103,20 +103,20 @@ def assert_valid(sent: tuple[Message, ...]) -> None:
 
 @given(tangles() | st.lists(messages(), max_size=6), st.booleans())
 def test_any_history_compiles_to_a_valid_list(history: list[Message], keep_traces: bool) -> None:
-    """Every call has exactly one result right after its message, and no result stands alone."""
+    """Every call has exactly one result right after its message, and no result is without its call."""
     assert_valid(compile_prompt(history, keep_traces=keep_traces, execution_id="x"))
 
 
 @given(tangles())
 def test_compiling_twice_changes_nothing_more(history: list[Message]) -> None:
-    """A valid list is left as it is."""
+    """A valid list is unchanged."""
     once = compile_prompt(history)
     assert compile_prompt(once) == once
 
 
 @given(tangles())
 def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
-    """Nothing but calls, results and blanks is touched: texts are all there, where they stood."""
+    """Only calls, results and blanks change: all texts stay in their places."""
 
     def said(them: Any) -> list[Text]:
         return [
@@ -128,7 +128,7 @@ def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
 
 @given(st.lists(st.tuples(tangles(), st.integers(0, 3)), max_size=5))
 def test_prompts_of_a_run_go_on_from_each_other(turns: list[tuple[list[Message], int]]) -> None:
-    """Compiled piece by piece, cut in between or not, a prompt is what it is when it is compiled whole."""
+    """A prompt compiled piece by piece, with cuts or without, equals the whole one."""
     prompts, transcript = Prompts(), Transcript()
     for said, cut in turns:
         if cut == 1:
@@ -143,7 +143,7 @@ def test_prompts_of_a_run_go_on_from_each_other(turns: list[tuple[list[Message],
 def test_prompts_of_runs_go_on_from_each_other(
     runs: list[tuple[list[Message], list[Message]]], most_open: int, cut: int
 ) -> None:
-    """Compiled run by run, each from what the last has left with its tape, a prompt is as if it were compiled whole."""
+    """A prompt compiled run by run, each from the last one's tape, equals the whole one."""
     tape = Tape([], LogRef("store", 1))
     assert tape.items is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +161,7 @@ def test_prompts_of_runs_go_on_from_each_other(
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages are looked at each time that some are compiled."""
+    """Return a list that gets the number of messages read by each compilation."""
     counts: list[int] = []
     paired = prompt_module._paired
     monkeypatch.setattr(prompt_module, "_paired", lambda them, ids: counts.append(len(them)) or paired(them, ids))
@@ -178,7 +178,7 @@ class Looking:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_the_first_prompt_of_a_send_costs_what_is_new(kind: str, tmp_path: Path, looked: list[int]) -> None:
-    """However long the session is, after each verb that leaves its history as it is; a fork shares what is known."""
+    """Its cost does not grow with the session, after each verb that keeps its history; a fork shares the cache."""
     async with MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "a.db") as store:
         runtime, loops = SessionRuntime(store), LoopFactory(driver=Looking())
         session = await runtime.create(AgentDefinition("agent"))
@@ -192,7 +192,7 @@ async def test_the_first_prompt_of_a_send_costs_what_is_new(kind: str, tmp_path:
             await runtime.execute(session.id, SendMessage("next", loops))
             assert sum(looked) <= 4
         fork = await runtime.branch(session.id, ForkSession())
-        await runtime.execute(fork.id, SendMessage("first in the fork", loops))  # which is read anew
+        await runtime.execute(fork.id, SendMessage("first in the fork", loops))  # it is read again
         for _ in range(3):
             looked.clear()
             await runtime.execute(fork.id, SendMessage("in the fork", loops))
@@ -200,7 +200,7 @@ async def test_the_first_prompt_of_a_send_costs_what_is_new(kind: str, tmp_path:
 
 
 async def test_a_message_that_is_redacted_between_two_sends_is_not_sent_again() -> None:
-    """Whatever was compiled before goes with the tapes that a redaction makes the store let go of."""
+    """Compiled prompts are dropped with the tapes that a redaction removes from the store's cache."""
     sent: list[list[str]] = []
 
     def reply(request: ModelRequest) -> str:
@@ -219,7 +219,7 @@ async def test_a_message_that_is_redacted_between_two_sends_is_not_sent_again() 
 
 
 def test_a_prompt_is_a_sequence_whatever_it_goes_on_from() -> None:
-    """Its parts lie on several tapes; indexes, slices and both directions are those of one list."""
+    """Its parts are on several tapes; indexes, slices and both directions are those of one list."""
     tape = Tape(conversation(), LogRef("store", 1))
     Prompts().of(Transcript([Span(tape, 0, tape.end)]))[0]
     transcript = Transcript([Span(tape, 0, tape.end)]).append(Message.user("more"), Message.user("and more"))
@@ -233,7 +233,7 @@ def test_a_prompt_is_a_sequence_whatever_it_goes_on_from() -> None:
 
 
 def test_what_is_kept_of_a_prompt_does_not_keep_its_tape() -> None:
-    """A session that a store lets go of is freed at once, and not when the collector comes round."""
+    """A session that a store drops is freed at once, without the garbage collector."""
     tape = Tape(conversation() * 3, LogRef("store", 1))
     transcript = Transcript([Span(tape, 0, tape.end)])
     before = sys.getrefcount(tape)
@@ -243,7 +243,7 @@ def test_what_is_kept_of_a_prompt_does_not_keep_its_tape() -> None:
 
 
 def test_a_call_that_never_got_a_result_makes_later_prompts_no_dearer(looked: list[int]) -> None:
-    """It is closed after a while. A result that comes all the same is taken, wherever it stands."""
+    """It is closed after a while. A result that still comes is used, wherever it is."""
     lost = Message.assistant(tool_calls=[ToolCall("look", {}, "lost")])
     tape = Tape([Message.user("go"), lost, *conversation() * 100], LogRef("store", 1))
     assert tape.items is not None
@@ -271,7 +271,7 @@ def test_a_later_prompt_costs_what_is_new(looked: list[int]) -> None:
 
 @given(states(changes=4))
 def test_any_state_that_verbs_lead_to_compiles(state: Any) -> None:
-    """Trimmed, covered, cut or half done: what a state shows compiles to a valid list."""
+    """The messages of a state compile to a valid list: trimmed, covered, cut or half done."""
     assert_valid(compile_prompt(state.messages))
 
 
@@ -283,7 +283,7 @@ def look(n: int) -> int:
 
 
 def asking(request: ModelRequest) -> Any:
-    """An agent that looks twice at once, first of all, and then answers."""
+    """Return an agent that first looks twice at once, and then answers."""
     looked = len(request.messages)
     return "Seen." if request.step else [ToolCall("look", {"n": looked % 3}), ToolCall("look", {"n": looked % 5})]
 
@@ -305,7 +305,7 @@ VERBS: dict[str, Callable[[LoopFactory, int], Any]] = {
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([*VERBS, *["send", "approve", "deny"] * 2]), st.integers(0, 5)), max_size=12))
 async def test_whatever_is_done_to_a_session_its_model_is_sent_a_valid_list(verbs: list[tuple[str, int]]) -> None:
-    """Runs that stop, wait, are denied or approved, and views that are cut: every request is valid."""
+    """Runs stop, wait, are denied or approved, and views are cut: every request is valid."""
     driver = ScriptedDriver(asking)
     loops = LoopFactory(driver=driver, tools=[look])
     runtime = SessionRuntime(MemoryStore())
@@ -339,7 +339,7 @@ def test_a_valid_history_is_sent_as_it_is() -> None:
 
 
 def test_traces_of_earlier_runs_can_be_left_out() -> None:
-    """Without traces, what earlier runs did is left out, what they said stays, and this run is whole."""
+    """Without traces, earlier runs keep only their words, and this run is whole."""
     sent = compile_prompt(conversation(), keep_traces=False, execution_id="new")
     assert [message.text for message in sent] == ["One?", "One.", "Two?", "", "seen"]
 
@@ -352,7 +352,7 @@ def test_a_call_without_a_result_is_told_to_be_unknown() -> None:
 
 
 def test_results_are_moved_to_their_calls() -> None:
-    """A result that stands late, in another order, or in a user's message, is sent where it belongs."""
+    """A late result, or one in another order or in a user's message, is sent right after its call."""
     both = Message.assistant("Looking.", tool_calls=[ToolCall("look", id="1"), ToolCall("look", id="2")])
     late = Message("user", (ToolResult("2", "two"), Text("And?"), ToolResult("1", "one")))
     sent = compile_prompt([both, Message.user("Hm."), late])
@@ -376,7 +376,7 @@ def test_an_id_that_comes_back_is_answered_by_the_nearest_result() -> None:
 
 
 def test_a_prompt_is_compiled_when_it_is_looked_at() -> None:
-    """A driver that needs no history pays for none."""
+    """A driver that needs no history does not pay for it."""
 
     class Counting(list[Message]):
         looked = 0
@@ -393,7 +393,7 @@ def test_a_prompt_is_compiled_when_it_is_looked_at() -> None:
 
 
 async def test_a_loop_leaves_out_earlier_traces_when_told_to() -> None:
-    """keep_traces=False reaches the request: the second run sees what was said, its own run sees its own tools."""
+    """keep_traces=False reaches the request: the second run gets the first one's words and its own tools."""
     for keep, expected in ((True, 5), (False, 3)):
         driver = ScriptedDriver([ToolCall("look", {"n": 0}), "One."])
         loop = loop_of(driver, look, keep_traces=keep)
@@ -420,7 +420,7 @@ def test_call_ids_are_such_as_every_provider_takes() -> None:
 
 
 def test_a_prompt_that_grows_keeps_the_ids_it_was_sent_with() -> None:
-    """Ids that come again in later runs are told apart without touching what a provider has cached."""
+    """Ids that repeat in later runs are made distinct without changing a provider's cached prompt."""
     run = [Message.user("go"), Message.assistant(ToolCall("look", {}, "call_0")), Message.tool("call_0", "seen")]
     prompts, transcript, before = Prompts(), Transcript(), ()
     for _ in range(4):
@@ -433,7 +433,7 @@ def test_a_prompt_that_grows_keeps_the_ids_it_was_sent_with() -> None:
 
 
 def test_blank_text_is_not_sent() -> None:
-    """A blank block goes, a message that has nothing else goes with it, and a blank result is said in words."""
+    """A blank block is dropped, also a message that has no other, and a blank result is put in words."""
     call = ToolCall("look", {}, "c")
     history = [
         Message.user(""),
@@ -452,7 +452,7 @@ def test_blank_text_is_not_sent() -> None:
 
 
 def test_a_message_that_says_nothing_in_its_role_is_not_sent() -> None:
-    """Only an answer may be made of a provider's own parts; in other messages nothing of them would be sent."""
+    """Only an answer may consist of a provider's own parts; in other messages they would not be sent."""
     opaque, unknown = Opaque("p", {"next": {"id": "m"}}), UnknownPart({"type": "video"})
     history = [
         Message("user", (opaque, Text(" "))),
@@ -466,7 +466,7 @@ def test_a_message_that_says_nothing_in_its_role_is_not_sent() -> None:
 
 
 def test_names_that_a_model_has_made_up_are_such_as_every_provider_takes() -> None:
-    """A call of `multi_tool_use.parallel`, or of nothing, would else be refused in every later request."""
+    """A call of `multi_tool_use.parallel`, or of nothing, would otherwise be refused in every later request."""
     made_up = ["multi_tool_use.parallel", "", "x" * 70, "look"]
     history = [
         message
@@ -485,7 +485,7 @@ def test_names_that_a_model_has_made_up_are_such_as_every_provider_takes() -> No
 
 
 def test_an_envelope_is_sent_to_no_provider() -> None:
-    """A message goes without what is left of a foreign item, and one that has nothing else does not go."""
+    """A message is sent without its envelope, and one that has nothing else is not sent."""
     call, envelope = ToolCall("look", {}, "c"), Envelope("acme", {"type": "message"})
     bare = [Message.user("Hi", id="1"), Message.assistant(call, id="2"), Message.tool("c", "5", id="3")]
     wrapped = [replace(message, parts=(*message.parts, envelope)) for message in bare]

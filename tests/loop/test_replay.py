@@ -1,4 +1,4 @@
-"""Replay: from a run's events comes the state that the run had, and the same record that a reader is shown."""
+"""Replay: a run's events give the state of the run, and the record that a reader is shown."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ stories = st.tuples(st.lists(replies, max_size=5), endings)
 
 
 def on_record(events: Sequence[Any]) -> list[Any]:
-    """What of all that was heard goes on record."""
+    """Return the events that go on record."""
     return [
         event
         for event in events
@@ -95,7 +95,7 @@ def on_record(events: Sequence[Any]) -> list[Any]:
 
 
 def seen(state: AgentState) -> dict[str, Any]:
-    """What of a state must come back from its events."""
+    """Return the parts of a state that must come back from its events."""
     run = state.execution
     assert run is not None
     return {
@@ -141,7 +141,7 @@ def assert_record_agrees(record: LoopRecord, state: AgentState, before: AgentSta
 
 
 def assert_prefixes_replay(before: AgentState, events: Sequence[Any]) -> None:
-    """Every prefix can be replayed, and until the end has the usage and the messages that its record has."""
+    """Assert that every prefix can be replayed, and has the usage and messages of its record until the end."""
     for length in range(1, len(events) + 1):
         state = Replay(before).apply_all(events[:length]).state
         record = folded(events[:length])
@@ -178,7 +178,7 @@ def assert_agree(before: AgentState, events: Sequence[Any], after: AgentState) -
 async def test_the_live_state_and_the_replayed_one_agree(
     stories: list[tuple[list[Any], Any]], posted: int, concurrency: Any
 ) -> None:
-    """Whatever happens in the runs of a session: each one's events, and each prefix of them, lead to its state."""
+    """Each run's events, and each prefix of them, lead to its state, for any runs of a session."""
     bus, heard = listened()
     runtime, store, session = await started(bus)
     for number in range(posted):
@@ -187,7 +187,7 @@ async def test_the_live_state_and_the_replayed_one_agree(
     for replies, ending in stories:
         heard.clear()
         before = (await store.load(session.id)).state
-        driver = ScriptedDriver([*replies, ending, "After all."])  # where a message comes behind the ending
+        driver = ScriptedDriver([*replies, ending, "After all."])  # for a message that comes behind the ending
         loops = LoopFactory(driver=driver, tools=TOOLS, events=bus, concurrency=concurrency)
         after = await runtime.execute(session.id, SendMessage("Go.", loops))
         events = [event for event in on_record(heard) if event.loop_id == after.state.execution.execution_id]
@@ -197,7 +197,7 @@ async def test_the_live_state_and_the_replayed_one_agree(
 
 @given(story=stories, steer_at=st.sets(st.integers(0, 5), max_size=3))
 async def test_messages_between_any_steps_are_replayed(story: tuple[list[Any], Any], steer_at: set[int]) -> None:
-    """A run that is steered between two steps goes on, and its events say so."""
+    """A run that is steered between two steps continues, and its events say so."""
     heard = Heard()
     replies, ending = story
     script = [*replies, ending, *["After all."] * 4]
@@ -211,7 +211,7 @@ async def test_messages_between_any_steps_are_replayed(story: tuple[list[Any], A
 
 
 async def test_a_replayed_state_has_the_times_of_the_live_one() -> None:
-    """Steps begin and end when their events say so, the run too."""
+    """Steps and the run begin and end when their events say so."""
     bus, heard = listened()
     runtime, _, session = await started(bus)
     loops = LoopFactory(driver=ScriptedDriver([ToolCall("good", {"n": 1}), "Done."]), tools=TOOLS, events=bus)
@@ -228,7 +228,7 @@ async def test_a_replayed_state_has_the_times_of_the_live_one() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_a_run_that_reached_its_budget_is_replayed(limit: int) -> None:
-    """Stopped with the signal that stopped it."""
+    """It is stopped with the same signal."""
     bus, heard = listened()
     runtime, _, session = await started(bus, AgentDefinition("agent", budget=ExecutionBudget(max_steps=limit)))
     driver = ScriptedDriver(lambda _: ToolCall("good", {"n": 1}))
@@ -241,7 +241,7 @@ async def test_a_run_that_reached_its_budget_is_replayed(limit: int) -> None:
 
 @pytest.mark.parametrize("where", ["model", "tool"])
 async def test_a_run_that_was_cancelled_is_replayed(where: str) -> None:
-    """The step that was under way is the last of both, if the model had answered in it."""
+    """Both end with the step that was under way, if the model had answered in it."""
     bus, heard = listened()
     runtime, store, session = await started(bus)
     is_called = asyncio.Event()
@@ -272,7 +272,7 @@ async def test_a_run_that_was_cancelled_is_replayed(where: str) -> None:
 
 
 async def test_a_run_that_waited_for_a_person_is_one_story() -> None:
-    """What came before the approval and what came after lead to one state and one record."""
+    """The events before and after the approval lead to one state and one record."""
     bus, heard = listened()
     runtime, _, session = await started(bus)
     driver = ScriptedDriver([[ToolCall("careful", {"n": 1}), ToolCall("good", {"n": 2})], "Done."])
@@ -291,7 +291,7 @@ async def test_a_run_that_waited_for_a_person_is_one_story() -> None:
 
 
 async def test_a_message_with_the_tags_of_another_run_is_an_input() -> None:
-    """An answer that is sent on to another session, with its metadata, is replayed as what was said to the agent."""
+    """A forwarded answer that keeps its metadata is replayed as input to the agent."""
     bus, heard = listened()
     runtime, _, session = await started(bus)
     loops = LoopFactory(driver=ScriptedDriver(["Done."]), events=bus)
@@ -311,7 +311,7 @@ async def events_of_one_call() -> tuple[AgentState, list[Any]]:
 
 
 async def test_a_call_is_in_doubt_from_its_start_to_the_message_of_its_outcome() -> None:
-    """A crash in between, also right behind the outcome, leaves a call that is not made again unasked."""
+    """After a crash in between, or right behind the outcome, the call is not made again without asking."""
     before, events = await events_of_one_call()
     start = next(place for place, event in enumerate(events) if isinstance(event, ToolExecutionStart))
     end = next(place for place, event in enumerate(events) if isinstance(event, ToolExecutionEnd))
@@ -323,7 +323,7 @@ async def test_a_call_is_in_doubt_from_its_start_to_the_message_of_its_outcome()
 
 
 async def test_a_step_that_goes_on_after_a_crash_counts_from_there() -> None:
-    """The time a run lay dead is no part of the step that was under way, as in the run itself."""
+    """The time between crash and resume does not count for the step, as in the run itself."""
     before, events = await events_of_one_call()
     end = next(place for place, event in enumerate(events) if isinstance(event, ToolExecutionEnd))
     hours = timedelta(hours=5)
@@ -342,7 +342,7 @@ async def test_replaying_nothing_changes_nothing() -> None:
 
 
 async def test_a_delayed_answer_and_parallel_tools_keep_their_order() -> None:
-    """Tools that end in another order than they began are in the order of their ends, live and replayed."""
+    """Tools are in the order of their ends, not of their starts, live and replayed."""
     bus, heard = listened()
     runtime, _, session = await started(bus)
     script = [

@@ -1,4 +1,4 @@
-"""The form of answer that is asked for: from a type or a schema, checked, mended once."""
+"""The requested form of an answer: from a type or a schema, checked, repaired once."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ async def test_an_answer_in_the_form_is_a_value(wanted: Any) -> None:
 
 
 async def test_json_in_a_code_fence_is_read_as_well() -> None:
-    """Models like to wrap their JSON; that is no reason to refuse it."""
+    """Models often wrap their JSON in a fence, and that is accepted."""
     state = await answer([f"```json\n{GOOD}\n```"])
     assert final_value(state, City) == City("Bern", 134591)
 
 
 @pytest.mark.parametrize("bad", ["Bern, I think.", '{"name": "Bern"}', '{"name": "Bern", "people": "many"}', "", "NaN"])
 async def test_a_bad_answer_is_mended_once(bad: str) -> None:
-    """The model is told what is wrong, and answers again in the same run."""
+    """The model gets the problem, and answers again in the same run."""
     driver = ScriptedDriver([bad, GOOD])
     heard = Heard()
     state = await answer(driver, events=heard)
@@ -88,14 +88,14 @@ async def test_a_bad_answer_is_mended_once(bad: str) -> None:
 
 
 async def test_the_complaint_is_shown_without_traces_too() -> None:
-    """It is trace, but of this run, so that leaving out earlier runs' traces does not leave it out."""
+    """It is a trace of this run, so leaving out earlier runs' traces does not drop it."""
     driver = ScriptedDriver(["no", GOOD])
     await answer(driver, keep_traces=False)
     assert "does not fit" in driver.requests[1].messages[-1].text
 
 
 async def test_a_second_bad_answer_fails_the_run() -> None:
-    """One repair round is all there is; then the run is failed, and there is no value."""
+    """There is only one repair round; then the run is failed and has no value."""
     state = await answer(["no", "still no", GOOD])
     assert (state.status, state.stop_reason) == (ExecutionStatus.FAILED, StopReason.ERROR_FORBADE)
     assert "not JSON" in state.errors[0].message
@@ -104,7 +104,7 @@ async def test_a_second_bad_answer_fails_the_run() -> None:
 
 
 async def test_tools_come_before_the_form() -> None:
-    """Only a final answer is held against the form; steps that call tools are not."""
+    """Only a final answer is checked against the form; steps that call tools are not."""
 
     @tool
     def count() -> int:
@@ -115,13 +115,13 @@ async def test_tools_come_before_the_form() -> None:
 
 
 async def test_a_repair_keeps_to_the_budget() -> None:
-    """There is no repair round beyond the limit of steps."""
+    """A repair round counts as a step, and does not exceed the limit."""
     state = await answer(["no", GOOD], agent={"budget": ExecutionBudget(max_steps=1)})
     assert (state.status, state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.STEPS_LIMIT_REACHED)
 
 
 async def test_without_a_form_any_answer_will_do() -> None:
-    """Nothing is checked where nothing was asked for, and a value can still be read."""
+    """Without a form nothing is checked, and a value can still be read."""
     state = await answer(["Bern"], None)
     assert answer_of(state) == "Bern"
     state = await answer(["[1, 2]"], None)
@@ -135,19 +135,19 @@ def test_what_has_no_schema_is_refused() -> None:
 
 
 async def test_a_form_that_is_no_schema_fails_the_run() -> None:
-    """A broken schema is told as what it is."""
+    """A broken schema is a ConfigurationError of the run."""
     state = await answer([GOOD], {"type": "objekt"})
     assert (state.status, state.errors[0].type) == (ExecutionStatus.FAILED, "ConfigurationError")
 
 
 def test_a_state_without_an_answer_has_no_value() -> None:
-    """Asking for the value of a run that has none says so."""
+    """Reading the value of a run without an answer raises an error that says so."""
     with pytest.raises(InvalidData, match="no final response"):
         final_value(asked())
 
 
 async def test_a_value_that_does_not_fit_the_type_is_invalid() -> None:
-    """The caller's own type is checked as well, beyond the form."""
+    """The caller's own type is checked too, beyond the form."""
     state = await answer([GOOD], {"type": "object"})
     with pytest.raises(InvalidData, match="mayor"):
         final_value(state, msgspec.defstruct("Other", [("mayor", str)]))

@@ -1,4 +1,4 @@
-"""What a record remembers of the model that ran a loop."""
+"""The record of the model that ran a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = ModelConfig(
 
 
 def test_a_snapshot_says_which_model_ran_and_how_it_was_asked() -> None:
-    """Every field that seeds/002 names, and no word of where the key comes from."""
+    """It has every field that seeds/002 names, and does not say where the key comes from."""
     made = snapshot(replace(CONFIG, api_key_env="SECRET_KEY", base_url="https://x.test", context_window=9))
     assert (made.provider, made.model, made.name) == ("anthropic", "claude-opus-4-6", "anthropic:claude-opus-4-6")
     assert (made.api, made.base_url, made.reasoning) == ("anthropic_messages", "https://x.test", True)
@@ -24,7 +24,7 @@ def test_a_snapshot_says_which_model_ran_and_how_it_was_asked() -> None:
 
 
 def test_equal_configs_have_one_id() -> None:
-    """In every process, whichever variable holds the key; another setting is another config."""
+    """The id is the same in every process, whichever variable holds the key; another setting is another config."""
     first = snapshot(CONFIG).config_id
     assert first == snapshot(replace(CONFIG, api_key_env="OTHER")).config_id == "2e96f919a51f9db6"
     assert first != snapshot(replace(CONFIG, settings={"seed": 8})).config_id
@@ -41,6 +41,6 @@ def test_equal_configs_have_one_id() -> None:
     ],
 )
 def test_what_is_not_known_is_none(model: ModelConfig, api: str | None, reasoning: bool | None) -> None:
-    """A protocol that the provider's client decides; whether a model reasons that was not told to."""
+    """The protocol is unknown if the client chooses it, and so is reasoning if it was not set."""
     made = snapshot(model)
     assert (made.api, made.reasoning) == (api, reasoning)

@@ -71,7 +71,7 @@ def helper(**fields: Any) -> AgentDefinition:
 
 
 def loops_for(boss: list[Any], child: list[Any], *, agent: Any = None, **options: Any) -> LoopFactory:
-    """Loops in which the boss follows one script and everybody else another."""
+    """Return loops in which the boss follows one script and all others another."""
 
     def reply(request: ModelRequest) -> Any:
         return (boss if request.system_prompt == "boss" else child)[request.step]
@@ -80,7 +80,7 @@ def loops_for(boss: list[Any], child: list[Any], *, agent: Any = None, **options
 
 
 async def send(loops: LoopFactory, store: Any = None) -> tuple[SessionRuntime, AgentSession, list[AgentSession]]:
-    """The boss's session after a message, and those of its sub-agents, oldest first."""
+    """Return the boss's session after a message, and those of its sub-agents, oldest first."""
     store = store or MemoryStore()
     runtime = SessionRuntime(store)
     session = await runtime.create(BOSS, owner="ada")
@@ -90,7 +90,7 @@ async def send(loops: LoopFactory, store: Any = None) -> tuple[SessionRuntime, A
 
 
 async def test_a_sub_agent_has_a_session_of_its_own() -> None:
-    """The caller is shown the final text only; the child knows the call that spawned it, by a fixed id."""
+    """The caller gets only the final text; the child has the id of the call that spawned it."""
     heard = Heard()
     _, session, (child,) = await send(loops_for([ASK, "Done."], ["It is 5."], events=heard))
     assert (answer_of(session.state), results_in(session.state)[0].text) == ("Done.", "It is 5.")
@@ -109,7 +109,7 @@ async def test_a_sub_agent_has_a_session_of_its_own() -> None:
 
 
 async def test_caller_and_sub_agent_are_linked_both_ways_on_record() -> None:
-    """The child's first loop goes on from its caller's; its later ones, from its own. A header names children too."""
+    """The child's first loop has its caller's as parent; later ones, the child's own. A header names children too."""
     loops = loops_for([ASK, "Done."], ["It is 5."])
     runtime, session, (child,) = await send(loops)
     await runtime.execute(child.id, SendMessage("Sure?", loops))
@@ -124,7 +124,7 @@ async def test_caller_and_sub_agent_are_linked_both_ways_on_record() -> None:
 
 @pytest.mark.parametrize("child_first", [False, True])
 async def test_a_recorder_finds_the_same_links_in_either_order(child_first: bool) -> None:
-    """A later loop of the child is not one that the call has spawned."""
+    """A later loop of the child does not count as spawned by the call."""
     heard = Heard()
     loops = loops_for([ASK, "Done."], ["It is 5."], events=heard)
     runtime, session, (child,) = await send(loops)
@@ -140,14 +140,14 @@ async def test_a_recorder_finds_the_same_links_in_either_order(child_first: bool
 
 
 async def test_usage_is_charged_up() -> None:
-    """What a child used counts for its parent's run, and against its parent's budget."""
+    """A child's usage counts for its parent's run, and against its parent's budget."""
     _, session, (child,) = await send(loops_for([ASK, "Done."], ["It is 5."]))
     assert (child.state.usage.total_tokens, session.state.usage.total_tokens) == (15, 45)
     assert session.state.steps[0].tool_executions[0].usage == child.state.usage
 
 
 async def test_a_failing_child_is_an_error_of_the_call() -> None:
-    """The parent is told why and goes on; what the child used is charged all the same, and it can be found."""
+    """The parent gets the reason and continues; the child's usage is still charged, and the child can be found."""
     heard = Heard()
     script = [ToolCall("nothing"), DriverError("no model")]
     _, session, (child,) = await send(loops_for([ASK, "Pity."], script, events=heard))
@@ -161,7 +161,7 @@ async def test_a_failing_child_is_an_error_of_the_call() -> None:
 
 
 async def test_an_answer_of_a_failed_run_is_no_answer() -> None:
-    """A child whose last words do not fit the form that was asked for has failed, though it has said something."""
+    """A child whose last message does not fit the requested form has failed, though it has a final response."""
     from perdure.loop.subagents import outcome_of
     from perdure.loop.tool_use import Outcome
 
@@ -182,7 +182,7 @@ async def test_a_child_keeps_to_its_own_budget() -> None:
 
 
 async def test_agents_call_agents_only_so_deep() -> None:
-    """At the last level sub-agents are no longer among the tools, so that no chain is without end."""
+    """At the last level sub-agents are no longer among the tools, so every chain ends."""
     every = [AgentDefinition(name, system_prompt=name) for name in ("a", "b")]
 
     def reply(request: ModelRequest) -> Any:
@@ -217,7 +217,7 @@ async def test_children_run_side_by_side_in_sessions_of_their_own() -> None:
 
 
 async def test_a_child_that_waits_suspends_its_parent(tmp_path: Path) -> None:
-    """Approving the parent, from another process, continues through the child; nothing is run twice."""
+    """Approving the parent, from another process, continues through the child; no call is run twice."""
     paid.clear()
     child_script = [ToolCall("pay", {"to": "Bob"}), ToolCall("pay", {"to": "Eve"}), "Paid."]
     loops = loops_for([ASK, "Done."], child_script, agent=helper(tools=("pay",)))
@@ -244,7 +244,7 @@ def pending_in(session: AgentSession) -> tuple[PendingCall, ...]:
 
 
 async def test_a_sub_agent_that_wants_something_else_by_now_is_not_approved() -> None:
-    """Bob was shown and Eve is asked for: nothing is paid, and then Eve is shown."""
+    """Bob was shown and Eve is wanted: nothing is paid, and then Eve is shown."""
     paid.clear()
     child_script = [ToolCall("pay", {"to": "Bob"}), ToolCall("pay", {"to": "Eve"}), "Paid."]
     loops = loops_for([ASK, "Done."], child_script, agent=helper(tools=("pay",)))
@@ -263,7 +263,7 @@ async def test_a_sub_agent_that_wants_something_else_by_now_is_not_approved() ->
 
 
 class Showing:
-    """Has a session show the pending calls of another version of it, or others."""
+    """Makes a session show the pending calls of another version of it, or others."""
 
     def __init__(self, session: AgentSession | None = None) -> None:
         self.calls = pending_in(session) if session is not None else (PendingCall(ASK.name, ASK.arguments, ASK.id),)
@@ -275,7 +275,7 @@ class Showing:
 
 
 async def test_a_sub_agent_that_an_older_release_left_waiting_is_shown_before_it_goes_on() -> None:
-    """Its caller's call was stored without what it waits for: the first approval shows that, and makes nothing."""
+    """Its caller's call was stored without the inner call: the first approval only shows that."""
     paid.clear()
     loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     runtime, session, _ = await send(loops)
@@ -287,7 +287,7 @@ async def test_a_sub_agent_that_an_older_release_left_waiting_is_shown_before_it
 
 
 async def test_a_sub_agent_that_was_decided_by_itself_is_waited_for_no_longer() -> None:
-    """Its caller continues with its answer; there is nothing left that the approval could let happen."""
+    """Its caller continues with its answer; no call is left to approve."""
     paid.clear()
     loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     runtime, session, (child,) = await send(loops)
@@ -297,7 +297,7 @@ async def test_a_sub_agent_that_was_decided_by_itself_is_waited_for_no_longer() 
 
 
 async def test_only_the_sub_agents_that_were_approved_go_on() -> None:
-    """One of two waits on, and shows what for."""
+    """One of two keeps waiting, and shows for which call."""
     paid.clear()
     calls = [ToolCall("helper", {"prompt": name}, name) for name in ("Bob", "Eve")]
 
@@ -317,7 +317,7 @@ async def test_only_the_sub_agents_that_were_approved_go_on() -> None:
 
 
 async def test_an_approval_reaches_through_every_level() -> None:
-    """What the last of a chain wants is shown on the first, and changes there are found before anything is made."""
+    """The last agent's call is shown on the first, and a change to it is found before any call is made."""
     paid.clear()
     uses = {"boss": "mid", "mid": "leaf", "leaf": "pay"}
     agents = [AgentDefinition(name, system_prompt=name, tools=(used,)) for name, used in uses.items()]
@@ -343,7 +343,7 @@ async def test_an_approval_reaches_through_every_level() -> None:
 
 @pytest.mark.parametrize("how", ["recover", "approve", "deny", "send", "compare"])
 async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: str) -> None:
-    """At the last level it is offered no sub-agents, also when its caller is not the one that continues it."""
+    """At the last level it is offered no sub-agents, even if it is not continued by its caller."""
     offered: list[set[str]] = []
     every = [AgentDefinition(name, system_prompt=name) for name in ("boss", "helper")]
     store, clock = MemoryStore(), FrozenClock(tick=0.0001)
@@ -381,7 +381,7 @@ async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: s
 
 
 async def test_a_sub_agents_session_passes_the_stages() -> None:
-    """A controller sees it created as it sees any other, and may refuse it; what it sets is kept."""
+    """A controller sees its creation like any other, and may refuse it; its changes are kept."""
     seen: list[tuple[str, str]] = []
 
     class Watching:
@@ -414,7 +414,7 @@ async def test_a_sub_agent_can_be_denied_where_it_is_not_known() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "stop", "limit", "fail"])
 async def test_a_run_that_ends_ends_the_sub_agents_that_wait(how: str) -> None:
-    """Another call of the step ends the run: nobody can approve what the sub-agent wanted, and it is charged for."""
+    """If another call of the step ends the run, the sub-agent's call can no longer be approved, and is charged for."""
     paid.clear()
     begun = asyncio.Event()
 
@@ -465,7 +465,7 @@ async def test_a_run_that_ends_ends_the_sub_agents_that_wait(how: str) -> None:
 
 
 async def test_a_killed_run_that_is_given_up_ends_its_sub_agents() -> None:
-    """Killed while its sub-agent waited, and then cancelled: nobody can approve what that wanted."""
+    """Killed while its sub-agent waited, and then cancelled: the sub-agent's call can no longer be approved."""
     paid.clear()
     loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     store, clock = MemoryStore(), FrozenClock(tick=0.0001)
@@ -487,7 +487,7 @@ async def test_a_killed_run_that_is_given_up_ends_its_sub_agents() -> None:
 
 
 async def test_a_denied_sub_agent_is_a_refused_call() -> None:
-    """Denying the parent's call answers it with the reason."""
+    """The parent's call gets the reason as its answer."""
     paid.clear()
     loops = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     runtime, session, _ = await send(loops)
@@ -521,7 +521,7 @@ async def test_cancellation_and_time_limits_reach_the_child(how: str) -> None:
 
 
 async def test_without_a_store_children_run_in_memory() -> None:
-    """A loop of its own runs its sub-agents in place; one that waits for a person cannot be waited for there."""
+    """A loop without a store runs its sub-agents in place; none of them can wait for a person."""
     loop = loops_for([ASK, "Done."], ["It is 5."]).build(BOSS)
     state = await loop.run(asked().with_system_prompt("boss"))
     assert (answer_of(state), results_in(state)[0].text, state.usage.total_tokens) == ("Done.", "It is 5.", 45)
@@ -531,7 +531,7 @@ async def test_without_a_store_children_run_in_memory() -> None:
 
 
 async def test_denying_a_call_ends_the_child_that_waited_for_it() -> None:
-    """It is stopped and its session failed, on record too; what it had used is charged, and its caller is linked."""
+    """It is stopped and its session failed, on record too; its usage is charged, and its caller linked."""
     heard = Heard()
     script = [ToolCall("pay", {"to": "Bob"}), "Paid."]
     loops = loops_for([ASK, "Pity."], script, agent=helper(tools=("pay",)), events=heard)
@@ -574,7 +574,7 @@ async def test_denying_a_call_ends_grandchildren_too() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "limit"])
 async def test_what_a_cancelled_child_has_used_is_charged(how: str, tmp_path: Path) -> None:
-    """The call that was cut short is on record with the child's usage, and with the link to it."""
+    """The interrupted call is on record with the child's usage, and with the link to it."""
     heard = Heard()
     loops = loops_for([ASK, "Done."], [ToolCall("nothing"), Delay(5, "late")], events=heard)
     async with SqliteStore(tmp_path / "s.db") as store:
@@ -604,7 +604,7 @@ async def _cut_short(runtime: SessionRuntime, loops: LoopFactory, heard: Heard, 
 
 
 class Ailing(MemoryStore):
-    """A store that fails, or is busy, for every session that a sub-agent runs in."""
+    """A store that fails, or is busy, for every session of a sub-agent."""
 
     def __init__(self, error: Any) -> None:
         super().__init__()
@@ -619,7 +619,7 @@ class Ailing(MemoryStore):
 @pytest.mark.parametrize("error", [StoreError("The disk is full."), SessionBusy("sub-1")])
 @pytest.mark.parametrize("when_busy", ["raise", "queue"])
 async def test_an_ailing_store_is_not_told_to_the_model(error: Exception, when_busy: Any) -> None:
-    """What is no fault of the child ends the run where it is; it can be resumed, and then calls the child."""
+    """An error that is not the child's fault interrupts the run; resumed, it calls the child."""
     store = Ailing(error)
     loops = loops_for([ASK, "Done."], ["It is 5."])
     runtime = SessionRuntime(store)
@@ -635,7 +635,7 @@ async def test_an_ailing_store_is_not_told_to_the_model(error: Exception, when_b
 
 
 async def test_a_resumed_run_still_knows_the_children_from_before() -> None:
-    """Its header names those of both lives."""
+    """Its header names the children from before and after the resume."""
     store = Ailing(None)
     again = ToolCall("helper", {"prompt": "Once more."}, "again")
     loops = loops_for([ASK, again, "Done."], ["It is 5."])

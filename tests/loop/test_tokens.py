@@ -1,4 +1,4 @@
-"""The estimate of tokens: what counts, what providers teach it, and that it never asks the network."""
+"""The estimate of tokens: what counts, what providers teach it, and that it never uses the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.loop.tokens import TokenEstimator, by_characters
 
 @pytest.fixture(autouse=True)
 def no_tokeniser(monkeypatch, tmp_path):
-    """Whatever this machine has cached, texts are counted by their characters."""
+    """Count texts by their characters, whatever this machine has cached."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     tokens.cached_tokeniser.cache_clear()
     yield
@@ -27,7 +27,7 @@ def asked(*texts: str, model: str = "test:model", **request: object) -> ModelReq
 
 
 def test_plain_text_is_about_four_characters_a_token():
-    """English comes out near what tokenisers say."""
+    """The estimate for English is near a tokeniser's."""
     assert by_characters("The quick brown fox jumps over the lazy dog.") == 11
     assert by_characters("") == 0
 
@@ -41,12 +41,12 @@ def test_other_scripts_weigh_more(text, least, most):
 
 
 def test_lone_surrogates_are_counted():
-    """What no UTF-8 can carry is text like any other here."""
+    """A text that UTF-8 cannot encode is counted like any other."""
     assert by_characters("\ud800") > 0
 
 
 def test_every_part_counts():
-    """Messages cost something each; so do calls, their arguments, results, files, prompt and tools."""
+    """Each message costs something; so do calls, their arguments, results, files, prompt and tools."""
     count = TokenEstimator().messages
     assert count([]) == 0
     assert count([Message.user("")]) == tokens.PER_MESSAGE
@@ -78,7 +78,7 @@ def test_what_a_provider_reports_corrects_the_estimate():
 
 
 def test_wild_reports_do_little():
-    """Nothing, next to nothing, and nonsense from a proxy leave the estimate usable."""
+    """Zero, tiny and senseless values from a proxy leave the estimate usable."""
     estimate = TokenEstimator()
     estimate.learn(asked("x" * 4_000), 0)
     estimate.learn(asked("x" * 4_000), 20)
@@ -101,7 +101,7 @@ def test_what_is_learned_is_bounded(monkeypatch):
 
 
 def test_a_tokeniser_is_used_if_there_is_one():
-    """Its count replaces the characters', but for texts that would take it too long."""
+    """Its count replaces that of characters, except for texts that would take it too long."""
     estimate = TokenEstimator(count_text=lambda text: 7)
     assert estimate.messages([Message.user("hello")]) == 7 + tokens.PER_MESSAGE
     assert estimate.messages([Message.user("x" * 100_000)]) == 25_000 + tokens.PER_MESSAGE
@@ -109,7 +109,7 @@ def test_a_tokeniser_is_used_if_there_is_one():
 
 @pytest.mark.parametrize("content", [None, b"not the vocabulary"])
 def test_tiktoken_is_never_made_to_download(content, monkeypatch, tmp_path):
-    """Without its vocabulary, whole, in its cache it is not asked; nor is its cache touched."""
+    """Without its whole vocabulary in the cache it is not used, and its cache is unchanged."""
     path = tmp_path / hashlib.sha1(tokens._VOCABULARY.encode()).hexdigest()
     if content is not None:
         path.write_bytes(content)
@@ -126,7 +126,7 @@ def test_tiktoken_is_never_made_to_download(content, monkeypatch, tmp_path):
 
 
 def test_windows_are_known_offline():
-    """As configured; else as the price list or the model's family says; else unknown, as for a model of one's own."""
+    """The window is the configured one, or from the price list or the model's family; else it is unknown."""
     assert window_of(ModelConfig("openai:gpt-4o", context_window=9)) == 9
     assert window_of(ModelConfig("openai:gpt-4o")) == 128_000
     assert window_of(ModelConfig("anthropic:claude-sonnet-4-5")) == 200_000
@@ -137,7 +137,7 @@ def test_windows_are_known_offline():
 
 
 def test_an_envelope_does_not_count():
-    """What is left of a foreign item is sent to nobody, so it does not bring a compaction nearer."""
+    """An envelope is never sent, so it does not bring a compaction nearer."""
     count = TokenEstimator().messages
     envelope = Envelope("acme", {"long": "word " * 1_000})
     assert count([Message.user("Hi", envelope)]) == count([Message.user("Hi")])

@@ -1,4 +1,4 @@
-"""Carrying out tool calls: in which order, what becomes of each, and that none of them ends the run."""
+"""Carrying out tool calls: their order, the outcome of each, and that none of them ends the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .scenes import Heard, answer_of, asked, loop_of, results_in, run
 
 
 async def told(function: Any, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
-    """What the model is told of one call of a tool, and what is on record of it."""
+    """Return the model's result of one call of a tool, and the execution on record."""
     made = tool(**options)(function) if options else tool(function)
     state = await run([ToolCall(made.name, arguments or {}), "done"], made)
     assert (state.status, answer_of(state)) == (ExecutionStatus.COMPLETED, "done")
@@ -43,7 +43,7 @@ async def told(function: Any, arguments: dict[str, Any] | None = None, **options
 
 
 async def test_arguments_that_do_not_fit_go_back_to_the_model() -> None:
-    """A call that does not fit is not made; the model is told what is wrong, and the run goes on."""
+    """A call that does not fit is not made; the model gets the problem, and the run continues."""
     called = []
 
     def add(a: int, b: int) -> None:
@@ -56,7 +56,7 @@ async def test_arguments_that_do_not_fit_go_back_to_the_model() -> None:
 
 
 async def test_a_call_that_nobody_decided_about_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision is bound to a hash of its call. There is nothing to compare where nobody was asked."""
+    """A decision is bound to a hash of its call. Without a decision there is nothing to compare."""
 
     def refuse(*_: object) -> str:
         raise AssertionError("nobody has decided about this call")
@@ -120,7 +120,7 @@ class Unprintable:
     ],
 )
 async def test_a_raising_tool_never_ends_a_run(function: Any, said: str) -> None:
-    """Whatever a tool raises, the model is told of it by type and message, and goes on."""
+    """The model gets the type and message of any exception, and continues."""
     result, execution = await told(function, name="tool")
     assert result.is_error
     assert result.text.startswith(said)
@@ -128,7 +128,7 @@ async def test_a_raising_tool_never_ends_a_run(function: Any, said: str) -> None
 
 
 async def test_checks_that_raise_are_errors_of_the_call() -> None:
-    """A predicate that fails decides nothing: the call is not made, and the model is told."""
+    """A predicate that fails decides nothing: the call is not made, and the model gets the error."""
     result, _ = await told(lambda: None, name="tool", needs_approval=lambda arguments: arguments["missing"])
     assert result.text == "KeyError: 'missing'"
 
@@ -144,7 +144,7 @@ async def test_a_tool_that_takes_too_long_is_told_off() -> None:
 
 
 async def test_a_plain_function_that_takes_too_long_is_left_behind() -> None:
-    """A thread cannot be cancelled, but nobody waits for it any longer."""
+    """A thread cannot be cancelled, but the run stops waiting for it."""
     release = threading.Event()
     result, _ = await told(lambda: release.wait(5), name="wait", timeout=0.01)
     release.set()
@@ -159,7 +159,7 @@ async def test_a_tool_that_may_be_repeated_has_only_taken_too_long(option: Any) 
 
 
 async def test_a_tools_own_timeout_error_is_its_own() -> None:
-    """A TimeoutError from inside the tool is told as the tool has put it."""
+    """A TimeoutError from inside the tool keeps its own message."""
 
     async def ask() -> None:
         raise TimeoutError("the printer did not answer")
@@ -169,7 +169,7 @@ async def test_a_tools_own_timeout_error_is_its_own() -> None:
 
 
 class Meeting:
-    """A tool that ends only once so many of its calls are under way; `most` is the most there ever were."""
+    """A tool that ends only once a given number of its calls are under way; `most` is the maximum so far."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -191,7 +191,7 @@ class Meeting:
 
 @pytest.mark.parametrize(("concurrency", "most"), [("sequential", 1), ("parallel", 4), (2, 2)])
 async def test_calls_run_one_by_one_or_at_once_or_in_batches(concurrency: Any, most: int) -> None:
-    """As many calls are under way together as the loop is told to allow, no more and no fewer."""
+    """The loop runs exactly the allowed number of calls at once."""
     meeting = Meeting(most)
     calls = [ToolCall("meet", {"who": number}) for number in range(4)]
     driver = ScriptedDriver([calls, "done"])
@@ -202,7 +202,7 @@ async def test_calls_run_one_by_one_or_at_once_or_in_batches(concurrency: Any, m
 
 
 async def test_parallel_calls_tell_their_stories_apart() -> None:
-    """Each outcome is told with its own message, in order, also to a listener who takes its time."""
+    """Each outcome is followed by its own message, in order, also for a slow listener."""
     barrier = asyncio.Barrier(3)
 
     class Slow(Heard):
@@ -226,7 +226,7 @@ async def test_parallel_calls_tell_their_stories_apart() -> None:
 
 
 async def test_a_large_result_is_cut_for_the_model_and_whole_on_record() -> None:
-    """The model sees head and tail and how much is missing; the step keeps everything. Long errors are cut as well."""
+    """The model gets head, tail and the missing length; the step keeps everything. Long errors are cut as well."""
     text = "".join(chr(97 + number % 26) for number in range(1000))
 
     @tool
@@ -280,28 +280,28 @@ for _ in range(300):
     ],
 )
 async def test_any_result_can_be_kept(returned: Any, kept: Any) -> None:
-    """Results are kept as JSON as near to what was returned as JSON allows."""
+    """Results are kept as the JSON closest to the returned value."""
     result, execution = await told(lambda: returned, name="give")
     assert (result.is_error, execution.result) == (False, kept)
     codec.encode(execution)
 
 
 async def test_a_result_nested_too_deep_is_cut_off_below() -> None:
-    """A structure deeper than a store takes keeps what it has above."""
+    """A structure deeper than a store takes keeps its upper levels."""
     _, execution = await told(lambda: DEEP, name="give")
     codec.encode(execution)
     assert isinstance(execution.result, list)
 
 
 async def test_a_tool_may_say_more_than_its_result() -> None:
-    """An Outcome carries what the call used, which counts for the run."""
+    """An Outcome carries the call's usage, which counts for the run."""
     used = Usage(input_tokens=100, cost=0.25)
     _, execution = await told(lambda: Outcome(Spot(1), usage=used), name="ask")
     assert (execution.result, execution.usage) == ({"x": 1.0}, used)
 
 
 async def test_a_tool_knows_what_it_serves() -> None:
-    """The context is filled in and hidden from the model; the session is known in threads too."""
+    """The context is filled in and hidden from the model; threads know the session too."""
     seen: list[Any] = []
 
     @tool
@@ -333,7 +333,7 @@ async def test_a_tool_tells_how_far_it_is() -> None:
 
 
 async def test_a_step_with_a_failed_call_is_an_error_step() -> None:
-    """What a step came to is derived: one error among its calls makes it an error."""
+    """One error among its calls makes it an error step."""
 
     @tool
     def fine() -> int:

@@ -1,4 +1,4 @@
-"""Tools: what a function's hints and docstring become, which arguments fit, and who may use which."""
+"""Tools: descriptions from hints and docstrings, fitting arguments, and the agents that may use a tool."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def test_a_tool_is_described_by_its_function() -> None:
-    """The name is the function's, the description its docstring before the section on arguments."""
+    """Its name is the function's, and its description is the docstring before the section on arguments."""
     assert (everything.name, everything.description) == ("everything", "Do everything.\n\nAnd say so.")
     assert schema_of("text") == {"type": "string", "description": "what to do, and how"}
     assert schema_of("limit")["description"] == "at most so much"
@@ -111,7 +111,7 @@ def test_a_tool_is_described_by_its_function() -> None:
 
 
 def test_the_schema_tells_what_is_optional() -> None:
-    """Parameters with a default are not required; a default that is plain is shown; the context is hidden."""
+    """Parameters with a default are not required; a plain default is shown; the context is hidden."""
     assert everything.parameters["type"] == "object"
     assert everything.parameters["required"] == list(FITTING)
     assert everything.parameters["additionalProperties"] is False
@@ -133,7 +133,7 @@ def test_the_schema_stands_on_its_own() -> None:
 
 
 def test_arguments_arrive_as_the_function_takes_them() -> None:
-    """Enums, dataclasses and pydantic models are made from JSON; what is left out has its default."""
+    """Enums, dataclasses and pydantic models are made from JSON; a missing argument has its default."""
     fitted = everything.check({**FITTING, "limit": "7", "lenient": None})
     assert fitted["colour"] is Colour.RED
     assert fitted["points"] == [Point(1, 0)]
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_told_so_that_it_can_be_mended(wrong: dict[str, Any
 
 
 def test_a_missing_argument_is_named() -> None:
-    """A required argument that is left out is told by name."""
+    """The error has the name of a required argument that is left out."""
     with pytest.raises(ToolError, match="missing required field `unit`"):
         everything.check({name: value for name, value in FITTING.items() if name != "unit"})
 
@@ -180,7 +180,7 @@ def test_a_parameter_type_may_be_named_like_the_tool() -> None:
 
 
 def test_a_function_without_hints_or_docstring_is_a_tool_too() -> None:
-    """Anything goes for a parameter without a hint."""
+    """A parameter without a hint accepts any value."""
 
     @tool
     def bare(x, y=2):  # type: ignore[no-untyped-def]
@@ -205,7 +205,7 @@ def _hidden(x: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F
     ],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused(function: Any, told: str) -> None:
-    """What a model could not call is a ConfigurationError when it is made, not when it is called."""
+    """A function that a model could not call is a ConfigurationError when the tool is made."""
     with pytest.raises(ConfigurationError, match=told):
         FunctionTool(function, name=None if told == "cannot name a tool" else "odd")
 
@@ -225,13 +225,13 @@ def test_a_type_without_a_schema_is_refused() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1])
 def test_a_timeout_is_over_zero(timeout: float) -> None:
-    """A tool that has no time at all is a mistake."""
+    """A tool without any time is a mistake."""
     with pytest.raises(ConfigurationError, match="over 0"):
         FunctionTool(lambda: None, name="x", timeout=timeout)
 
 
 def test_a_registry_keeps_tools_by_name() -> None:
-    """Functions become tools; two of one name, and what is no tool, are refused."""
+    """Functions become tools; a second tool of a name, and values that are not tools, are refused."""
 
     def one() -> None: ...
     def two() -> None: ...
@@ -256,20 +256,20 @@ def test_a_registry_keeps_tools_by_name() -> None:
     ],
 )
 def test_tools_are_allowed_and_denied_by_name(allow: Any, deny: tuple[str, ...], left: list[str]) -> None:
-    """None allows all, an empty list none, and a denial outweighs."""
+    """None allows all, an empty list none, and a denial wins."""
     registry = ToolRegistry(FunctionTool(lambda: None, name=name) for name in ("one", "two", "three"))
     assert [each.name for each in registry.select(allow, deny)] == left
 
 
 @pytest.mark.parametrize(("allow", "deny"), [(("four",), ()), (None, ("four",))])
 def test_a_name_that_is_not_registered_is_an_error(allow: Any, deny: tuple[str, ...]) -> None:
-    """A typing mistake in a list of tools is told, with the names there are."""
+    """A typing mistake in a list of tools is an error with the registered names."""
     with pytest.raises(ConfigurationError, match=r"No tool is named 'four'\. Registered are: one\."):
         ToolRegistry([FunctionTool(lambda: None, name="one")]).select(allow, deny)
 
 
 async def test_slow_plain_tools_do_not_keep_a_quick_one_waiting() -> None:
-    """However many block, a quick one begins at once: its time-out is its own, and so is the loop's executor."""
+    """However many block, a quick one begins at once: its time-out and the loop's executor are not affected."""
     release, begun = threading.Event(), threading.Semaphore(0)
 
     def slow() -> str:
@@ -292,7 +292,7 @@ async def test_slow_plain_tools_do_not_keep_a_quick_one_waiting() -> None:
 
 
 async def test_a_plain_tool_knows_the_context_it_is_called_in() -> None:
-    """Its thread has the caller's context variables, and what it raises reaches the caller."""
+    """Its thread has the caller's context variables, and its exceptions reach the caller."""
     where: ContextVar[str] = ContextVar("where")
     where.set("here")
     assert await FunctionTool(lambda: where.get(), name="look").call({}, CONTEXT) == "here"
@@ -301,7 +301,7 @@ async def test_a_plain_tool_knows_the_context_it_is_called_in() -> None:
 
 
 async def test_a_tool_that_changes_its_argument_changes_nothing_else() -> None:
-    """It is given a copy of its own, however deep: the call that is stored stays as the model made it."""
+    """It gets a deep copy: the stored call stays as the model made it."""
     call = ToolCall("drain", {"items": [1, {"deep": [2]}], "options": {"a": [3]}})
 
     def drain(items: list[Any], options: dict[str, Any]) -> int:
@@ -315,7 +315,7 @@ async def test_a_tool_that_changes_its_argument_changes_nothing_else() -> None:
 
 
 async def test_plain_functions_called_in_turn_share_a_thread() -> None:
-    """To start a thread takes longer than most tools, so one that is free is used again."""
+    """Starting a thread takes longer than most tools, so a free one is used again."""
     served: set[threading.Thread] = set()
     serve = FunctionTool(lambda: served.add(threading.current_thread()), name="serve")
     for _ in range(20):
@@ -339,7 +339,7 @@ async def test_what_a_plain_function_sets_in_its_context_is_gone_in_the_next_cal
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 async def test_a_forked_child_starts_threads_of_its_own() -> None:
-    """The threads that stay for the next calls are the parent's: a child that waited for one would wait for ever."""
+    """The threads kept for later calls are the parent's: a child that waited for one would wait for ever."""
     await FunctionTool(lambda: None, name="nothing").call({}, CONTEXT)
     child = os.fork()
     if child == 0:

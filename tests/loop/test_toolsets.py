@@ -1,4 +1,4 @@
-"""Toolsets of a user's own: asked before every run, and closed with their factory."""
+"""Toolsets of a user's own: read before every run, and closed with their factory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named(name: str) -> FunctionTool:
 
 
 class Shelf:
-    """A toolset whose tools can be changed, and that notes what is asked of it."""
+    """A toolset whose tools can be changed, and that counts how often it is read."""
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
@@ -59,7 +59,7 @@ def offered(seen: list[list[str]], request: ModelRequest) -> str:
 
 
 async def test_tools_are_asked_for_before_every_run() -> None:
-    """What has changed is taken up by the next run; own tools stay first."""
+    """The next run has the changed tools; own tools stay first."""
     shelf, seen = Shelf("a"), list[list[str]]()
     driver = ScriptedDriver(lambda request: offered(seen, request))
     async with perdure.connect("memory://", tools=[named("own"), shelf], driver=driver) as app:
@@ -74,7 +74,7 @@ async def test_tools_are_asked_for_before_every_run() -> None:
 
 
 async def test_a_toolset_that_fails_stops_the_run_before_it_begins() -> None:
-    """Nothing is kept; one that fails does not keep others from being closed."""
+    """Nothing is kept; a toolset that fails does not keep others from being closed."""
     good, bad = Shelf("a"), Shelf("b")
     bad.problem = ConfigurationError("The shelf is locked.")
     async with perdure.connect("memory://", tools=[bad, good], driver=ScriptedDriver(["done"])) as app:
@@ -89,7 +89,7 @@ async def test_a_toolset_that_fails_stops_the_run_before_it_begins() -> None:
 
 @pytest.mark.parametrize("taken", ["own", "helper"])
 async def test_a_name_that_is_taken_is_refused(taken: str) -> None:
-    """By an own tool or by a sub-agent."""
+    """It is refused if an own tool or a sub-agent has the name."""
     loops = LoopFactory(
         tools=[named("own"), Shelf(taken)], subagents=[AgentDefinition("helper")], driver=ScriptedDriver(["done"])
     )
@@ -98,7 +98,7 @@ async def test_a_name_that_is_taken_is_refused(taken: str) -> None:
 
 
 async def test_a_loop_is_not_built_without_its_tools() -> None:
-    """Whoever builds loops by hand is told to connect first; an agent without such tools needs not."""
+    """A loop built by hand raises until its tools are connected; an agent without such tools needs no connection."""
     agent, loops = (
         AgentDefinition("a"),
         LoopFactory(tools=[Shelf("a")], driver=ScriptedDriver([ToolCall("a", {}), "ok"])),
@@ -115,7 +115,7 @@ async def test_a_loop_is_not_built_without_its_tools() -> None:
 
 
 async def test_sub_agents_and_branches_have_the_tools_too() -> None:
-    """In a session of their own, or beside each other."""
+    """They have them in a session of their own, and beside each other."""
     seen: list[list[str]] = []
 
     def reply(request: ModelRequest) -> object:
@@ -138,8 +138,8 @@ async def test_sub_agents_and_branches_have_the_tools_too() -> None:
 
 
 def test_what_is_neither_a_tool_nor_a_toolset_is_refused() -> None:
-    """A class is not one of its objects."""
+    """A class of toolsets and a command are refused."""
     with pytest.raises(ConfigurationError):
         LoopFactory(tools=[Shelf])
     with pytest.raises(ConfigurationError):
-        LoopFactory(tools=["uvx some-server"])  # type: ignore[list-item]  # which is what is refused
+        LoopFactory(tools=["uvx some-server"])  # type: ignore[list-item]  # as the test asks

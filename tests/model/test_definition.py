@@ -1,4 +1,4 @@
-"""What an agent is."""
+"""The definition of an agent."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def test_a_name_is_enough():
 
 
 def test_only_the_name_is_positional():
-    """The other fields are given by name, so that their order means nothing."""
+    """The other fields are given by name, so their order means nothing."""
     with pytest.raises(TypeError):
         AgentDefinition("support", "label")
 
 
 def test_names_may_come_as_lists():
-    """Lists of names become tuples; no tools and every tool are two things."""
+    """Lists of names become tuples; no tools and every tool are different."""
     agent = AgentDefinition("a", tools=["x"], tools_deny=["y"], capabilities=["z"])
     assert (agent.tools, agent.tools_deny, agent.capabilities) == (("x",), ("y",), ("z",))
     assert AgentDefinition("a", tools=()).tools == ()
 
 
 def test_a_model_may_be_given_by_name():
-    """A model's name stands for a config of that name."""
+    """A model's name means a config of that name."""
     assert AgentDefinition("a", model="openai:gpt-5") == AgentDefinition("a", model=ModelConfig("openai:gpt-5"))
     assert AgentDefinition("a", model="offline").model_config == ModelConfig("offline")
     assert AgentDefinition("a").model_config is None
@@ -91,7 +91,7 @@ def test_wrong_types_are_refused_where_they_stand(given, path):
     ],
 )
 def test_secrets_are_refused(metadata):
-    """A key that names a secret is refused however deep it stands, in metadata and in model settings."""
+    """A key that names a secret is refused at any depth, in metadata and in model settings."""
     with pytest.raises(ConfigurationError, match="looks like a secret"):
         AgentDefinition("a", metadata=metadata)
     with pytest.raises(ConfigurationError, match="looks like a secret"):
@@ -100,12 +100,12 @@ def test_secrets_are_refused(metadata):
 
 @pytest.mark.parametrize("metadata", [{"api_key": None}, {"max_tokens": 5}, {"keys": ["a"]}, {"tokenizer": "x"}])
 def test_what_holds_no_secret_is_kept(metadata):
-    """An empty place for a secret, and words that only resemble one, are fine."""
+    """An empty value for a secret, and words that only resemble one, are accepted."""
     assert AgentDefinition("a", metadata=metadata).metadata == metadata
 
 
 def test_looking_for_secrets_ends():
-    """Metadata that holds itself, or is very deep, does not send the search for secrets in circles."""
+    """Metadata that contains itself, or is very deep, does not make the search for secrets endless."""
     circle: dict = {"a": [1, 2]}
     circle["self"], circle["again"] = circle, [circle, circle]
     deep: dict = {}
@@ -141,7 +141,7 @@ def test_other_parameters_of_an_address_are_kept(query):
 
 
 def test_a_key_that_an_earlier_release_has_stored_is_left_out():
-    """The definition still loads; nothing that is written from then on tells the key."""
+    """The definition still loads; from then on, the key is not written again."""
     plain = AgentDefinition("a", model=ModelConfig("m", base_url="https://host/v1?a=1&b=2")).to_dict()
     plain["model"]["base_url"] = "https://host/v1?a=1&api_key=s3cr3t&b=2"
     assert AgentDefinition.from_dict(plain).model.base_url == "https://host/v1?a=1&b=2"
@@ -150,7 +150,7 @@ def test_a_key_that_an_earlier_release_has_stored_is_left_out():
 
 
 def test_a_record_tells_no_key_in_an_address():
-    """Nor does it where the run was another program's, whose events a recorder has heard."""
+    """It has none even for another program's run, whose events a recorder has heard."""
     snapshot = LoopConfigSnapshot("m", "p", base_url="https://me:s3cr3t@host/v1?key=s3cr3t")
     assert snapshot.base_url == "https://host/v1"
 
@@ -161,7 +161,7 @@ def test_an_address_may_have_an_at_sign_in_its_path():
 
 
 def test_mappings_refuse_mutation():
-    """Metadata and settings are frozen, and copied from what was given."""
+    """Metadata and settings are frozen, and copied from the given mapping."""
     source = {"a": 1}
     for mapping in (AgentDefinition("a", metadata=source).metadata, ModelConfig("m", settings=source).settings):
         with pytest.raises(TypeError):
@@ -178,7 +178,7 @@ def test_copies_are_equal():
 
 
 def test_a_key_given_for_the_name_of_its_variable_is_refused_and_not_shown() -> None:
-    """A pasted key would be stored with every session, and must not stand in the error either."""
+    """A pasted key would be stored with every session, and must not be in the error either."""
     with pytest.raises(ConfigurationError, match="environment variable") as caught:
         ModelConfig("openai:gpt-5", api_key_env="sk-123-abc")
     assert "sk-123" not in str(caught.value)
@@ -187,12 +187,12 @@ def test_a_key_given_for_the_name_of_its_variable_is_refused_and_not_shown() -> 
 
 @pytest.mark.parametrize("key", ["clientSecret", "private_key", "api_token", "apiKey", "Cookie", "session-token"])
 def test_what_looks_like_a_secret_is_refused(key: str) -> None:
-    """Names of secrets are recognised however they are spelt."""
+    """Names of secrets are recognised in any spelling."""
     with pytest.raises(ConfigurationError, match="looks like a secret"):
         AgentDefinition("agent", metadata={key: "x"})
 
 
 @pytest.mark.parametrize("key", ["token_count", "author", "keyboard", "sessions", "secretary"])
 def test_what_only_sounds_like_a_secret_passes(key: str) -> None:
-    """Ordinary words with a secret's letters in them are no secrets."""
+    """Ordinary words with a secret's letters in them are accepted."""
     assert AgentDefinition("agent", metadata={key: "x"}).metadata == {key: "x"}

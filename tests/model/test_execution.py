@@ -22,7 +22,7 @@ CALL = ToolCall("look", {"at": "sky"})
 
 
 def clock(*seconds: float):
-    """A clock that shows these seconds after START, one at each look, and then stays."""
+    """Return a clock that shows these seconds after START, one at each call, and then stays."""
     left = list(seconds)
     return lambda: START + timedelta(seconds=left.pop(0) if len(left) > 1 else left[0])
 
@@ -79,13 +79,13 @@ def test_a_step_lists_its_calls_errors_and_usage():
 
 
 def test_a_step_keeps_its_input_as_a_view():
-    """The input messages of a step are the transcript that was given, not a copy."""
+    """The input messages of a step are the given transcript, not a copy."""
     view = Transcript.of([Message.user("hi")])
     assert AgentStep.of([], input=view).input_messages is view
 
 
 def test_durations_are_seconds():
-    """Tools, steps and runs know how long they took; an unfinished tool does not, an unfinished run takes until now."""
+    """Tools, steps and runs have a duration; an unfinished tool has none, and an unfinished run's lasts until now."""
     assert tool_run().duration is None
     assert tool_run(completed_at=START + timedelta(seconds=1.5)).duration == 1.5
     assert StepExecution(AgentStep(), START, START + timedelta(seconds=2)).duration == 2
@@ -95,13 +95,13 @@ def test_durations_are_seconds():
 
 
 def test_a_step_execution_goes_by_its_steps_id():
-    """The completed step and its wrapper are one identity."""
+    """The completed step and its wrapper have one identity."""
     step = answer()
     assert StepExecution(step, START).id == step.id
 
 
 def test_usage_adds_up():
-    """Usage adds field by field; total tokens are input and output, of which the rest is part."""
+    """Usage adds field by field; total tokens are input and output, which include the rest."""
     total = Usage(1, 2, 3, 4, 5, 0.5) + Usage(10, 20, 30, 40, 50, 0.25)
     assert total == Usage(11, 22, 33, 44, 55, 0.75)
     assert total.total_tokens == 33
@@ -115,7 +115,7 @@ def test_a_fresh_run_is_in_progress_and_new():
 
 
 def test_a_completed_step_is_archived_with_its_times_and_signals():
-    """Completing the step under way wraps it with its times and the signals that stand, and clears its place."""
+    """Completing the step under way wraps it with its times and current signals, and clears its place."""
     with ids.use(clock=clock(0, 1, 4)):
         run = ExecutionState.fresh().with_current_step(answer())
         run = run.with_stop_signal(StopSignal(StopReason.USER_REQUESTED))
@@ -132,14 +132,14 @@ def test_a_completed_step_is_archived_with_its_times_and_signals():
 
 
 def test_a_step_counts_from_when_it_was_started():
-    """A step whose start was announced keeps that time when its content arrives."""
+    """A step that was started keeps that time when its content arrives."""
     with ids.use(clock=clock(0, 1, 8, 9)):
         run = ExecutionState.fresh().with_step_started().with_current_step(working()).with_current_step(answer())
     assert run.current_step_started_at == START + timedelta(seconds=1)
 
 
 def test_completing_without_a_step_changes_nothing():
-    """There is nothing to archive without a step under way."""
+    """Without a step under way there is nothing to archive."""
     run = ran(answer())
     assert run.with_current_step_completed() is run
     assert ExecutionState.fresh().last_step is None
@@ -147,7 +147,7 @@ def test_completing_without_a_step_changes_nothing():
 
 
 def test_changes_make_new_values():
-    """A run is not changed by what is derived from it, and each change shows on the new one."""
+    """A change makes a new run and leaves the old one unchanged."""
     before = ExecutionState.fresh()
     signal = StopSignal(StopReason.COMPLETED)
     assert before.with_stop_signal(signal).continuation.stop_signals == (signal,)
@@ -181,12 +181,12 @@ SIGNAL = StopSignal(StopReason.STEPS_LIMIT_REACHED)
     ],
 )
 def test_a_run_stops_as_described(run, stops):
-    """Signals stop a run unless going on was requested; without either, tool calls keep it going and nothing else."""
+    """Signals stop a run unless it was asked to continue; without either, only tool calls keep it running."""
     assert run.should_stop is stops
 
 
 def test_the_stop_reason_is_the_signals_or_completion():
-    """The highest signal is the reason; a completed run without signals simply completed; otherwise there is none."""
+    """The highest signal is the reason; a completed run without signals completed; any other run has no reason."""
     assert ran(answer()).stop_reason is None
     assert ran(answer()).ended(ExecutionStatus.COMPLETED).stop_reason is StopReason.COMPLETED
     assert ran(answer()).ended(ExecutionStatus.FAILED).stop_reason is None
@@ -203,7 +203,7 @@ def test_usage_and_errors_are_those_of_all_steps():
 
 
 def test_an_unlimited_budget_is_empty_and_never_exhausted():
-    """Without limits nothing is ever reached."""
+    """Without limits no budget is exhausted."""
     much = Spent(10**9, Usage(10**9, 10**9, cost=1e9), 1e9)
     assert ExecutionBudget.unlimited().is_empty
     assert ExecutionBudget() == ExecutionBudget.unlimited()
@@ -222,7 +222,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("name", "limit", "below", "at"), LIMITS)
 def test_each_limit_is_reached_at_its_value(name, limit, below, at):
-    """A limit alone makes the budget non-empty, holds below its value, and is reached at it."""
+    """A single limit makes the budget non-empty, allows less than its value, and is reached at it."""
     budget = ExecutionBudget(**{name: limit})
     assert not budget.is_empty
     assert budget.reached(below) is None
@@ -245,7 +245,7 @@ def test_a_limit_of_zero_allows_nothing():
 
 
 def test_a_deadline_may_be_in_any_time_zone():
-    """A deadline is an instant, whatever zone it is written in."""
+    """A deadline is an instant, in any zone it is written in."""
     budget = ExecutionBudget(deadline=START.astimezone(timezone(timedelta(hours=9))))
     assert budget.is_exhausted(Spent(at=START))
 
@@ -253,7 +253,7 @@ def test_a_deadline_may_be_in_any_time_zone():
 @pytest.mark.parametrize("name", ["max_steps", "max_tokens", "max_seconds", "max_cost"])
 @pytest.mark.parametrize("limit", [-1, True, "5", [], float("nan"), float("inf"), -0.5, 10**400, 10**5000], ids=brief)
 def test_a_limit_is_a_number_of_at_least_zero(name, limit):
-    """A limit that is negative, no number, or not finite is InvalidData that names the limit."""
+    """A limit that is negative, not a number, or not finite is InvalidData that names the limit."""
     with pytest.raises(InvalidData) as caught:
         ExecutionBudget(**{name: limit})
     assert caught.value.path == f"$.budget.{name}"

@@ -1,4 +1,4 @@
-"""The dicts that callers have: OpenAI's chat completions and Responses items, both read with nothing ignored."""
+"""Callers' dicts: OpenAI's chat completions and Responses items, both read with nothing ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parts_of(**given: Any) -> tuple[Part, ...]:
 
 
 def test_a_chat_completion_is_read() -> None:
-    """As the API takes it, and as OpenAI's client dumps it, with its empty fields."""
+    """It is read in the API's form and in that of OpenAI's client, with its empty fields."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     dumped = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "name": None}
     said = Message.of({"role": "assistant", "content": None, "tool_calls": [call], **dumped})
@@ -35,13 +35,13 @@ def test_a_chat_completion_is_read() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "  ", "{}", {}])
 def test_a_call_without_arguments_has_none(arguments: Any) -> None:
-    """Servers write that as an empty text too."""
+    """Servers also write that as an empty text."""
     call = {"id": "c1", "function": {"name": "now", "arguments": arguments}}
     assert Message.of({"role": "assistant", "tool_calls": [call]}).tool_calls == (ToolCall("now", {}, "c1"),)
 
 
 def test_what_has_no_place_here_is_kept_beside() -> None:
-    """A developer is a system message that knows its role; names, details and annotations are in the metadata."""
+    """A developer is a system message that keeps its role; names, details and annotations are in the metadata."""
     developer = Message.of({"role": "developer", "content": "Be brief.", "name": "ops"})
     assert (developer.role, developer.metadata["openai"]) == ("system", {"role": "developer", "name": "ops"})
     shown = Message.of(
@@ -96,7 +96,7 @@ def test_parts_of_both_apis_are_read(part: dict[str, Any], read: Part) -> None:
 
 
 def test_responses_items_of_one_answer_are_one_message() -> None:
-    """Thinking, text and calls come back together, with the ids that their provider wants to see again."""
+    """Thinking, text and calls come back together, with the ids that their provider needs again."""
     items = [
         {"role": "user", "content": "2 + 3?"},
         {
@@ -146,7 +146,7 @@ def test_responses_items_of_one_answer_are_one_message() -> None:
 
 
 def test_a_chat_message_is_never_joined_with_another() -> None:
-    """Only Responses items are parts of something; two answers of a chat are two."""
+    """Only Responses items are joined; two answers of a chat are two messages."""
     assert len(messages_of([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "$")) == 2
 
 
@@ -210,7 +210,7 @@ CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
     ],
 )
 def test_what_cannot_be_kept_is_an_error_there(given: dict[str, Any], path: str) -> None:
-    """Nothing is dropped without a word: the error names the place."""
+    """Nothing is dropped silently: the error names the place."""
     with pytest.raises(InvalidData) as caught:
         Message.of(given)
     assert caught.value.path == path
@@ -237,7 +237,7 @@ hostile = st.recursive(
 
 @given(items=st.lists(st.dictionaries(st.sampled_from(KEYS.split()), hostile, max_size=5), max_size=3))
 def test_whatever_is_given_is_a_message_or_a_typed_error(items: list[Any]) -> None:
-    """No dict, however strange, raises anything but perdure's own errors."""
+    """Any dict, however strange, gives messages or one of perdure's own errors."""
     try:
         made = messages_of(items, "$")
     except PerdureError:
@@ -257,7 +257,7 @@ def test_whatever_is_given_is_a_message_or_a_typed_error(items: list[Any]) -> No
     ],
 )
 def test_a_message_needs_content(given: dict[str, Any]) -> None:
-    """It is more likely a mistake than a message in which nothing is said; the place and the form are named."""
+    """An empty message is more likely a mistake; the error names the place and the form."""
     with pytest.raises(InvalidData, match="needs content: a text or a list of parts") as caught:
         Message.of(given)
     assert caught.value.path == "$.content"

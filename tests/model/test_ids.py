@@ -65,14 +65,14 @@ def test_any_other_text_is_refused(text):
 
 @pytest.mark.parametrize("value", [None, 5, b"abc", ["a"], object()])
 def test_only_text_is_an_id(value):
-    """A value that is no text at all is refused in the same way."""
+    """A value that is not a text is refused in the same way."""
     with pytest.raises(InvalidSessionId):
         SessionId(value)
 
 
 @given(st.text())
 def test_what_is_accepted_is_safe_as_a_file_name(text):
-    """Whatever text is accepted stays within its directory."""
+    """Any accepted text stays within its directory."""
     try:
         accepted = SessionId(text)
     except InvalidSessionId:
@@ -104,7 +104,7 @@ def test_the_clock_gives_utc():
 
 
 def test_clock_and_ids_are_replaced_within_a_block_only():
-    """use() replaces what it is given, leaves the rest alone, nests, and ends with its block."""
+    """use() replaces only the given functions, nests, and ends with its block."""
     with ids.use(clock=lambda: THEN):
         assert ids.now() == THEN
         assert uuid.UUID(ids.new_id()).version == 7
@@ -116,7 +116,7 @@ def test_clock_and_ids_are_replaced_within_a_block_only():
 
 
 def test_an_error_ends_the_replacement_too():
-    """A block left by an exception gives clock and ids back."""
+    """A block left by an exception restores clock and ids."""
     with pytest.raises(KeyError), ids.use(clock=lambda: THEN, ids=lambda: "fixed"):
         raise KeyError
     assert ids.now() != THEN
@@ -124,7 +124,7 @@ def test_an_error_ends_the_replacement_too():
 
 
 async def test_tasks_started_within_the_block_see_the_replacement_and_others_do_not():
-    """A replacement holds for this task and those it starts, not for its neighbours."""
+    """A replacement holds for this task and those it starts, not for other tasks."""
     entered, seen = asyncio.Event(), asyncio.Event()
 
     async def neighbour() -> datetime:
@@ -147,7 +147,7 @@ async def test_tasks_started_within_the_block_see_the_replacement_and_others_do_
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.lists(st.text(max_size=20), min_size=1, max_size=4))
 def test_no_two_sequences_of_names_share_an_id(one: list[str], other: list[str]) -> None:
-    """Whatever is in the names: slashes, what looks like an id that was made, halves of surrogate pairs."""
+    """Names may have slashes, halves of surrogate pairs, and look like a made id."""
     assert (SessionId.of(*one) == SessionId.of(*other)) is (one == other)
 
 

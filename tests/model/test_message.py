@@ -48,7 +48,7 @@ def test_id_and_metadata_can_be_given():
 
 
 def test_text_joins_texts_and_results():
-    """`text` is all that is text: several parts, and what tools returned, but no thinking and no media."""
+    """`text` joins text parts and tool results, without thinking and media."""
     message = Message.user("a", Thinking("hm"), Media("image/png", data=b"x"), "b", ToolResult("c", {"n": 1}))
     assert message.text == 'ab{"n":1}'
 
@@ -90,14 +90,14 @@ def test_media_has_either_bytes_or_an_address(given):
 
 @pytest.mark.parametrize("body", [{}, {"type": 5}, {"type": "text", "text": "x"}, {"type": "tool_call"}])
 def test_an_unknown_part_is_of_an_unknown_kind(body):
-    """A part cannot be unknown and of a kind that is known, or of none."""
+    """An unknown part needs a kind, and not a known one."""
     with pytest.raises(InvalidData):
         UnknownPart(body)
 
 
 @pytest.mark.parametrize("role", ["robot", "", None, 5, [], "User"])
 def test_a_role_is_one_of_four(role):
-    """A message of any other role is refused where it is made, for it could not be read again."""
+    """A message of any other role is refused at once, for it could not be read again."""
     with pytest.raises(InvalidData) as caught:
         Message(role)
     assert caught.value.path == "$.role"
@@ -106,7 +106,7 @@ def test_a_role_is_one_of_four(role):
 
 @pytest.mark.parametrize("content", [5, None, b"x", {"type": "text"}, ["a"]])
 def test_content_is_text_or_parts(content):
-    """What is neither a text nor a part is refused, with its place."""
+    """Any other value is refused, with its place."""
     with pytest.raises(InvalidData) as caught:
         Message.user("ok", content)
     assert caught.value.path == "$.parts[1]"
@@ -114,7 +114,7 @@ def test_content_is_text_or_parts(content):
 
 @pytest.mark.parametrize("metadata", [5, "abc", [("a", 1)], None])
 def test_metadata_is_a_mapping(metadata):
-    """Metadata and arguments that are no mapping are refused."""
+    """Metadata and arguments that are not a mapping are refused."""
     with pytest.raises(InvalidData):
         Message.user("x", metadata=metadata)
     with pytest.raises(InvalidData):
@@ -202,7 +202,7 @@ def test_copies_are_equal(message):
 
 
 def test_lone_surrogates_are_replaced_where_text_comes_in():
-    """Text that no UTF-8 can carry gets U+FFFD; whole characters stay as they are."""
+    """Text that UTF-8 cannot encode gets U+FFFD; whole characters stay as they are."""
     assert Message.user("a\ud83d b \U0001f600").text == "a\ufffd b \U0001f600"
     assert Message.tool("c", "\udc80").text == "\ufffd"
     assert clean_text("\ud83d\ude00") == "\U0001f600"
@@ -210,7 +210,7 @@ def test_lone_surrogates_are_replaced_where_text_comes_in():
 
 @given(st.text(st.characters(), max_size=20))
 def test_cleaned_text_is_utf8_and_whole_text_is_left_alone(text):
-    """Cleaning always gives encodable text, and changes nothing that was encodable."""
+    """Cleaning always gives encodable text, and leaves encodable text unchanged."""
     cleaned = clean_text(text)
     cleaned.encode()
     try:
@@ -239,7 +239,7 @@ class Stringable:
 
 @pytest.mark.parametrize(("value", "text"), [("hi", "hi"), (Stringable(), "as text"), (Colour.RED, "red"), ("", "")])
 def test_of_takes_texts_and_what_turns_into_text(value, text):
-    """A text, or anything with a text form of its own, becomes a user's message."""
+    """A text, or an object with a text form of its own, becomes a user's message."""
     message = Message.of(value)
     assert (message.role, message.text) == ("user", text)
     assert Message.of(value, role="system").role == "system"
@@ -253,7 +253,7 @@ def test_of_refuses_what_is_no_message(value):
 
 
 def test_of_returns_a_message_as_it_is():
-    """A message is taken as it is, whatever role is asked for."""
+    """A message is returned unchanged, whatever role is given."""
     message = Message.assistant("x")
     assert Message.of(message, role="user") is message
 
@@ -280,7 +280,7 @@ def test_of_reads_parts():
 
 
 def test_a_tool_message_without_content_is_empty():
-    """A result that was left out is no text, rather than the word null."""
+    """A missing result is an empty text, not the word null."""
     assert Message.of({"role": "tool", "tool_call_id": "c1"}).text == ""
 
 
@@ -325,7 +325,7 @@ def test_of_ignores_nothing(given, path):
 
 
 def test_a_list_of_parts_is_copied():
-    """What the caller does to it afterwards changes no message."""
+    """A later change to the caller's list changes no message."""
     parts = [Text("x"), "y"]
     message = Message("user", parts)
     parts.clear()
@@ -355,7 +355,7 @@ def test_neighbours_share_what_is_the_same_in_their_metadata() -> None:
 
 @pytest.mark.parametrize("others", [(1, True, 1.0), ("1", 1, "1"), ([1], [True], [1.0]), ({"a": 1}, {"a": True}, {})])
 def test_metadata_that_is_only_equal_keeps_its_types_and_its_order(others: tuple[Any, ...]) -> None:
-    """1, True and 1.0 are equal in Python and three things in JSON; so are two orders of one object."""
+    """1, True and 1.0 are equal in Python and different in JSON; so are two orders of one object."""
     given = [{"a": each, "b": "x"} for each in others]
     made = [
         Message.user("hi", metadata=each).metadata for each in (*given, *({"b": "x", "a": each} for each in others))
@@ -365,7 +365,7 @@ def test_metadata_that_is_only_equal_keeps_its_types_and_its_order(others: tuple
 
 
 def test_what_a_caller_does_to_metadata_later_reaches_no_message() -> None:
-    """Neither the one it was given to, nor the next that has the same."""
+    """Neither the message it was given to changes, nor the next one with the same metadata."""
     given = {"note": "mine", "list": [1]}
     first = Message.user("a", metadata=given)
     given["note"] = "changed"
@@ -375,7 +375,7 @@ def test_what_a_caller_does_to_metadata_later_reaches_no_message() -> None:
 
 
 def test_an_envelope_keeps_any_json_and_says_nothing() -> None:
-    """It is frozen as other parts are, and has no part in what the message says."""
+    """It is frozen like other parts, and adds nothing to the message's text."""
     message = Message.user("Hi", Envelope("acme", {"a": [1, {"b": None}]}))
     assert message.text == "Hi"
     assert message.parts[1].body == {"a": [1, {"b": None}]}
@@ -385,7 +385,7 @@ def test_an_envelope_keeps_any_json_and_says_nothing() -> None:
 
 
 def test_an_older_release_keeps_an_envelope() -> None:
-    """To a release that does not know it, it is a part of an unknown kind, and is written as it was read."""
+    """A release that does not know it reads an unknown part, and writes it unchanged."""
     plain = Message.user("Hi", Envelope("acme", {"a": {"$": 0}})).to_dict()
     plain["parts"][1]["type"] = "envelope-2"
     kept = Message.from_dict(plain)

@@ -1,4 +1,4 @@
-"""Our messages as OpenAI's, and back: what the form has a place for comes back as it was."""
+"""perdure's messages in OpenAI's form, and back: every part that the form has comes back the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ audio = st.builds(Media, st.sampled_from(["audio/wav", "audio/mpeg"]), data=st.b
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Message]:
-    """Exchanges in which every call has its result."""
+    """Return exchanges in which every call has its result."""
     made: list[Message] = []
     for turn in range(draw(st.integers(1, 3))):
         made.append(
@@ -72,7 +72,7 @@ def test_any_history_is_valid_for_the_api(given_: list[Message]) -> None:
 
 
 def test_what_openai_said_beside_comes_back() -> None:
-    """A developer, names, refusals and the detail of an image, which our form has no place for."""
+    """A developer, names, refusals and the detail of an image come back, though perdure has no part for them."""
     forms = [
         {"role": "developer", "content": "Be brief.", "name": "ops"},
         {
@@ -90,7 +90,7 @@ def test_what_openai_said_beside_comes_back() -> None:
 
 
 def test_what_the_form_has_no_place_for() -> None:
-    """Thinking is left out, a file by address is named in a text, and a message with nothing left is no message."""
+    """Thinking is left out, a file by address is named in a text, and a message without other parts is dropped."""
     shown = Message.user("See", Media("application/pdf", url="https://x.org/a.pdf", name="a"))
     thought = Message.assistant(Thinking("Hm."), Opaque("acme", {}))
     drawn = Message.assistant(Text("Here:"), Media("image/png", data=b"abc"))
@@ -110,20 +110,20 @@ def test_what_the_form_has_no_place_for() -> None:
 
 
 def test_foreign_metadata_is_no_obstacle() -> None:
-    """Whatever a caller keeps under the same key of the metadata."""
+    """The metadata may have any value under the same key."""
     for mine in (5, {"parts": 5}, {"parts": {"0": 5}}, {"name": 5, "role": 5}):
         assert openai_messages([Message.user("a", metadata={"openai": mine})]) == [{"role": "user", "content": "a"}]
 
 
 def test_an_envelope_is_left_out() -> None:
-    """What is left of another framework's item means nothing to OpenAI."""
+    """OpenAI cannot use another framework's envelope."""
     envelope = Envelope("acme", {"type": "message"})
     assert openai_messages([Message.user("Hi", envelope)]) == [{"role": "user", "content": "Hi"}]
     assert openai_messages([Message("assistant", (envelope,))]) == []
 
 
 def test_a_blank_text_goes_with_the_opaque_part_it_belongs_to() -> None:
-    """What is written can be taken in and written again: without its opaque part, a blank text says nothing."""
+    """Without its opaque part, a blank text is dropped, so a written message can be read and written again."""
     blank = Text("")
     assert openai_messages(compile_prompt([Message("assistant", (Opaque("acme"), blank))])) == []
     call = ToolCall("look", {}, id="c1")

@@ -1,4 +1,4 @@
-"""Rules about how long sessions are kept, and which of them a session has."""
+"""Rules for how long sessions are kept, and which rules a session has."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ rules = st.builds(Retention, age=spans, idle=spans, versions=st.none() | st.inte
 
 
 def info(created: float = 0.0, updated: float = 0.0, **more: Any) -> AgentSessionInfo:
-    """A header of a session that was created and updated so many days ago."""
+    """Return a header of a session that was created and updated that many days ago."""
     times = {"created_at": NOW - created * DAY, "updated_at": NOW - updated * DAY}
     return AgentSessionInfo(SessionId("s"), "agent", **{**times, **more})
 
 
 def test_age_counts_from_the_creation_and_idle_from_the_last_update() -> None:
-    """A session is over once it is older than one of both; at that very moment it is not."""
+    """A session is over once it is older than one of both, but not at that very moment."""
     rule = Retention(age=10 * DAY, idle=3 * DAY)
     assert not rule.is_over(info(9, 2), NOW)
     assert not rule.is_over(info(10, 3), NOW)
@@ -37,7 +37,7 @@ def test_age_counts_from_the_creation_and_idle_from_the_last_update() -> None:
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
 def test_older_versions_are_kept_by_number(kept: int, first: int, more: int) -> None:
-    """Once the rule was applied, just so many are left before the newest, and it has nothing more to do."""
+    """Once the rule is applied, exactly that number is left before the newest, and it has nothing more to do."""
     before = info(version=first + more, first_version=first)
     oldest = Retention(versions=kept).forgets_before(before)
     if oldest is None:
@@ -50,7 +50,7 @@ def test_older_versions_are_kept_by_number(kept: int, first: int, more: int) -> 
 
 @given(st.lists(rules, min_size=1, max_size=4), st.floats(0, 30_000), st.floats(0, 30_000))
 def test_of_several_tags_the_longest_keeps(several: list[Retention], old: float, rest: float) -> None:
-    """A session is over once it is by the rule of each of its tags, and a version goes that each lets go."""
+    """A session or a version goes only once the rules of all its tags let it go."""
     policy = RetentionPolicy(tags={str(number): rule for number, rule in enumerate(several)})
     header = info(old, min(old, rest), tags=tuple(policy.tags), version=500_000)
     assert policy.is_over(header, NOW) == all(rule.is_over(header, NOW) for rule in several)
@@ -59,7 +59,7 @@ def test_of_several_tags_the_longest_keeps(several: list[Retention], old: float,
 
 
 def test_the_most_specific_rule_counts_alone() -> None:
-    """A session's own comes first, then its tags', its owner's, the default; what a rule does not name is kept."""
+    """A session's own rule comes first, then its tags', its owner's, the default; a rule keeps all it does not name."""
     week, month, year = (Retention(idle=days * DAY) for days in (7, 30, 365))
     policy = RetentionPolicy(default=week, tags={"a": month, "b": year}, owners={"ada": Retention(versions=5)})
     assert policy.rules_of(info()) == [week]
@@ -74,7 +74,7 @@ def test_the_most_specific_rule_counts_alone() -> None:
 
 @given(rules)
 def test_a_mark_stands_for_one_rule(rule: Retention) -> None:
-    """A session is found by it, and the rule is read from it."""
+    """A session is found by its mark, and the rule is read from it."""
     assert rule_of_mark(keep_mark(rule)) == rule
 
 
@@ -88,12 +88,12 @@ def test_a_mark_that_cannot_be_read_stands_for_none() -> None:
     ("text", "days"), [("1d", 1), ("2w", 14), ("1y", 365), ("36h", 1.5), ("30min", 1 / 48), ("30m", 1 / 48)]
 )
 def test_spans_as_people_write_them(text: str, days: float) -> None:
-    """A number and a unit."""
+    """A span is a number and a unit."""
     assert span_of(text, "$") == days * DAY
 
 
 def test_a_policy_as_a_file_says_it() -> None:
-    """The default stands at the top; an empty table keeps for ever."""
+    """The default is at the top; an empty table keeps for ever."""
     plain = {
         "idle": "90d",
         "tags": {"audit": {"age": "7y", "versions": 3}, "vip": {}},
@@ -127,7 +127,7 @@ def test_a_policy_as_a_file_says_it() -> None:
     ],
 )
 def test_a_wrong_policy_names_the_field(plain: Any, path: str) -> None:
-    """InvalidData has the path to what is wrong."""
+    """InvalidData has the path to the wrong value."""
     with pytest.raises(InvalidData) as caught:
         RetentionPolicy.from_dict(plain)
     assert caught.value.path == path
@@ -137,14 +137,14 @@ def test_a_wrong_policy_names_the_field(plain: Any, path: str) -> None:
     "wrong", [{"idle": 3}, {"age": timedelta(0)}, {"idle": -DAY}, {"versions": 0}, {"versions": 1.5}]
 )
 def test_a_wrong_rule_is_refused(wrong: dict[str, Any]) -> None:
-    """A time is a timedelta of more than nothing, and a number one of at least 1."""
+    """A time is a positive timedelta, and a number is at least 1."""
     with pytest.raises(InvalidData) as caught:
         Retention(**wrong)
     assert caught.value.path == f"$.{next(iter(wrong))}"
 
 
 def test_the_tags_of_a_hold() -> None:
-    """`hold`, and `hold:` with the name of a case."""
+    """The tags are `hold`, and `hold:` with the name of a case."""
     assert [tag for tag in ("hold", "hold:", "hold:a", "holder", "on-hold", "HOLD", "") if is_hold(tag)] == [
         *("hold", "hold:", "hold:a")
     ]

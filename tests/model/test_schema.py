@@ -1,4 +1,4 @@
-"""The package that checks JSON schemas is an extra: without it, what needs it says so before anything runs."""
+"""The package that checks JSON schemas is an extra: without it, its features raise before anything runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_tools_in_python_need_no_package_for_schemas() -> None:
 
 
 def test_an_agent_file_with_a_form_names_the_extra(tmp_path: Path) -> None:
-    """The file is in order, so the error is about the package and not about the file."""
+    """The file is valid, so the error is about the package and not about the file."""
     (tmp_path / "a.yaml").write_text("name: a\noutput: {type: object}\n")
     with pytest.raises(ConfigurationError, match=INSTALL):
         perdure.load_definition(tmp_path / "a.yaml")

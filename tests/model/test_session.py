@@ -59,7 +59,7 @@ def test_legal_moves(current, wanted):
 
 @pytest.mark.parametrize(("current", "wanted"), sorted(set(itertools.permutations(SessionStatus, 2)) - LEGAL))
 def test_illegal_moves(current, wanted):
-    """Any other move raises, and says what would be allowed."""
+    """Any other move raises, and lists the allowed ones."""
     with pytest.raises(IllegalStatusChange) as caught:
         session(current).with_status(wanted)
     error = caught.value
@@ -85,7 +85,7 @@ def test_each_status_has_a_verb():
 
 
 def test_a_status_may_be_given_by_its_name():
-    """A status given as text becomes the status; a text that is none is InvalidData."""
+    """A status given as text becomes the status; any other text is InvalidData."""
     assert session().with_status("suspended").status is SUSPENDED
     made = session()
     assert made.with_status("active") is made
@@ -97,7 +97,7 @@ def test_a_status_may_be_given_by_its_name():
 
 @pytest.mark.parametrize("status", SessionStatus)
 def test_a_new_state_leaves_the_status_alone(status):
-    """with_state() changes state and time, and nothing else, whatever the state's run came to."""
+    """with_state() changes only state and time, whatever the end of the state's run."""
     state = AgentState().with_execution_started()
     with ids.use(clock=lambda: LATER):
         after = session(status).with_state(state)
@@ -130,7 +130,7 @@ def test_tags_are_texts(tags):
 
 
 def test_reconstitute_sets_version_and_time_only():
-    """A store hands a session back with its version and time, and notes since when its view is shown."""
+    """A store returns a session with its version and time, and with the version since which its view is shown."""
     before = session(SUSPENDED)
     after = AgentSession.reconstitute(before, version=7, updated_at=LATER)
     assert (after.version, after.info.updated_at, after.status) == (7, LATER, SUSPENDED)
@@ -139,7 +139,7 @@ def test_reconstitute_sets_version_and_time_only():
 
 @pytest.mark.parametrize("bad", ["../../etc/passwd", "", "a/b", "x" * 201, "ü", None, 5])
 def test_a_header_has_a_valid_id(bad):
-    """No header can carry an id that a store must not use, neither its own nor its parent's."""
+    """A header refuses an id that a store must not use, for itself and for its parent."""
     with pytest.raises(InvalidSessionId):
         AgentSessionInfo(bad, "support")
     if bad is not None:
@@ -169,7 +169,7 @@ def test_copies_are_equal():
 
 
 def test_a_page_of_headers_is_a_sequence():
-    """A page iterates, counts and indexes its headers, and knows the next page and what was damaged."""
+    """A page iterates, counts and indexes its headers, and has the next page and the damaged records."""
     infos = [session().info, session(FAILED).info]
     damaged = CorruptRecord("s-9", "head 3", "its checksum does not match")
     page = SessionInfoList(infos, next="cursor", damaged=[damaged])

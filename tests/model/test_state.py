@@ -1,4 +1,4 @@
-"""The agent's state: what lasts, what is per run, and how a step joins both."""
+"""The agent's state: its lasting part, its part per run, and how a step joins both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OOPS = ErrorRecord("ValueError", "oops")
 
 
 def ticking():
-    """A clock that is a second later each time somebody looks."""
+    """Return a clock that moves by a second at each call."""
     looks = iter(range(10**6))
     return lambda: START + timedelta(seconds=next(looks))
 
@@ -55,7 +55,7 @@ def done(state: AgentState, *steps: AgentStep) -> AgentState:
 
 
 def test_a_new_state_has_an_identity_and_no_execution():
-    """A new state has its own agent id and times, and nothing that belongs to a run."""
+    """A new state has its own agent id and times, and no part of a run."""
     with ids.use(clock=lambda: START, ids=iter(["agent-1"]).__next__):
         state = AgentState()
     assert (state.agent_id, state.parent_agent_id) == ("agent-1", None)
@@ -66,7 +66,7 @@ def test_a_new_state_has_an_identity_and_no_execution():
 
 
 def test_between_executions_the_accessors_are_empty():
-    """Without an execution every accessor of a run says so, and none raises."""
+    """Without an execution every accessor of a run has an empty value, and none raises."""
     state = AgentState()
     assert (state.status, state.execution_duration, state.last_step, state.last_step_type) == (None, None, None, None)
     assert (state.steps, state.step_count, state.stop_reason, state.should_stop) == ((), 0, None, False)
@@ -112,12 +112,12 @@ def test_errors_of_a_run_are_listed():
 
 
 def test_there_is_no_final_response_without_a_message():
-    """A final step without output has no response to give."""
+    """A final step without output has no response."""
     assert done(AgentState(), AgentStep()).final_response is None
 
 
 def test_the_current_response_is_the_latest_output():
-    """While a run goes on, the current response is what the step under way, or else the last one, has put out."""
+    """During a run, the current response is the output of the step under way, or else of the last one."""
     state = AgentState().with_current_step(working())
     assert [message.text for message in state.current_response] == ["hm", "blue"]
     state = state.with_current_step_completed()
@@ -142,7 +142,7 @@ SIGNAL = StopSignal(StopReason.USER_REQUESTED)
     ],
 )
 def test_a_state_stops_as_its_execution_does(state, stops):
-    """should_stop is the execution's answer, and False where there is none."""
+    """should_stop is the execution's answer, and False without an execution."""
     assert state.should_stop is stops
 
 
@@ -172,14 +172,14 @@ CHANGES = {
 
 
 def test_every_change_is_tested():
-    """The table of changes below knows every method that makes a changed state."""
+    """The table of changes below has every method that makes a changed state."""
     verbs = {name for name in dir(AgentState) if name.startswith(("with_", "for_"))}
     assert verbs == set(CHANGES)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_every_change_makes_a_new_value_and_moves_updated_at(change):
-    """A change leaves the old state as it was, keeps identity and creation, and moves updated_at on."""
+    """A change leaves the old state unchanged, keeps identity and creation, and moves updated_at."""
     with ids.use(clock=ticking()):
         before = AgentState().with_messages(Message.user("hi")).with_current_step(working())
         kept = before.to_dict()
@@ -192,7 +192,7 @@ def test_every_change_makes_a_new_value_and_moves_updated_at(change):
 
 
 def test_changes_show_where_they_belong():
-    """Each change is seen through its accessor."""
+    """Each change shows in its accessor."""
     state = AgentState()
     assert state.with_system_prompt("p").context.system_prompt == "p"
     assert state.with_metadata("a", 1).with_metadata("b", 2).with_metadata("a", 3).metadata == {"a": 3, "b": 2}
@@ -235,14 +235,14 @@ def test_output_messages_are_tagged_with_where_they_come_from():
 
 @pytest.mark.parametrize(("step", "is_trace"), [(working(), True), (failing(), True), (answer(), False)])
 def test_only_steps_that_are_not_final_leave_traces(step, is_trace):
-    """Messages of tool and error steps are traces; a final response does not carry the flag at all."""
+    """Messages of tool and error steps are traces; a final response has no such flag."""
     state = AgentState().with_current_step(step)
     assert {message.is_trace for message in state.messages} == {is_trace}
     assert all(("is_trace" in message.metadata) is is_trace for message in state.messages)
 
 
 def test_a_steps_output_is_the_transcripts_own_messages():
-    """The step on the state refers to the messages in the transcript; they are not copied beside it."""
+    """The step on the state refers to the messages in the transcript, without copies."""
     state = done(AgentState().with_messages(Message.user("hi")), working())
     (step,) = state.steps
     assert [*step.output_messages] == [*state.messages][1:]
@@ -250,7 +250,7 @@ def test_a_steps_output_is_the_transcripts_own_messages():
 
 
 def test_a_step_that_grows_adds_what_is_new():
-    """The same step handed over again with more output adds only the new messages."""
+    """The same step with more output adds only the new messages."""
     step = AgentStep.of([Message.assistant(tool_calls=[CALL])])
     state = AgentState().with_current_step(step)
     grown = state.execution.current_step.output_messages.append(Message.tool(CALL.id, "blue"))
@@ -261,7 +261,7 @@ def test_a_step_that_grows_adds_what_is_new():
 
 
 def test_output_that_is_handed_over_alone_is_that_of_a_step_that_grows():
-    """Both ways of adding a message to a step come to the same."""
+    """Both ways of adding a message to a step give the same state."""
     step = AgentStep.of([Message.assistant(tool_calls=[CALL])])
     result = Message.tool(CALL.id, "blue")
     before = AgentState().with_messages(Message.user("hi")).with_current_step(step)
@@ -285,7 +285,7 @@ def test_a_steps_calls_are_worked_out_once():
 
 
 def test_a_step_that_gains_output_knows_the_calls_in_it():
-    """They are not looked for again, and are those that its output holds."""
+    """They are not searched again, and equal those in its output."""
     more = ToolCall("look", {}, "more")
     state = AgentState().with_step_output(AgentStep(), Message.assistant("Wait.", tool_calls=[CALL]))
     state = state.with_step_output(state.execution.current_step, Message.tool(CALL.id, "blue"))
@@ -296,7 +296,7 @@ def test_a_step_that_gains_output_knows_the_calls_in_it():
 
 
 def test_a_step_that_grows_keeps_to_its_own_messages():
-    """What others put into the transcript while a step is under way does not become the step's output."""
+    """Messages that others add to the transcript during a step do not become the step's output."""
     step = AgentStep.of([Message.assistant(tool_calls=[CALL])])
     state = AgentState().with_current_step(step).with_messages(Message.user("hurry"))
     grown = step.output_messages.append(Message.tool(CALL.id, "blue"))
@@ -366,7 +366,7 @@ def test_fields_cannot_be_assigned():
 
 @given(states())
 def test_every_reachable_state_can_be_copied_and_summarised(state):
-    """deepcopy and pickle give an equal state that goes on by itself, and no accessor of it raises."""
+    """deepcopy and pickle give an equal, independent state, and no accessor of it raises."""
     for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
         assert twin == state
         twin.with_messages(Message.user("x"))

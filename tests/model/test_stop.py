@@ -1,4 +1,4 @@
-"""Stop reasons, signals and the continuation that weighs them."""
+"""Stop reasons, signals, and the continuation that weighs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_ORDER = [
 
 
 def test_priorities_are_those_of_the_table():
-    """Priority 0 is the highest; the model's own reasons to stop share the rank that the table gives them."""
+    """Priority 0 is the highest; the model's own reasons to stop share one rank, as in the table."""
     assert sorted(StopReason, key=lambda reason: reason.priority) == IN_ORDER
     assert [reason.priority for reason in IN_ORDER] == [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9]
 
@@ -52,7 +52,7 @@ def test_without_signals_nothing_stops():
 
 
 def test_a_requested_continuation_overrides_signals():
-    """Signals ask to stop until somebody asks to go on, and again once that is taken back."""
+    """Signals stop a run unless a continuation is requested, and stop it again once the request is withdrawn."""
     stopping = ExecutionContinuation().with_stop_signal(StopSignal(StopReason.USER_REQUESTED))
     assert stopping.should_stop
     assert not stopping.with_continuation_requested().should_stop
@@ -60,7 +60,7 @@ def test_a_requested_continuation_overrides_signals():
 
 
 def test_changes_make_new_values():
-    """A continuation is not changed by what is derived from it."""
+    """A change makes a new continuation and leaves the old one unchanged."""
     before = ExecutionContinuation()
     before.with_stop_signal(StopSignal(StopReason.COMPLETED))
     before.with_continuation_requested()
@@ -70,14 +70,14 @@ def test_changes_make_new_values():
 
 
 def test_changes_keep_the_fields_of_a_newer_release():
-    """What was read and is not known stays on the value through every change."""
+    """An unknown field that was read stays on the value through every change."""
     read = ExecutionContinuation.from_dict({"format": 1, "patience": 3})
     changed = read.with_stop_signal(StopSignal(StopReason.COMPLETED)).with_continuation_requested()
     assert changed.to_dict()["patience"] == 3
 
 
 def test_explain_names_signals_and_the_request():
-    """explain() says in words which signals stand and whether going on was requested."""
+    """explain() names the signals, and says if a continuation was requested."""
     assert ExecutionContinuation().explain() == "No Stop Signals; Continuation Requested: No"
     signals = (StopSignal(StopReason.COMPLETED), StopSignal(StopReason.TOKEN_LIMIT_REACHED))
     assert ExecutionContinuation(signals, True).explain() == (

@@ -1,4 +1,4 @@
-"""What steps and events tell of calls is stored once, in messages, and comes back as it was."""
+"""Calls and results in steps and events are stored once, in messages, and come back the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.testing.samples import new_session
 
 ALIKE: list[Any] = [None, True, 1, 1.0, "1", False, 0, "", [], {}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], [True]]
 ALIKE += [{"$said": True}, {"$said": 1}, {"$said": {"$said": True}}, {"$said": True, "a": 1}, "[… 3 left out]"]
-"""Results of which some are equal and yet not the same, and some look like what stands for a result."""
+"""Results that are equal but differ in JSON, and some that look like the marker for a result."""
 
 outcomes = st.sampled_from(ALIKE)
 runs = st.sampled_from(["run-1", "run-2", None])
@@ -32,13 +32,13 @@ calls = st.builds(
 
 
 def as_stored(value: Any) -> bytes:
-    """To the byte: `==` takes True for 1."""
+    """Compare to the byte: `==` takes True for 1."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    """A call or a result of any run, of which there may be several with one id; or a copy that a compaction shows."""
+    """Return a call or a result of any run, perhaps with another's id; or a copy that a compaction shows."""
     run = draw(runs)
     tags: dict[str, Any] = {} if run is None else {"execution_id": run}
     tags |= {"compaction": "truncate"} if draw(st.integers(0, 5)) == 0 else {}
@@ -60,7 +60,7 @@ def events(draw: st.DrawFn) -> LoopEvent:
 
 @given(st.lists(st.lists(events(), max_size=5), max_size=4))
 def test_events_come_back_as_they_were(batches: Sequence[Sequence[LoopEvent]]) -> None:
-    """Whatever ids calls share, and whenever what was told is written: it is read with all that was ever said."""
+    """This holds for any shared ids and any time of writing: an event is read with all messages of its run."""
     heard, log, entries = SaidByRun(), [], []
     for batch in batches:
         said = [event.message for event in batch if isinstance(event, MessageEnd)]
@@ -80,7 +80,7 @@ def test_events_come_back_as_they_were(batches: Sequence[Sequence[LoopEvent]]) -
 
 @given(st.lists(messages(), max_size=4), st.lists(st.tuples(calls, outcomes), max_size=4))
 def test_steps_come_back_as_they_were(said: Sequence[Message], done: Sequence[tuple[ToolCall, Any]]) -> None:
-    """From a head, which points at the messages that its steps have put out."""
+    """They are read from a head, which points at the messages of its steps."""
     step = AgentStep.of(said, tool_executions=[ToolExecution(call, now(), now(), result) for call, result in done])
     session = new_session()
     session = session.with_state(session.state.with_execution_started().with_current_step(step))

@@ -34,7 +34,7 @@ def numbered(count: int) -> Transcript:
 
 
 class Covered:
-    """The plain model of a block: what it shows, and the items it stands for."""
+    """The plain model of a block: the messages it shows, and the items it covers."""
 
     def __init__(self, shown: list[Message], items: list[Any]) -> None:
         self.shown = shown
@@ -56,7 +56,7 @@ def view_of(items: Items) -> list[Message]:
 
 
 def cut_items(items: Items, start: int, stop: int) -> Items:
-    """The items that show `start` to `stop`: a block cut through dissolves, one without a view goes with the next."""
+    """Return the items from `start` to `stop`: a block cut through dissolves, one without a view goes with the next."""
     if (start, stop) == (0, len(view_of(items))):
         return items
     kept: Items = []
@@ -74,7 +74,7 @@ def cut_items(items: Items, start: int, stop: int) -> Items:
 
 
 def first_whole_cut(view: list[Message], at: int) -> int:
-    """By trying every place: the last one at or before `at` that parts no result from the call it answers."""
+    """Try every place: return the last one at or before `at` that parts no result from its call."""
     pairs = []
     for place, message in enumerate(view):
         for result in message.tool_results:
@@ -85,7 +85,7 @@ def first_whole_cut(view: list[Message], at: int) -> int:
 
 some_messages = st.lists(
     st.sampled_from(["user", "call", "result", "both"]).flatmap(
-        lambda kind: st.tuples(st.just(kind), st.sampled_from(["c0", "c1", "c2"]))  # ids come back, as they do in life
+        lambda kind: st.tuples(st.just(kind), st.sampled_from(["c0", "c1", "c2"]))  # ids repeat, as in real sessions
     ),
     max_size=4,
 )
@@ -183,7 +183,7 @@ class AgainstAList(RuleBasedStateMachine):
     @precondition(lambda self: len(self.values) > 1)
     @rule(data=st.data())
     def compare(self, data: st.DataObject) -> None:
-        """Values of the same messages are equal whatever tapes they stand on."""
+        """Values of the same messages are equal on any tapes."""
         (one, ones), (other, others) = self.pick(data), self.pick(data)
         if not any(isinstance(item, Covered) for item in ones + others):
             assert (one == other) is (ones == others)
@@ -243,7 +243,7 @@ def test_appending_shares_the_tape():
 
 
 def test_a_branch_starts_a_tape_of_its_own():
-    """Of two values made from one, the second copies nothing and neither sees the other's messages."""
+    """Of two values made from one, the second copies nothing, and neither shows the other's messages."""
     base = Transcript.of(said("a", "b"))
     one, other = base.append(*said("c")), base.append(*said("d"))
     assert (texts_of(base), texts_of(one), texts_of(other)) == (["a", "b"], ["a", "b", "c"], ["a", "b", "d"])
@@ -254,7 +254,7 @@ def test_a_branch_starts_a_tape_of_its_own():
 
 
 def test_what_is_cut_is_not_copied():
-    """Cuts, trims and covers name spans of the same tape, however long it is."""
+    """Cuts, trims and covers name spans of the same tape, of any length."""
     whole = numbered(1000)
     tape = whole.pieces[0].tape
     for part in (whole[10:990], whole.trim(5), whole.cover(0, 900, [], by="x")):
@@ -263,7 +263,7 @@ def test_what_is_cut_is_not_copied():
 
 
 def test_a_trimmed_view_goes_on_growing_on_its_tape():
-    """A view that lost its beginning appends where it was, so pieces do not add up over turns."""
+    """A view that lost its beginning appends in place, so pieces do not add up over turns."""
     view = numbered(10)
     for number in range(100):
         view = view.append(Message.user(str(number))).trim(10)
@@ -271,7 +271,7 @@ def test_a_trimmed_view_goes_on_growing_on_its_tape():
 
 
 def test_a_stored_tape_is_never_appended_to():
-    """Messages behind a span that a store holds go to a tape of their own until they are saved."""
+    """Messages after a stored span are on a tape of their own until they are saved."""
     stored = Tape(said("a", "b"), LogRef("store", 1))
     view = Transcript([Span(stored, 0, 2)]).append(*said("c"))
     assert (len(stored.items), len(view.pieces), len(view)) == (2, 2, 3)
@@ -285,7 +285,7 @@ def test_appending_nothing_changes_nothing():
 
 
 class Interleaved(list[Message]):
-    """A tape's list on which another thread's append lands just before ours."""
+    """A tape's list to which another thread appends just before the caller."""
 
     first: tuple[Message, ...] = ()
 
@@ -297,7 +297,7 @@ class Interleaved(list[Message]):
 
 @pytest.mark.parametrize("others", [1, 2, 3])
 def test_an_append_that_another_thread_overtook_shows_its_own_messages(others):
-    """A value never shows what another thread appended between its look at the tape and its write."""
+    """A value never shows another thread's append between its read of the tape and its write."""
     items = Interleaved(said("a"))
     base = Transcript([Span(Tape(items), 0, 1)])
     items.first = tuple(said(*"xyz"[:others]))
@@ -306,7 +306,7 @@ def test_an_append_that_another_thread_overtook_shows_its_own_messages(others):
 
 
 def test_threads_that_share_a_value_do_not_see_each_other():
-    """Many threads that append to one value each get exactly what they appended."""
+    """Many threads that append to one value each get exactly their own messages."""
     base = numbered(3)
     wrong: list[list[str]] = []
 
@@ -358,7 +358,7 @@ def test_index_finds_a_message_by_id_within_bounds():
 
 
 def test_equality_looks_at_messages_not_at_tapes():
-    """Equal messages on other tapes are equal; an equal view over something else is not."""
+    """Equal messages on other tapes are equal; equal views over different messages are not."""
     messages = said("a", "b", "c")
     one = Transcript.of(messages)
     other = Transcript.of(messages[:1]).append(messages[1])
@@ -372,7 +372,7 @@ def test_equality_looks_at_messages_not_at_tapes():
 
 
 def test_blocks_differ_by_everything_they_hold():
-    """Two blocks with one view are equal only if they cover the same and say the same about it."""
+    """Two blocks with one view are equal only if they cover the same and have equal fields."""
     view = numbered(4)
     one = view.cover(0, 2, said("sum"), by="x")
     (block, rest) = one.pieces
@@ -383,14 +383,14 @@ def test_blocks_differ_by_everything_they_hold():
 
 @given(transcripts())
 def test_copies_are_equal(transcript):
-    """deepcopy and pickle give an equal transcript that goes on by itself."""
+    """deepcopy and pickle give an equal, independent transcript."""
     for twin in (copy.deepcopy(transcript), pickle.loads(pickle.dumps(transcript))):
         assert twin == transcript
         assert len(twin.append(Message.user("x"))) == len(transcript) + 1
 
 
 def test_copying_an_unread_span_costs_nothing():
-    """A span of a trillion messages that nobody has read is copied without making room for them."""
+    """An unread span of a trillion messages is copied without making room for them."""
     unread = Transcript([Span(Tape(None, LogRef("store", 1)), 0, 10**12)])
     assert copy.deepcopy(unread) == unread
     assert pickle.loads(pickle.dumps(unread)) == unread
@@ -429,7 +429,7 @@ def test_trimming_to_less_than_nothing_is_refused():
 
 
 def test_cover_shows_a_summary_and_keeps_what_it_covers():
-    """A block shows its own messages, says who made it when, and gives back what it covers."""
+    """A block shows its own messages, its author and its time, and restores the messages it covers."""
     view = numbered(6)
     covered = view.cover(1, 4, said("sum"), by="llm", tokens_before=90, tokens_after=9)
     assert texts_of(covered) == ["0", "sum", "4", "5"]
@@ -441,7 +441,7 @@ def test_cover_shows_a_summary_and_keeps_what_it_covers():
 
 
 def test_blocks_nest_and_come_off_from_the_outside():
-    """A block may cover blocks; blocks() names all of them, outermost first, and uncover() takes one off."""
+    """A block may cover blocks; blocks() names all of them, outermost first, and uncover() removes one."""
     inner = numbered(6).cover(0, 2, said("in"), by="1")
     outer = inner.cover(0, 3, said("out"), by="2")
     assert [block.by for block in outer.blocks()] == ["2", "1"]
@@ -459,14 +459,14 @@ def test_cover_takes_whole_blocks(start, stop):
 
 
 def test_a_cut_through_a_block_leaves_the_rest_of_what_it_showed():
-    """A block that a cut goes through dissolves into what is left of its view."""
+    """A block that a cut goes through dissolves into the rest of its view."""
     view = numbered(4).cover(0, 3, said("a", "b"), by="x")
     assert texts_of(view[1:]) == ["b", "3"]
     assert not list(view[1:].blocks())
 
 
 def test_a_block_that_shows_nothing_survives_other_verbs():
-    """A block may hide messages without a summary, and is still there to be taken off after other verbs."""
+    """A block may hide messages without a summary, and can still be removed after other verbs."""
     view = numbered(6)
     hidden = view.cover(2, 4, [], by="x")
     assert texts_of(hidden) == ["0", "1", "4", "5"]
@@ -477,7 +477,7 @@ def test_a_block_that_shows_nothing_survives_other_verbs():
 
 
 def test_compactions_may_nest_without_end():
-    """Thousands of compactions, each over the one before, can be walked, compared and taken off."""
+    """Thousands of compactions, each over the one before, can be walked, compared and removed."""
     view = numbered(2)
     for _ in range(5000):
         view = view.cover(0, 2, said("sum"), by="x").append(*said("more"))
@@ -489,7 +489,7 @@ def test_compactions_may_nest_without_end():
 
 
 def test_unread_messages_have_a_length_and_raise_when_read():
-    """What the load left in the store is counted, covered and compared, and reading it is NotLoaded."""
+    """Messages left in the store are counted, covered and compared; reading them raises NotLoaded."""
     ref = LogRef("store", 7)
     unread = Transcript([Span(Tape(None, ref), 10, 20)])
     view = unread.append(*said("new"))
@@ -503,12 +503,12 @@ def test_unread_messages_have_a_length_and_raise_when_read():
 
 
 def test_it_prints_its_size_not_its_messages():
-    """repr() says how long it is and of how many pieces."""
+    """repr() has its length and the number of its pieces."""
     assert repr(numbered(3)) == "<Transcript of 3 messages in 1 pieces>"
 
 
 def test_what_is_read_equals_what_is_not() -> None:
-    """The same places in a log are the same messages, whichever side has them at hand."""
+    """The same places in a log are the same messages, whichever side has read them."""
     log = LogRef("store", 1)
     messages = [Message.user(str(number)) for number in range(4)]
     read = Transcript([Span(Tape(messages, log), 0, 2), Span(Tape(messages[2:], log, 2), 2, 4)])
@@ -522,7 +522,7 @@ def test_what_is_read_equals_what_is_not() -> None:
 
 
 def test_what_a_store_keeps_on_a_block_is_no_part_of_it() -> None:
-    """It is neither compared nor stored nor copied, and goes with the block."""
+    """A store's note is neither compared, stored nor copied, and goes with the block."""
     (block,) = Transcript.of([Message.user("a")]).cover(0, 1, [Message.user("b")], by="test").pieces
     assert isinstance(block, Block)
     same = replace(block)
@@ -537,14 +537,14 @@ def hidden(number: int) -> Message:
 
 
 def test_hidden_messages_are_not_counted() -> None:
-    """The last messages are those that are shown; what is hidden among them and after them comes along."""
+    """The last messages are the last ones shown; hidden ones among and after them are included."""
     view = Transcript.of([*said("a"), hidden(1), *said("b"), hidden(2), *said("c"), hidden(3)])
     assert [view.place_of_last(count) for count in (-1, 0, 1, 2, 3, 4)] == [6, 6, 4, 2, 0, 0]
     assert [len(view.trim(count)) for count in (0, 1, 2, 3, 9)] == [0, 2, 4, 6, 6]
 
 
 def test_views_may_differ_by_what_is_hidden() -> None:
-    """A reader sees no difference then, whichever of the two is longer and whether they share a log or not."""
+    """A reader then sees no difference, whichever is longer, in one log or in two."""
     short = Transcript.of([*said("a", "b")])
     long = short.append(hidden(1), hidden(2))
     elsewhere = Transcript.of([hidden(3), *short])

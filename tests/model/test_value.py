@@ -1,4 +1,4 @@
-"""Plain, frozen JSON: what a caller keeps in hand can never change a value."""
+"""Plain, frozen JSON: no object that a caller keeps can change a value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Weight(float):
 
 
 def test_a_frozen_copy_has_plain_json_types_all_through() -> None:
-    """Tuples, enums, subclasses and other mappings become what JSON would give back."""
+    """Tuples, enums, subclasses and other mappings become the types that JSON gives."""
     given = {
         Word("tuple"): (1, (2,)),
         "enums": [Colour.RED, Mood.GOOD, Level.HIGH],
@@ -75,7 +75,7 @@ WHERE: dict[str, Any] = {
 
 @pytest.mark.parametrize("where", WHERE)
 def test_what_a_caller_keeps_in_hand_changes_no_value(where: str) -> None:
-    """A list or dict that was given, however deep, may be changed afterwards: the value stays as it was."""
+    """A caller may later change its list or dict at any depth: the value stays the same."""
     given = {"list": [1, {"deep": [2]}]}
     kept = WHERE[where](given)
     given["list"][1]["deep"].clear()  # type: ignore[index]
@@ -97,7 +97,7 @@ def test_what_a_caller_keeps_in_hand_changes_no_value(where: str) -> None:
     ],
 )
 def test_a_frozen_value_refuses_every_change(change: Any) -> None:
-    """Changing what a value holds is a TypeError that says how to make a changed copy."""
+    """A change to a frozen value is a TypeError that says how to make a changed copy."""
     kept = ToolCall("t", {"list": [{"a": 2}]}).arguments
     with pytest.raises(TypeError, match="frozen"):
         change(kept)
@@ -114,7 +114,7 @@ def test_frozen_values_are_copied_and_pickled_as_what_they_are() -> None:
 
 
 def test_a_thawed_copy_may_be_changed() -> None:
-    """Code that wants to change what it was given gets plain dicts and lists."""
+    """Code that wants to change a value gets plain dicts and lists."""
     kept = frozen({"a": [{"b": 1}]})
     loose = thawed(kept)
     loose["a"][0]["b"] = 2

@@ -9,7 +9,7 @@ from perdure.model.words import first_words
 
 
 def test_a_text_is_cut_behind_a_word() -> None:
-    """Where there is one to be cut behind; what fits is shown whole."""
+    """The cut is behind a word if there is one; a text that fits is shown whole."""
     assert first_words("one two three", 13) == "one two three"
     assert first_words("one two three", 12) == "one two…"
     assert first_words("one two three", 8) == "one two…"
@@ -19,7 +19,7 @@ def test_a_text_is_cut_behind_a_word() -> None:
 
 
 def test_a_title_stands_on_one_line() -> None:
-    """Blanks become one, and what cannot be seen goes."""
+    """Runs of blanks become one, and invisible characters are dropped."""
     assert first_words(" \n a\r\n\tb\u2028c\x00\x1b\u202ed\ufeff ", 60) == "a b cd"
     assert first_words("\u200b \n", 60) is None
     assert first_words("", 60) is None
@@ -33,6 +33,6 @@ def test_the_beginning_of_a_long_text_is_enough() -> None:
 
 @given(st.text(), st.integers(2, 80))
 def test_first_words_are_short_and_plain(text: str, most: int) -> None:
-    """Whatever the text is."""
+    """This holds for any text."""
     words = first_words(text, most)
     assert words is None or (0 < len(words) <= most and words == " ".join(words.split()) and "\x1b" not in words)

@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, try every case that is asked for, print a line for each, and return 1 if one failed."""
+    """Build, try every requested case, print a line for each, and return 1 if one failed."""
     given = _parsed(arguments)
     _build()
     problems = 0
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def extras() -> list[str]:
-    """Return the extras that users install. Those for developers of perdure are left out."""
+    """Return the extras for users, without those for developers of perdure."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [name for name in project["optional-dependencies"] if name not in FOR_DEVELOPERS]
 
@@ -111,7 +111,7 @@ def _wanted(extra: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without what would show the sources to a Python, or a store to perdure."""
+    """Return the environment without variables that show the sources to a Python, or a store to perdure."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PERDURE_"))}
 
 

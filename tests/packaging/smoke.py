@@ -1,4 +1,4 @@
-"""Use an installed perdure: with SQLite and in memory, on the command line, and with what an extra adds.
+"""Use an installed perdure: with SQLite and in memory, on the command line, and with an extra.
 
 `python -W error smoke.py [EXTRA]`, in an empty directory, by the Python of an environment that has perdure installed.
 """
@@ -39,7 +39,7 @@ def add(a: int, b: int) -> int:
 
 
 async def talk(url: str, *tools: object) -> None:
-    """Let an agent call a tool, fork, and find the session again where the store keeps it."""
+    """Let an agent call a tool, fork, and find the session again in the store."""
     async with perdure.connect(url, tools=[add, *tools], model="offline") as sessions:
         chat = await sessions.open("first")
         reply = await chat.send("What is 2 + 3?")
@@ -95,7 +95,7 @@ LACKED: dict[str, Callable[[], object]] = {
 
 
 def require_told(extra: str) -> None:
-    """Check that what an extra is for names the extra where it is not installed."""
+    """Check that an extra's features name it if it is not installed."""
     told = "nothing"
     try:
         LACKED[extra]()

@@ -17,7 +17,7 @@ from suite import Report, Suite
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the suites that are asked for, print how they ended, and return 1 if a bar is missed."""
+    """Run the requested suites, print their ends, and return 1 if a bar is missed."""
     given = _parsed(arguments)
     BUILD.mkdir(parents=True, exist_ok=True)
     reports = []
@@ -48,7 +48,7 @@ def _suites(names: list[str]) -> Iterable[tuple[str, Suite]]:
 
 
 def _told(report: Report, *, in_full: bool) -> str:
-    """Return what failed in a suite: the unknown ones each, the known ones by their reason."""
+    """Return the failures of a suite: the unknown ones each, the known ones by their reason."""
     lines = [f"\n{report.suite.name}"]
     if report.problem:
         lines.append(f"  {report.problem}")

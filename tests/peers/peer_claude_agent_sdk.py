@@ -48,7 +48,7 @@ def pytest_configure() -> None:
 
 
 def _store() -> type:
-    """Return PerdureSessionStore with what the in-memory class offers to tests."""
+    """Return PerdureSessionStore with the test methods of the in-memory class."""
     from perdure import MemoryStore
     from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 

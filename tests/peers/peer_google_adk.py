@@ -1,6 +1,6 @@
-"""Google ADK. Its source distribution has no tests, so perdure's own words for its contracts are run instead.
+"""Google ADK. Its source distribution has no tests, so perdure's own tests of its contracts are run instead.
 
-They are in `tests/adapters/test_google_adk*.py`: what ADK's own backends are held to, a lock-step with its in-memory
+They are in `tests/adapters/test_google_adk*.py`: the contract of ADK's own backends, a lock-step with its in-memory
 service, stale writers and kills. `make test` runs the same with fewer rounds.
 """
 
@@ -19,7 +19,7 @@ SUITES = (
         "google-adk",
         _FILES,
         bar=130,
-        # They need no plug-in for asyncio, and a warning of that one would be an error here.
+        # They need no plug-in for asyncio, and a warning from it would be an error here.
         arguments=("-p", "no:asyncio", f"--rootdir={_TESTS.parents[1]}", f"--confcutdir={_TESTS.parent}"),
         environment={"PERDURE_TORTURE": "1"},
         minutes=30,

@@ -74,7 +74,7 @@ def pytest_configure() -> None:
     from agents.extensions import memory as extensions
     from agents.memory import sqlite_session
 
-    # These look for the SDK's own class: they are to find that PerdureSession is another one, as they will elsewhere.
+    # These look for the SDK's own class: they must find that PerdureSession is another one, as they will elsewhere.
     _ = extensions.AdvancedSQLiteSession, extensions.EncryptedSession
     session = _session()
     for module in (agents, memory, sqlite_session):
@@ -93,6 +93,6 @@ def _session() -> type:
             super().__init__(session_id, store=MemoryStore() if in_memory else f"sqlite:///{db_path}", **options)
 
         def close(self) -> None:
-            """Leave the store open for the others who share it."""
+            """Leave the store open for its other users."""
 
     return SQLiteSession

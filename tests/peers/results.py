@@ -1,4 +1,4 @@
-"""A pytest plug-in that writes how each test ended, one JSON line each, as soon as it is known."""
+"""A pytest plug-in that writes the outcome of each test, one JSON line each, as soon as it is known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _write(test: str, outcome: str, report: pytest.TestReport | pytest.CollectReport) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the process that gave the worker its tests is told, and writes
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the process that gave the worker its tests gets the report, and writes it
         return
     line = {"test": test, "outcome": outcome, "why": _why(report) if outcome == "failed" else ""}
     with Path(os.environ[_FILE]).open("a", encoding="utf-8") as file:
@@ -32,7 +32,7 @@ def _write(test: str, outcome: str, report: pytest.TestReport | pytest.CollectRe
 
 
 def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the line in which pytest says what was raised."""
+    """Return the line in which pytest names the exception."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr if crash is None else crash.message)
     lines = text.strip().splitlines() or [""]

@@ -78,7 +78,7 @@ def _python_path() -> str:
 
 
 def _run_pytest(command: list[str], folder: Path, environment: dict[str, str], minutes: float) -> str:
-    """Run pytest in a process group of its own. Return why it did not come to its end."""
+    """Run pytest in a process group of its own. Return the reason if it did not finish."""
     log = BUILD / f"{Path(environment['PERDURE_PEER_RESULTS']).stem}.log"
     with (
         log.open("wb") as out,
@@ -95,7 +95,7 @@ def _run_pytest(command: list[str], folder: Path, environment: dict[str, str], m
 
 
 def _last_of_each(written: Path) -> Iterable[Result]:
-    """Return each test once. A test that passed and whose end then failed has failed."""
+    """Return each test once. A test that passed and then failed in its teardown has failed."""
     found: dict[str, Result] = {}
     lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
     for line in lines:

@@ -1,4 +1,4 @@
-"""One suite of a framework: what is run, what has to pass, and which tests cannot. It knows no framework."""
+"""A framework's suite: its files, the tests that must pass, and those that cannot. It knows no framework."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests that a framework publishes, and how they are run with perdure's class in place of its own store."""
+    """Tests that a framework publishes, run with perdure's class in place of its own store."""
 
     name: str
     package: str
-    """The package on PyPI whose source distribution has the tests. Its version is the one that is installed."""
+    """The package on PyPI whose source distribution has the tests, in the installed version."""
     files: tuple[str, ...]
     """Arguments of pytest, relative to the unpacked source distribution."""
     bar: int
-    """How many tests have to pass."""
+    """The number of tests that must pass."""
     excused: Mapping[str, str] = field(default_factory=dict)
     """Tests that may fail, and why: a test's id, or a pattern with `*`."""
     arguments: tuple[str, ...] = ()
     """More arguments of pytest, for example `-k sqlite`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     minutes: float = 10.0
-    """How long it may take: what has not been run by then has not passed."""
+    """The time limit: a test that has not run by then has not passed."""
 
     def reason(self, test: str) -> str | None:
-        """Return why a test may fail, None if it may not."""
+        """Return the reason why a test may fail, None if it may not."""
         if test in self.excused:
             return self.excused[test]
         return next((why for pattern, why in self.excused.items() if "*" in pattern and _matches(test, pattern)), None)
@@ -35,7 +35,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Result:
-    """How one test ended."""
+    """A test's outcome."""
 
     test: str
     outcome: str
@@ -45,16 +45,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What a suite came to."""
+    """The results of a suite."""
 
     suite: Suite
     results: tuple[Result, ...]
     seconds: float
     problem: str = ""
-    """Why it was not run to its end."""
+    """The reason why it did not run to its end."""
 
     def count(self, outcome: str) -> int:
-        """Return how many tests ended so."""
+        """Return the number of tests with an outcome."""
         return sum(each.outcome == outcome for each in self.results)
 
     @property
@@ -64,12 +64,12 @@ class Report:
 
     @property
     def unexpected(self) -> Iterable[Result]:
-        """The failures that nobody has explained."""
+        """The failures without a known reason."""
         return [each for each in self._failed if self.suite.reason(each.test) is None]
 
     @property
     def is_met(self) -> bool:
-        """Whether enough tests pass, none fails for an unknown reason, and all of them were run."""
+        """True if enough tests pass, none fails for an unknown reason, and all of them were run."""
         return not self.problem and not self.unexpected and self.count("passed") >= self.suite.bar
 
     @property
@@ -78,4 +78,4 @@ class Report:
 
 
 def _matches(test: str, pattern: str) -> bool:
-    return fnmatchcase(test, pattern.replace("[", "[[]"))  # an id may have brackets, which are meant as they stand
+    return fnmatchcase(test, pattern.replace("[", "[[]"))  # an id may have brackets, which are literal

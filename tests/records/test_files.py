@@ -1,4 +1,4 @@
-"""Session records as files: whole or not at all, found again, and one writer at a time where that is asked for."""
+"""Session records as files: whole or missing, found again, and with one writer at a time on request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from perdure.model.record_form import with_messages_whole
 
 
 def record_of(session_id: str = "sess-1", agent_id: str = "agent-1") -> SessionRecord:
-    """A session of one loop in which a tool has spawned another session."""
+    """Return a session of one loop in which a tool has spawned another session."""
     recorder = SessionRecorder()
     ids = {"loop_id": f"{session_id}-loop", "session_id": session_id, "agent_id": agent_id}
     call = ToolCall("sub_agent", {"task": "look"}, "call-1")
@@ -93,7 +93,7 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_the_directory_is_made_and_flat(tmp_path: Path) -> None:
-    """A save leaves `{dir}/{session_id}.json` and nothing else, no temporary file either."""
+    """A save leaves `{dir}/{session_id}.json` and no other file, also no temporary one."""
     save_session(record_of(), tmp_path / "a" / "b")
     save_session(record_of(), tmp_path / "a" / "b")
     assert os.listdir(tmp_path / "a" / "b") == ["sess-1.json"]
@@ -110,7 +110,7 @@ def test_the_file_is_pretty_json(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the new file cannot be put in place, the old one stands and no temporary file is left."""
+    """If the new file cannot be put in place, the old one stays and no temporary file is left."""
     old = record_of()
     save_session(old, tmp_path)
 
@@ -126,7 +126,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_writers_at_once_never_leave_half_a_file(tmp_path: Path) -> None:
-    """Whoever reads while many write the same session finds one of the whole records."""
+    """A reader always finds a whole record while many write the same session."""
     records = [record_of(agent_id=f"agent-{number}") for number in range(4)]
     save_session(records[0], tmp_path)
     with ThreadPoolExecutor(4) as pool:
@@ -149,7 +149,7 @@ def test_ids_are_listed_newest_first(tmp_path: Path) -> None:
 
 
 def test_other_files_are_not_listed(tmp_path: Path) -> None:
-    """Locks, temporary files and files whose names are no session ids are passed over."""
+    """Locks, temporary files and files whose names are not session ids are skipped."""
     save_session(record_of(), tmp_path)
     for name in ("sess-1.lock", "sess-2.json.tmp", "my notes.json", ".hidden.json", "readme.txt", ".json"):
         (tmp_path / name).write_text("{}")
@@ -157,7 +157,7 @@ def test_other_files_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_the_sessions_of_an_agent_are_loaded(tmp_path: Path) -> None:
-    """Only those of the agent that was asked for, newest first."""
+    """Only those of the given agent are loaded, newest first."""
     for session_id, agent_id in (("s1", "ada"), ("s2", "bob"), ("s3", "ada")):
         save_session(record_of(session_id, agent_id), tmp_path)
     age(tmp_path, "s1", "s2", "s3")
@@ -166,7 +166,7 @@ def test_the_sessions_of_an_agent_are_loaded(tmp_path: Path) -> None:
 
 
 def test_a_record_is_deleted(tmp_path: Path) -> None:
-    """It is gone, and to load or delete it again is SessionNotFound."""
+    """It is gone; loading or deleting it again raises SessionNotFound."""
     save_session(record_of(), tmp_path)
     delete_session("sess-1", tmp_path)
     assert os.listdir(tmp_path) == []
@@ -177,7 +177,7 @@ def test_a_record_is_deleted(tmp_path: Path) -> None:
 
 
 async def test_messages_of_a_saved_record_are_redacted(tmp_path: Path) -> None:
-    """Whoever wrote the file: it is written again without what they said, by the function and the store alike."""
+    """The file is written again without their text, by the function and the store, whichever process wrote it."""
     save_session(record_of(), tmp_path)
     said = load_session("sess-1", tmp_path).loops[0].messages[0]
     assert not redact_session("sess-1", tmp_path, ["unknown"])
@@ -214,7 +214,7 @@ async def test_messages_of_a_saved_record_are_redacted(tmp_path: Path) -> None:
     ],
 )
 def test_a_corrupt_file_is_named(tmp_path: Path, body: bytes) -> None:
-    """A file that is no record of this session raises InvalidSessionFile with its path, and is left as it is."""
+    """A file that does not hold this session's record raises InvalidSessionFile with its path, and is unchanged."""
     path = tmp_path / "sess-1.json"
     path.write_bytes(body)
     with pytest.raises(InvalidSessionFile) as caught:
@@ -224,7 +224,7 @@ def test_a_corrupt_file_is_named(tmp_path: Path, body: bytes) -> None:
 
 
 def test_half_a_file_is_corrupt(tmp_path: Path) -> None:
-    """A record cut short at any of some places is refused, never read as a shorter one."""
+    """A record cut short at any tested place is refused, never read as a shorter one."""
     save_session(record_of(), tmp_path)
     path = tmp_path / "sess-1.json"
     whole = path.read_bytes()
@@ -235,7 +235,7 @@ def test_half_a_file_is_corrupt(tmp_path: Path) -> None:
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    """A symbolic link under a record's name is no record, and a save replaces it without touching its target."""
+    """A link under a record's name does not count as a record, and a save replaces it without touching its target."""
     outside = tmp_path / "outside.txt"
     outside.write_text("mine")
     directory = tmp_path / "records"
@@ -248,7 +248,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def record_of_loaded(directory: Path) -> SessionRecord:
-    """The one record of a directory, by its listing."""
+    """Return the one record of a directory, by its listing."""
     (session_id,) = list_session_ids(directory)
     return load_session(session_id, directory)
 
@@ -272,7 +272,7 @@ def test_ids_that_are_paths_are_refused(tmp_path: Path, use: Callable[..., objec
 
 
 async def test_the_store_does_the_same(tmp_path: Path) -> None:
-    """Save, load, list and delete, awaited."""
+    """It saves, loads, lists and deletes, awaited."""
     store = FileRecordStore(tmp_path)
     record = record_of()
     await store.save(record)
@@ -288,7 +288,7 @@ async def test_the_store_does_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_second_writer_is_told_that_the_session_is_locked(tmp_path: Path) -> None:
-    """While somebody else holds its lock, a session is neither written nor deleted, but read; another is written."""
+    """Under another's lock, a session can be read but not written or deleted; other sessions can be written."""
     store = FileRecordStore(tmp_path)
     await store.save(record_of())
     handle = os.open(tmp_path / "sess-1.lock", os.O_RDWR)
@@ -319,7 +319,7 @@ async def test_the_store_refuses_paths_too(tmp_path: Path, session_id: str) -> N
 
 
 def test_each_message_stands_once_in_the_file(tmp_path: Path) -> None:
-    """In a loop's messages; its events, its end and loops that share it name it. What comes back is the same."""
+    """A loop has its messages; its events, its end and loops that share them name them. They come back the same."""
     record = record_of()
     (loop,) = record.loops
     twin = msgspec.structs.replace(loop, loop_id="twin")
@@ -336,7 +336,7 @@ def test_each_message_stands_once_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_message_that_differs_from_its_namesake_stands_whole(tmp_path: Path) -> None:
-    """Nothing is lost where an event tells it otherwise than the end of the loop."""
+    """An event with a different version of a message than the loop's end keeps that version."""
     record = record_of()
     (loop,) = record.loops
     other = msgspec.structs.replace(loop.messages[0], metadata={"other": True})
@@ -346,7 +346,7 @@ def test_a_message_that_differs_from_its_namesake_stands_whole(tmp_path: Path) -
 
 
 def test_a_file_of_an_older_release_is_read(tmp_path: Path) -> None:
-    """There, messages stood whole wherever they were told of."""
+    """Such a file has messages whole in every place."""
     record = record_of()
     save_session(record, tmp_path)
     path = tmp_path / "sess-1.json"
@@ -372,7 +372,7 @@ def test_a_message_that_stands_nowhere_is_told(tmp_path: Path, named: object) ->
 
 
 def test_a_flipped_bit_never_loads_as_something_else(tmp_path: Path) -> None:
-    """Wherever one bit of a file is flipped, it loads as what was saved or raises InvalidSessionFile."""
+    """With any one bit flipped, a file loads unchanged or raises InvalidSessionFile."""
     record = record_of()
     save_session(record, tmp_path)
     path = tmp_path / "sess-1.json"
@@ -388,7 +388,7 @@ def test_a_flipped_bit_never_loads_as_something_else(tmp_path: Path) -> None:
 
 
 def test_a_checksum_survives_another_layout(tmp_path: Path) -> None:
-    """The checksum is of what the file says: a JSON tool may lay it out as it likes."""
+    """The checksum is of the content: a JSON tool may change the layout."""
     record = record_of()
     save_session(record, tmp_path)
     path = tmp_path / "sess-1.json"
@@ -397,7 +397,7 @@ def test_a_checksum_survives_another_layout(tmp_path: Path) -> None:
 
 
 def test_a_file_that_an_older_release_has_rewritten_is_read(tmp_path: Path) -> None:
-    """That release keeps the checksum as a field that it does not know, behind the format, whatever it has changed."""
+    """That release keeps the checksum as an unknown field behind the format, even if it changes the record."""
     record = record_of()
     save_session(record, tmp_path)
     path = tmp_path / "sess-1.json"
@@ -411,7 +411,7 @@ def test_a_file_that_an_older_release_has_rewritten_is_read(tmp_path: Path) -> N
 
 
 def test_one_damaged_file_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The other records of the agent are given; the damaged one is logged, and named beside them."""
+    """The other records of the agent are returned; the damaged one is logged, and named beside them."""
     for session_id in ("s1", "s2", "s3"):
         save_session(record_of(session_id, "ada"), tmp_path)
     age(tmp_path, "s1", "s2", "s3")
@@ -424,7 +424,7 @@ def test_one_damaged_file_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_one_unreadable_file_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that the disk refuses is named beside the records that can be read."""
+    """A file that the disk cannot read is named beside the readable records."""
     for session_id in ("s1", "s2"):
         save_session(record_of(session_id, "ada"), tmp_path)
     opening = os.open
@@ -441,7 +441,7 @@ def test_one_unreadable_file_stops_no_other(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_advice_for_a_damaged_record_is_true(tmp_path: Path) -> None:
-    """A record has no log beside it; it can be restored, saved again or deleted, and all of that works."""
+    """A record has no log beside it; it can be restored, saved again or deleted, and each of these works."""
     save_session(record_of(), tmp_path)
     (tmp_path / "sess-1.json").write_text("{")
     with pytest.raises(InvalidSessionFile, match=r"delete_session\(\)") as caught:
@@ -469,7 +469,7 @@ def test_a_full_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_reading_makes_no_directory(tmp_path: Path) -> None:
-    """Nothing is found where nothing is, and nothing is there afterwards either."""
+    """A missing directory has no records, and is not created."""
     nowhere = tmp_path / "nowhere"
     store = FileRecordStore(nowhere)
     assert list_session_ids(nowhere) == load_sessions_for_agent("ada", nowhere) == await store.list_ids() == []

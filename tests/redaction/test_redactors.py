@@ -1,4 +1,4 @@
-"""What the shipped redactors find, what they leave alone, and how long they take on a text made to slow them down."""
+"""The shipped redactors: their findings, the texts they leave unchanged, and their time on a hostile text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_found_wherever_it_stands(name: str) -> None:
-    """A secret goes as a whole, from the middle of a sentence and from its beginning and end."""
+    """A secret is removed whole, in the middle of a sentence and at its beginning and end."""
     redactor = redactors.named(name)[0]
     for secret in SECRETS[name]:
         for text in (secret, f"key={secret}", f'say "{secret}"'):
@@ -88,7 +88,7 @@ def test_a_card_is_found_behind_other_numbers() -> None:
 
 
 def test_redacting_again_changes_nothing() -> None:
-    """What a redactor has written is left alone by all others."""
+    """No redactor changes another's replacement."""
     text = " ".join(secret for several in SECRETS.values() for secret in several)
     for redactor in EVERY:
         text = redactor.apply(text)[0]
@@ -117,7 +117,7 @@ HOSTILE = [
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_a_hostile_text_takes_time_in_proportion(piece: str) -> None:
-    """1 MB that is made to be looked at again and again takes each redactor less than a second."""
+    """A text of 1 MB made to cause backtracking takes each redactor less than two seconds."""
     text = piece * (1_000_000 // len(piece)) + "!"
     for redactor in EVERY:
         began = time.process_time()
@@ -127,7 +127,7 @@ def test_a_hostile_text_takes_time_in_proportion(piece: str) -> None:
 
 
 def test_redactors_are_found_by_name() -> None:
-    """`default` stands for the default set, and a name that is unknown is told with those that are known."""
+    """`default` means the default set, and the error for an unknown name lists the known ones."""
     assert redactors.named("default") == DEFAULT
     assert redactors.named("email", "default", "email") == (EMAILS, *DEFAULT)
     with pytest.raises(ConfigurationError, match="There are: default, private-key, api-key"):
@@ -135,7 +135,7 @@ def test_redactors_are_found_by_name() -> None:
 
 
 def test_a_redactor_of_ones_own() -> None:
-    """A pattern, a replacement and a check make one."""
+    """It needs a pattern, a replacement and a check."""
     own = Redactor("case", r"CASE-\d{6}", "CASE-…", check=lambda found: found != "CASE-000000", hints=("CASE-",))
     assert own.apply("CASE-123456 and CASE-000000") == ("CASE-… and CASE-000000", 1)
 

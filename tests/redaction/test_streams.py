@@ -1,4 +1,4 @@
-"""A text that comes in pieces is redacted as the whole text is, and no piece shows a part of a secret."""
+"""A text in pieces is redacted like the whole text, and no piece shows a part of a secret."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ cuts = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 @pytest.mark.parametrize("name", SETS)
 @given(text=texts, sizes=cuts)
 def test_the_pieces_add_up_to_the_whole(name: str, text: str, sizes: list[int]) -> None:
-    """However a text is cut, what is given out is what the whole is redacted to, and at no time more than that."""
+    """The output for any cuts is the redacted whole, and at no time more than that."""
     redaction = SETS[name]
     stream, told, place, turn = redaction.stream(), "", 0, 0
     whole = redaction.text(text)
@@ -68,7 +68,7 @@ def test_the_pieces_add_up_to_the_whole(name: str, text: str, sizes: list[int]) 
 
 
 def test_plain_text_is_not_held_back() -> None:
-    """Words that begin no secret are given out at once."""
+    """Words that cannot begin a secret are returned at once."""
     stream = SETS["default"].stream()
     assert [stream.feed(piece) for piece in ("Here are", " the files", ", 12 of them")] == [
         "Here are",
@@ -78,7 +78,7 @@ def test_plain_text_is_not_held_back() -> None:
 
 
 def test_a_secret_is_held_back_until_it_is_known_to_be_one() -> None:
-    """What may be the beginning of a secret waits, and is given out if it is none."""
+    """A possible beginning of a secret is held back, and returned if no secret follows."""
     stream = SETS["default"].stream()
     assert [stream.feed(piece) for piece in ("use s", "k-abcdefgh", "ijklmnop", "qrst")] == ["use ", "", "", ""]
     assert stream.feed(" now") == "[redacted:api-key] now"
@@ -86,7 +86,7 @@ def test_a_secret_is_held_back_until_it_is_known_to_be_one() -> None:
 
 
 def test_a_fragment_that_was_told_is_still_part_of_a_secret() -> None:
-    """A few characters may be told while something else comes between; the rest of the secret is not."""
+    """A fragment that was returned early counts as part of the secret, and the rest is held back."""
     stream = SETS["default"].stream()
     assert stream.feed("use sk-") == "use "
     assert stream.fragment() == "sk-"
@@ -96,7 +96,7 @@ def test_a_fragment_that_was_told_is_still_part_of_a_secret() -> None:
 
 
 def test_a_function_sees_whole_texts_only() -> None:
-    """Nobody knows how much a plain function has to see, so that it is given all of it."""
+    """A plain function may need any amount of context, so it gets the whole text."""
     seen: list[str] = []
 
     def shout(text: str) -> str:
@@ -110,7 +110,7 @@ def test_a_function_sees_whole_texts_only() -> None:
 
 
 def test_a_long_secret_is_not_looked_at_for_each_character() -> None:
-    """100,000 characters of a key, one by one, are looked at a few hundred times."""
+    """100,000 characters of a key, one by one, are searched a few hundred times."""
     looks = 0
 
     def count(found: str) -> bool:
@@ -127,7 +127,7 @@ def test_a_long_secret_is_not_looked_at_for_each_character() -> None:
 
 @pytest.mark.parametrize("bad", [lambda text: None, lambda text: 1 / 0, lambda text: b"x"])
 def test_a_redactor_that_fails_is_a_typed_error(bad: Callable[[str], str]) -> None:
-    """The error names the redactor and quotes neither the text nor what the redactor said."""
+    """The error names the redactor, and quotes neither the text nor the redactor's own error."""
     with pytest.raises(RedactionFailed) as caught:
         Redaction([bad]).text("my secret")
     assert "secret" not in str(caught.value)

@@ -87,7 +87,7 @@ class Stage:
 
         @tool
         async def pause() -> str:
-            """Wait until the scene goes on."""
+            """Wait until the scene continues."""
             self.calls.append("pause")
             self.is_in.set()
             await self.gate.wait()
@@ -170,7 +170,7 @@ async def failing_model(stage: Stage) -> str:
 
 @scene
 async def approvals(stage: Stage) -> str:
-    """One call is approved, one denied, one beside them needs nobody; then one still waits."""
+    """One call is approved, one denied, and a third needs no approval; then another call waits."""
     pays = [ToolCall("pay", {"amount": 1}), ToolCall("pay", {"amount": 2}), add(1, 1)]
     stage.says = {"Pay.": [pays, "Paid one."], "Again.": [ToolCall("pay", {"amount": 3}), "never said"]}
     chat = await stage.sessions.open("approvals")
@@ -185,7 +185,7 @@ async def approvals(stage: Stage) -> str:
 
 @scene
 async def steering(stage: Stage) -> str:
-    """Messages reach a run behind its first and its last step; another one is queued behind it."""
+    """Messages reach a run after its first and its last step; another one is queued behind it."""
     stage.says = {"Work.": [ToolCall("pause"), add(1, 1), "Done, left.", "And blue."], "Next.": ["Queued answer."]}
 
     chat = await stage.sessions.open("steering")
@@ -202,7 +202,7 @@ async def steering(stage: Stage) -> str:
 
 @scene
 async def compacted(stage: Stage) -> str:
-    """A run finds its prompt too long and compacts; between two runs somebody compacts by hand."""
+    """A run finds its prompt too long and compacts; between two runs the caller compacts."""
     asked: list[int] = []
 
     def too_long(request: ModelRequest) -> Any:
@@ -226,7 +226,7 @@ async def compacted(stage: Stage) -> str:
 
 @scene
 async def summarised(stage: Stage) -> str:
-    """The prompt comes near the model's window during a run, and a model writes a summary of what is older."""
+    """The prompt comes near the model's window during a run, and a model summarises the older messages."""
     stage.says = {f"Say {n}.": [f"{n}, " * 60] for n in range(5)} | {"Work.": [add(n, n) for n in range(6)]}
     stage.says["Work."] += ["Worked."]
     stage.summary = "They counted."
@@ -239,7 +239,7 @@ async def summarised(stage: Stage) -> str:
 
 @scene
 async def forked(stage: Stage) -> str:
-    """A fork shows its parent's history and goes on by itself; the parent is erased afterwards."""
+    """A fork shows its parent's history and continues on its own; the parent is erased afterwards."""
     stage.says = {"Begin.": ["Begun."], "Parent.": ["Parent's."], "Child.": [add(2, 3), "Child's."]}
     chat = await stage.sessions.open("parent")
     await chat.send("Begin.")
@@ -314,7 +314,7 @@ async def recovered(stage: Stage) -> str:
 
 @scene
 async def killed(stage: Stage) -> str:
-    """A run was killed behind its first step, and nobody has recovered it."""
+    """A run was killed behind its first step, and was not recovered."""
     stage.says = {"Hello.": ["Hi."], "Go.": [add(1, 2), "never said"]}
     chat = await stage.sessions.open("killed")
     await chat.send("Hello.")
@@ -393,7 +393,7 @@ async def parallel(stage: Stage) -> str:
 
 @scene
 async def structured(stage: Stage) -> str:
-    """An answer has a form, and is asked for again since the first one does not fit."""
+    """An answer has a form, and is requested again since the first one does not fit."""
     form = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     stage.says = {"Number.": ["many", '{"n": 3}'], "Options.": ["Sure."], "Never.": ["bad", "worse"]}
     chat = await stage.sessions.open("structured")

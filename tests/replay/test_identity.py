@@ -38,7 +38,7 @@ async def test_a_session_replayed_with_its_own_answers_is_the_same(name: str, ki
 
 
 class Watched(RecordedDriver):
-    """Gives the answers on record, and keeps what was asked."""
+    """Gives the answers on record, and keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
@@ -49,7 +49,7 @@ class Watched(RecordedDriver):
 
 
 def prompt_of(request: ModelRequest) -> Any:
-    """Return what a model is shown and asked, without ids."""
+    """Return a request's messages, tools and options, without ids."""
     told = [
         (each.role, each.text, [(call.name, dict(call.arguments)) for call in each.tool_calls], len(each.parts))
         for each in request.messages

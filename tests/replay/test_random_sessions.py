@@ -42,7 +42,7 @@ last_steps = st.one_of(
 
 @st.composite
 def turns(draw: Any) -> dict[str, Any]:
-    """What one turn says step by step, how people decide about its calls, and what steers it behind which steps."""
+    """Draw a turn: its steps, the decision about its calls, and the steps after which it is steered."""
     steps: list[Any] = [*draw(st.lists(call_steps, max_size=3)), draw(last_steps)]
     steered = draw(st.lists(st.integers(0, len(steps) - 1), max_size=2, unique=True).map(sorted))
     return {
@@ -54,7 +54,7 @@ def turns(draw: Any) -> dict[str, Any]:
 
 
 class SteerAt(Interceptor):
-    """Sends messages into a run while the model is asked for given steps."""
+    """Sends messages into a run during the model calls of given steps."""
 
     def __init__(self) -> None:
         self.chat: Any = None
@@ -101,7 +101,7 @@ async def settle(stage: Stage, chat: perdure.Chat, *, approves: bool) -> None:
 async def test_random_sessions_are_the_same(
     kind: str, script: list[dict[str, Any]], chosen: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Every step is the same, with both histories; and one other word is found at exactly the step it is in."""
+    """Every step is the same, with both histories; one changed word is found at exactly its step."""
     where, steer = tmp_path_factory.mktemp("random"), SteerAt()
     async with opened(kind, where) as store, on_stage(store, interceptors=[steer]) as stage:
         chat = await play(stage, script, steer)

@@ -1,4 +1,4 @@
-"""What a replay finds, and what it leaves alone."""
+"""The differences that a replay finds, and the data that it leaves alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perdure.testing import Delay, ScriptedDriver
 
 
 class Edited(RecordedDriver):
-    """Gives the answers on record, but for what `edit` makes of one step's."""
+    """Gives the answers on record, with one step's changed by `edit`."""
 
     def __init__(self, turn: str, step: int, edit: Any) -> None:
         self._turn, self._step, self._edit = turn, step, edit
@@ -57,7 +57,7 @@ async def replayed(stage: Any, name: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("turn", "step", "place"), [("Work.", 0, (0, 0)), ("Work.", 2, (0, 2)), ("More.", 1, (1, 1))])
 async def test_one_other_word_is_found_at_exactly_its_step(turn: str, step: int, place: tuple[int, int]) -> None:
-    """The control of the identity: one word is changed in one answer, and nothing else is different."""
+    """The control of the identity: one word is changed in one answer, and nothing else differs."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(stage, "tools", driver=Edited(turn, step, word))
         found = [(at, each.index) for at, turn in enumerate(result.turns) for each in turn.steps if not each.is_same]
@@ -114,7 +114,7 @@ async def test_a_step_more_moves_no_other() -> None:
 
 
 async def test_a_call_that_is_not_on_record() -> None:
-    """The model is told so, or the tool is called, or the turn ends there."""
+    """The model gets an error, or the tool is called, or the turn ends there."""
     other = Edited("More.", 0, lambda said: Message.assistant(tool_calls=[add(20, 22)]))
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         told = await replayed(stage, "tools", driver=other)
@@ -132,7 +132,7 @@ async def test_a_call_that_is_not_on_record() -> None:
 
 
 async def test_an_unmatched_call_that_needs_a_person_is_not_made() -> None:
-    """With live answers to what is not on record, nobody has approved it."""
+    """With on_unmatched="live", an unmatched call has no approval."""
     other = Edited("Pay.", 0, lambda said: Message.assistant(tool_calls=[ToolCall("pay", {"amount": 50})]))
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(stage, "approvals", driver=other, on_unmatched="live")
@@ -143,7 +143,7 @@ async def test_an_unmatched_call_that_needs_a_person_is_not_made() -> None:
 
 @pytest.mark.parametrize("name", ["tools", "approvals", "steering", "outside", "stopped", "structured", "subagents"])
 async def test_live_tools_are_called_and_decisions_are_repeated(name: str) -> None:
-    """Calls are made again, people decide as they did, and what was answered outside is answered from the record."""
+    """Calls are made again, decisions are repeated, and calls answered outside get the answers on record."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(stage, name, model="recorded", tools="live")
         assert result.is_same, str(result)
@@ -166,7 +166,7 @@ async def test_a_live_sub_agent_is_asked_by_the_replays_model() -> None:
 
 
 async def test_live_tools_that_have_changed_are_found_by_their_results() -> None:
-    """With the answers on record and live tools, what is different is what the tools say."""
+    """With the answers on record and live tools, only the tools' results differ."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         chat = await stage.sessions.open(await SCENES["tools"](stage))
 
@@ -189,7 +189,7 @@ async def test_live_tools_that_have_changed_are_found_by_their_results() -> None
 
 
 async def test_the_code_of_the_tools_is_not_needed(tmp_path: Path) -> None:
-    """An exported session is replayed where its tools are not: their names are shown, and a note says so."""
+    """An exported session is replayed without its tools: their names are shown, and a note says so."""
     path = tmp_path / "tools.jsonl"
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         agent = AgentDefinition("adder", tools=("add", "fail"))
@@ -213,7 +213,7 @@ async def test_the_code_of_the_tools_is_not_needed(tmp_path: Path) -> None:
 
 
 async def test_another_model_prompt_and_agent_reach_the_request() -> None:
-    """The real loop asks, with what was given in place of what is on record."""
+    """The real loop asks with the given values in place of those on record."""
     shown: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> str:
@@ -232,7 +232,7 @@ async def test_another_model_prompt_and_agent_reach_the_request() -> None:
 
 
 async def test_the_history_is_the_recorded_one_unless_asked_otherwise() -> None:
-    """By default a turn begins with what was said on record; else with the new answers, where a turn is shown whole."""
+    """A turn begins with the history on record by default, or else with the new answers if a turn is shown whole."""
     shown: list[list[str]] = []
 
     def answer(request: ModelRequest) -> str:
@@ -257,7 +257,7 @@ async def test_the_history_is_the_recorded_one_unless_asked_otherwise() -> None:
 
 
 async def test_images_and_files_are_shown_again() -> None:
-    """The model of a replay is sent the bytes that the message brought."""
+    """The model of a replay gets the bytes of the message."""
     seen: list[bytes] = []
 
     class Looking(RecordedDriver):
@@ -273,7 +273,7 @@ async def test_images_and_files_are_shown_again() -> None:
 
 
 async def test_what_a_replay_kept_is_found_as_sessions_of_their_own() -> None:
-    """With `into`, each turn is a session with a tag; without it, nothing is kept anywhere."""
+    """With `into`, each turn is a session with a tag; without it, nothing is kept."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(stage, "plain", driver=Edited("Bye.", 0, word), into=stage.sessions)
         kept = await stage.sessions.list(tag="replay")
@@ -284,7 +284,7 @@ async def test_what_a_replay_kept_is_found_as_sessions_of_their_own() -> None:
 
 
 async def test_what_a_replay_keeps_stays_with_its_owner() -> None:
-    """The sessions belong to the owner of the stored one, so that another owner could not reach them."""
+    """The sessions belong to the owner of the stored one, so another owner cannot reach them."""
     async with perdure.connect("memory://", model="offline") as sessions:
         chat = await sessions.of("ada").open("order-7")
         await chat.send("Hello")
@@ -296,7 +296,7 @@ async def test_what_a_replay_keeps_stays_with_its_owner() -> None:
 
 
 async def test_a_budget_is_for_the_whole_replay() -> None:
-    """What is not begun within it is left out, with the reason."""
+    """A turn that does not begin within it is left out, with the reason."""
     dear = ScriptedDriver(
         lambda request: ModelReply(Message.assistant("Hi."), InferenceResponse("stop", Usage(9, 9, cost=1.0)))
     )
@@ -307,7 +307,7 @@ async def test_a_budget_is_for_the_whole_replay() -> None:
 
 
 async def test_a_replay_can_be_cancelled() -> None:
-    """A cancelled task ends at once, and the stored session is as it was."""
+    """A cancelled task ends at once, and the stored session is unchanged."""
     slow = ScriptedDriver(lambda request: Delay(60, "never"))
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         chat = await stage.sessions.open(await SCENES["plain"](stage))
@@ -321,7 +321,7 @@ async def test_a_replay_can_be_cancelled() -> None:
 
 
 async def test_a_session_that_runs_is_not_replayed() -> None:
-    """What it says is not settled yet: SessionBusy, before a token is spent."""
+    """Its answers are not final yet: SessionBusy, before a token is spent."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         stage.says = {"Work.": [ToolCall("pause"), "Done."]}
         chat = await stage.sessions.open("busy")
@@ -334,7 +334,7 @@ async def test_a_session_that_runs_is_not_replayed() -> None:
 
 
 async def test_turns_whose_beginning_was_forgotten_are_left_out() -> None:
-    """`forget` erases old versions; what can still be replayed is."""
+    """`forget` erases old versions; turns that are left are replayed."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         chat = await stage.sessions.open(await SCENES["plain"](stage))
         await chat.forget(before=3)
@@ -344,7 +344,7 @@ async def test_turns_whose_beginning_was_forgotten_are_left_out() -> None:
 
 
 async def test_sub_agents_sessions_are_replayed_if_asked() -> None:
-    """Else their calls are answered from the record, like any."""
+    """Otherwise their calls are answered from the record, like any."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         alone = await replayed(stage, "subagents", model="recorded")
         assert (len(alone.steps), alone.children) == (2, ())
@@ -357,7 +357,7 @@ async def test_sub_agents_sessions_are_replayed_if_asked() -> None:
 
 
 async def test_answers_may_be_judged_by_a_function() -> None:
-    """`same_answer` has the last word about two texts that differ."""
+    """`same_answer` decides about two texts that differ."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(
             stage, "plain", driver=Edited("Bye.", 0, word), same_answer=lambda old, new: old[:4] == new[:4]
@@ -388,7 +388,7 @@ async def test_rules_say_what_counts_as_different(rule: str, broken: bool) -> No
 
 @pytest.mark.parametrize("rule", ["any", "answers", "calls", "results", "ends", "tokens=9", "cost=9"])
 async def test_a_turn_that_fails_breaks_every_rule(rule: str) -> None:
-    """A model that cannot be asked has no answers, no calls and no cost, which is not a success."""
+    """A model that cannot be asked has no answers, no calls and no cost, which does not count as success."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         result = await replayed(
             stage, "plain", driver=ScriptedDriver([ConfigurationError("no such model", "name one")])
@@ -398,7 +398,7 @@ async def test_a_turn_that_fails_breaks_every_rule(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["", "words", "cost", "cost=", "cost=much", "cost=-1", "cost=inf", "calls=2"])
 def test_a_wrong_rule_is_refused(rule: str) -> None:
-    """The error names the rules there are."""
+    """The error lists the valid rules."""
     with pytest.raises(InvalidData, match="cost=RATIO"):
         Rule.of(rule)
 
@@ -408,13 +408,13 @@ def test_a_wrong_rule_is_refused(rule: str) -> None:
     [{"tools": "some"}, {"history": "new"}, {"on_unmatched": "ask"}, {"agent": "poet"}, {"budget": 3}, {"loops": 1}],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
-    """Before anything is read."""
+    """They are refused before anything is read."""
     with pytest.raises(InvalidData):
         Replay("sessions.jsonl", **wrong)
 
 
 async def test_wrong_sources_are_refused(tmp_path: Path) -> None:
-    """A file with several sessions has to be read with `in_file`; anything else is no source."""
+    """A file with several sessions must be read with `in_file`; other values are refused."""
     async with opened("memory", Path()) as store, on_stage(store) as stage:
         await SCENES["plain"](stage)
         await SCENES["tools"](stage)
@@ -437,7 +437,7 @@ async def test_a_model_that_is_not_here_is_said_so() -> None:
 
 
 async def test_interceptors_and_filters_of_the_connection_are_used() -> None:
-    """A replay runs with the loops of the connection, capabilities, filters and all."""
+    """A replay runs with the loops of the connection, with its capabilities and filters."""
     async with opened("memory", Path()) as store, on_stage(store, **OPTIONS["intercepted"]) as stage:
         result = await replayed(stage, "intercepted", model="recorded", tools="live")
         assert result.is_same, str(result)

@@ -1,4 +1,4 @@
-"""A trace goes on in another process: after a kill, and where a message was left for a worker."""
+"""A trace continues in another process: after a kill, and for a message that was left for a worker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def events_of(sessions: perdure.Sessions, session_id: str, kind: type) -> 
 
 
 def is_continued(span: ReadableSpan, stored: str) -> bool:
-    """Tell whether a span is in the trace of one that was stored, and linked to it."""
+    """Tell whether a span is in the trace of a stored one, and linked to it."""
     _, trace_id, span_id, _ = stored.split("-")
     return trace_of(span) == int(trace_id, 16) and links_of(span)["continues"] == int(span_id, 16)
 
@@ -83,7 +83,7 @@ async def test_a_run_recovered_elsewhere_continues_its_trace(tmp_path: Path, how
 
 
 async def test_a_run_that_was_not_traced_can_be_recovered_with_telemetry(tmp_path: Path) -> None:
-    """A run without a trace on record gets one when it is continued; nothing is linked."""
+    """A run without a trace on record gets one when it is continued, without a link."""
     seen, url = Watching(), f"sqlite:///{tmp_path}/a.db"
     async with traced_process.connected(url, seen, "untraced") as sessions:
         chat = await sessions.open("a", AGENT)
@@ -97,7 +97,7 @@ async def test_a_run_that_was_not_traced_can_be_recovered_with_telemetry(tmp_pat
 
 
 async def test_a_workers_run_is_linked_to_the_sender(tmp_path: Path) -> None:
-    """The run of a message that was left for a worker, in another process, begins a trace with a link to its sender."""
+    """A worker's run of a message from another process begins a trace with a link to its sender."""
     seen, url = Watching(), f"sqlite:///{tmp_path}/a.db"
     async with perdure.connect(url, driver=ScriptedDriver([]), telemetry=seen.telemetry) as sessions:
         chat = await sessions.open("a", AGENT)

@@ -1,4 +1,4 @@
-"""What telemetry must not do: break a run, or be there when nobody asked for it."""
+"""Telemetry never breaks a run, and is absent unless it is asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.testing import ScriptedDriver
 
 
 class Broken(SpanProcessor):
-    """A processor that raises wherever it can."""
+    """A processor that raises in every method it can."""
 
     def __init__(self, *where: str) -> None:
         self._where = where
@@ -63,7 +63,7 @@ class BrokenMeters:
 
 def broken(how: str) -> Telemetry:
     if how == "meters":
-        return Telemetry(tracer_provider=TracerProvider(), meter_provider=BrokenMeters())  # type: ignore[arg-type]  # all that is asked of one
+        return Telemetry(tracer_provider=TracerProvider(), meter_provider=BrokenMeters())  # type: ignore[arg-type]  # only its instruments are used
     provider = TracerProvider(sampler=BrokenSampler() if how == "sampler" else None)
     provider.add_span_processor(Broken(*how.split("+")))
     return Telemetry(tracer_provider=provider)
@@ -71,7 +71,7 @@ def broken(how: str) -> Telemetry:
 
 @pytest.mark.parametrize("how", ["start", "end", "start+end", "sampler", "meters"])
 async def test_a_hook_that_fails_never_breaks_a_run(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever fails in telemetry is logged once, and every run, tool and sub-agent goes on as if it were not there."""
+    """A failure in telemetry is logged once, and every run, tool and sub-agent continues as without it."""
     telemetry = broken(how)
 
     @tool
@@ -94,7 +94,7 @@ async def test_a_hook_that_fails_never_breaks_a_run(how: str, caplog: pytest.Log
 
 
 async def test_a_span_that_is_not_sampled_costs_no_attributes() -> None:
-    """Where a sampler drops the trace, runs go on, and what is stored says that it was dropped."""
+    """If a sampler drops the trace, runs continue, and the record says that it was dropped."""
     provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
     async with perdure.connect(
         "memory://", driver=ScriptedDriver(["x"]), telemetry=Telemetry(tracer_provider=provider)
@@ -119,7 +119,7 @@ async def test_without_an_sdk_nothing_is_traced_or_stored() -> None:
 
 
 async def test_a_trace_on_record_that_cannot_be_read_is_passed_over() -> None:
-    """A stored trace that is not one does not keep a run from being sent."""
+    """A stored trace of another form does not keep a run from being sent."""
     from perdure.telemetry.spans import _from_text
 
     for text in (None, 7, "", "00-1-2", "00-zz-zz-zz", f"00-{0:032x}-{0:016x}-01", "a-b-c-d-e"):
@@ -127,7 +127,7 @@ async def test_a_trace_on_record_that_cannot_be_read_is_passed_over() -> None:
 
 
 async def test_keys_are_in_no_span() -> None:
-    """The address of a model's server is told without its path, its query and its user."""
+    """The address of a model's server is traced without its path, query and user."""
     seen = Watching(content=True)
     model = perdure.ModelConfig("openai:gpt", base_url="https://llm.example:8443/v1/tenants/s3cr3t")
     async with perdure.connect(
@@ -140,7 +140,7 @@ async def test_keys_are_in_no_span() -> None:
 
 
 def test_telemetry_that_is_off_imports_nothing() -> None:
-    """A process that did not ask for telemetry has run an agent without a module of OpenTelemetry."""
+    """A process without telemetry has run an agent without loading a module of OpenTelemetry."""
     program = """
 import asyncio, sys, perdure
 from perdure.testing import ScriptedDriver
@@ -155,7 +155,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "perdur
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without OpenTelemetry, whoever asks for telemetry is told the extra that brings it."""
+    """Without OpenTelemetry, asking for telemetry raises an error that names the extra."""
     for name in [name for name in sys.modules if name.startswith(("opentelemetry", "perdure.telemetry."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
@@ -164,7 +164,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_something_else_is_no_telemetry() -> None:
-    """What is not a `Telemetry` is refused where it is given."""
+    """Any other value than a `Telemetry` is refused at once."""
     with pytest.raises(ConfigurationError, match=r"perdure\.Telemetry"):
         perdure.connect("memory://", telemetry=True)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What is measured, and when stores are asked."""
+"""The metrics of runs and refusals, and when stores are read for them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_failures_are_measured_by_their_type() -> None:
 
 
 async def test_refusals_are_counted_once_each() -> None:
-    """Whoever does not get a session is counted: told so, or left in the queue, or too late with a change."""
+    """A caller that does not get a session is counted: refused, queued, or too late with a change."""
     seen = Watching()
     driver = ScriptedDriver([Delay(0.3, "x")])
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
@@ -112,7 +112,7 @@ async def test_the_store_is_asked_only_when_metrics_are_collected() -> None:
 
 
 async def test_the_store_is_not_waited_for_in_its_own_loop() -> None:
-    """Collected in the loop's own thread, the depth is the one that was found last: nothing can be waited for there."""
+    """Collected in the loop's own thread, the depth is the last one found, since that thread cannot wait."""
     seen = Watching()
     async with perdure.connect("memory://", driver=ScriptedDriver(["x"]), telemetry=seen.telemetry) as sessions:
         await sessions.open("a")
@@ -124,7 +124,7 @@ async def test_the_store_is_not_waited_for_in_its_own_loop() -> None:
 
 
 async def test_claims_are_told_by_their_state() -> None:
-    """Sessions that are being run are counted apart from those whose claim has lapsed."""
+    """Sessions that are running are counted apart from those whose claim has lapsed."""
     seen = Watching()
     driver = ScriptedDriver([Delay(0.3, "x")])
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:

@@ -1,4 +1,4 @@
-"""What is traced of runs, model calls and tool calls."""
+"""The spans of runs, model calls and tool calls."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_run_with_a_tool_call_is_four_spans() -> None:
 
 
 async def test_spans_of_users_are_beneath() -> None:
-    """What a tool or a driver traces itself is beneath the call: of a plain function in a thread, too."""
+    """A tool's or a driver's own span is beneath the call, also in a plain function's thread."""
     seen = Watching()
 
     @tool
@@ -141,7 +141,7 @@ async def test_spans_of_users_are_beneath() -> None:
 
 
 async def test_work_that_a_tool_leaves_behind_is_beneath_its_call() -> None:
-    """A task that outlives its tool is beneath the tool's span, also once the SDK has heard of that."""
+    """A task that outlives its tool is beneath the tool's span, even after that span was exported."""
     seen = Watching()
     left: list[asyncio.Task[None]] = []
     may_go_on = asyncio.Event()
@@ -168,7 +168,7 @@ async def test_work_that_a_tool_leaves_behind_is_beneath_its_call() -> None:
 
 
 async def test_a_call_begins_and_ends_when_it_does() -> None:
-    """A span has the times of its call, though the SDK may hear of it later."""
+    """A span has the times of its call, though the SDK may get it later."""
     seen = Watching()
     async with perdure.connect("memory://", driver=ScriptedDriver([Delay(0.05, "x")]), telemetry=seen.telemetry) as all:
         await (await all.open()).send("go")
@@ -181,7 +181,7 @@ async def test_a_call_begins_and_ends_when_it_does() -> None:
 
 
 async def test_spans_are_told_of_soon() -> None:
-    """Nobody has to ask for the spans of a run that has ended."""
+    """The spans of a run that has ended are exported without a flush."""
     seen = Watching()
     async with perdure.connect("memory://", driver=ScriptedDriver(["x"]), telemetry=seen.telemetry) as sessions:
         await (await sessions.open()).send("go")
@@ -190,7 +190,7 @@ async def test_spans_are_told_of_soon() -> None:
 
 
 async def test_a_run_that_fails_is_an_error() -> None:
-    """The spans of a model call that fails, and of its run, have the error's type, and nothing that it says."""
+    """The spans of a failed model call, and of its run, have the error's type, but not its message."""
     seen = Watching()
     driver = ScriptedDriver([DriverError(f"refused: {CANARY}")])
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
@@ -206,7 +206,7 @@ async def test_a_run_that_fails_is_an_error() -> None:
 
 
 async def test_a_tool_that_fails_is_an_error_of_its_own() -> None:
-    """A tool that raises makes its own span an error, and no other: the run goes on."""
+    """A tool that raises makes only its own span an error: the run continues."""
     seen = Watching()
 
     @tool
@@ -224,7 +224,7 @@ async def test_a_tool_that_fails_is_an_error_of_its_own() -> None:
 
 
 async def test_a_run_that_waits_for_approval_continues_its_trace() -> None:
-    """Before and after an approval it is one trace, whoever approves; each part is linked to the one before."""
+    """The parts before and after an approval are one trace, and each is linked to the one before."""
     seen = Watching()
 
     @tool(needs_approval=True)
@@ -246,11 +246,11 @@ async def test_a_run_that_waits_for_approval_continues_its_trace() -> None:
     spans = {"continues": first.get_span_context().span_id, "called_by": seen.the("approval").context.span_id}
     assert links_of(second) == spans
     assert is_beneath(seen.the("execute_tool"), second)
-    assert told(second)["gen_ai.usage.input_tokens"] == 10, "what the first part used is not counted again"
+    assert told(second)["gen_ai.usage.input_tokens"] == 10, "the first part's usage is not counted again"
 
 
 async def test_a_run_that_is_cancelled_is_not_an_error() -> None:
-    """A run that somebody cancels has stopped, and so has the call that it was in."""
+    """A run that is cancelled has stopped, and so has its call."""
     seen = Watching()
     driver = ScriptedDriver([Delay(60, "x")])
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
@@ -329,7 +329,7 @@ async def test_a_stream_is_traced_like_any_run() -> None:
 
 @pytest.mark.parametrize("content", [False, True])
 async def test_content_is_traced_only_if_it_is_asked_for(content: bool) -> None:
-    """Without `content`, no span has a word of what was said, asked for, called with or returned."""
+    """Without `content`, no span has a word of messages, arguments or results."""
     seen = Watching(content=content)
     driver = ScriptedDriver([ToolCall("look_up", {"query": CANARY}), f"{CANARY} answer"])
     agent = AgentDefinition("clerk", system_prompt=f"{CANARY} prompt", description=f"{CANARY} description")
@@ -354,7 +354,7 @@ async def test_content_is_traced_only_if_it_is_asked_for(content: bool) -> None:
 
 
 async def test_a_run_that_did_not_get_its_session_has_no_span() -> None:
-    """A message to a session that is busy is counted, and no run of it is told of."""
+    """A message to a busy session is counted, and has no span of a run."""
     seen = Watching()
     driver = ScriptedDriver([Delay(0.2, "x")])
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
@@ -388,7 +388,7 @@ async def test_a_queued_message_begins_a_trace_of_its_own() -> None:
 
 
 async def test_the_model_that_summarises_is_traced() -> None:
-    """The model call of a compaction is a span beneath whatever asked for it."""
+    """The model call of a compaction is a span beneath the operation that compacts."""
     seen = Watching()
     driver = ScriptedDriver(lambda request: "notes" if "notes" in request.system_prompt else "said")
     async with perdure.connect("memory://", driver=driver, telemetry=seen.telemetry) as sessions:
@@ -427,7 +427,7 @@ async def _starts(sessions: Any, session_id: str) -> list[Any]:
 
 
 async def test_what_a_connection_redacts_is_in_no_span() -> None:
-    """The model's answer, a call's arguments and the tool's result pass through the redaction, as the store's do."""
+    """The model's answer, a call's arguments and the tool's result pass through the redaction, as in the store."""
     secret = "sk-" + "a1B2" * 12
 
     @perdure.tool

@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of a run that is traced, or a worker that ends when it has answered.
+"""A process that is killed during a traced run, or a worker that ends when it has answered.
 
 Run as `python traced_process.py URL SESSION_ID send|untraced|parallel|subagent|worker`. It prints a line when the model
 is asked, and as a worker all its spans, as JSON.
@@ -29,7 +29,7 @@ async def note() -> str:
 
 
 def script(request: Any, *, hangs: bool) -> Any:
-    """Return what is said: a call, and then an answer, which never comes in a process that is to be killed."""
+    """Return the model's replies: a call, and then an answer, which never comes in a process that is to be killed."""
     if request.system_prompt == "child":
         return _answer("found", hangs=hangs)
     if request.step == 0:

@@ -14,7 +14,7 @@ from perdure import Telemetry
 
 
 class Watching:
-    """A `Telemetry` whose spans and metrics can be looked at."""
+    """A `Telemetry` that keeps its spans and metrics for the test."""
 
     def __init__(self, *, content: bool = False) -> None:
         self._exporter = InMemorySpanExporter()
@@ -37,7 +37,7 @@ class Watching:
         return found
 
     def points(self, metric: str) -> list[Any]:
-        """Return what was collected of a metric."""
+        """Return the collected points of a metric."""
         self.telemetry.flush()
         data = self._reader.get_metrics_data()
         return [
@@ -74,5 +74,5 @@ def is_beneath(span: ReadableSpan, parent: ReadableSpan) -> bool:
 
 
 def links_of(span: ReadableSpan) -> dict[str, int]:
-    """Return what a span is linked to: the ids of spans, by what the link stands for."""
+    """Return a span's links: the ids of spans, by the kind of the link."""
     return {str((link.attributes or {})["perdure.link"]): link.context.span_id for link in span.links}

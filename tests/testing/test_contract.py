@@ -1,4 +1,4 @@
-"""The store contract itself: the plainest store passes it, and a store that breaks a promise does not."""
+"""The store contract itself: a minimal store passes it, and a store that breaks a promise does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.testing import StoreContract
 
 
 class DocumentStore:
-    """The least that a store can be: every version of every session as a document of its own."""
+    """A minimal store: every version of every session is a document of its own."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, list[bytes]] = {}
@@ -97,7 +97,7 @@ def page_start(after: str, order: str) -> tuple[float, int]:
 
 
 class TestDocumentStore(StoreContract):
-    """A store that knows nothing of logs keeps the contract all the same."""
+    """A store that knows nothing of logs still keeps the contract."""
 
     def open_store(self, where: Path) -> DocumentStore:
         return DocumentStore()
@@ -163,7 +163,7 @@ class _SharesItsValues(MemoryStore):
     ],
 )
 def test_a_broken_promise_is_noticed(store: type[Any], test: str, tmp_path: Path) -> None:
-    """A store that does wrong fails the test of what it does wrong."""
+    """A store with a fault fails the test of that fault."""
 
     class Applied(StoreContract):
         def open_store(self, where: Path) -> Any:
@@ -174,7 +174,7 @@ def test_a_broken_promise_is_noticed(store: type[Any], test: str, tmp_path: Path
 
 
 def test_the_contract_says_what_it_needs(tmp_path: Path) -> None:
-    """A class that applies the contract and does not say how its store is opened is told so."""
+    """A class that applies the contract without opening a store gets an error that says so."""
     with pytest.raises(NotImplementedError, match="open_store"):
         StoreContract().test_a_created_session_is_version_1(tmp_path)
 

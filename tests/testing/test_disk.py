@@ -1,4 +1,4 @@
-"""The simulated disk keeps what was synced, and may lose or tear all else; the recorder sees what a process does."""
+"""The simulated disk keeps synced data, and may lose or tear all other; the recorder notes a process's calls."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ WRITTEN = [op(Kind.CREATE, "f", inode=1), op(Kind.WRITE, inode=1, data=b"x" * 20
 
 
 def test_what_was_synced_is_there() -> None:
-    """File and name: in every state, whole."""
+    """File and name are there in every state, whole."""
     kept = [*WRITTEN, *synced(1, inode=1), *synced(2, path=".")]
     assert {str(state) for state in states(kept)} == {str({"f": b"x" * 2000})}
 
 
 def test_a_file_whose_directory_was_not_synced_may_have_no_name() -> None:
-    """Its content was synced, and nobody finds it."""
+    """Its content was synced, but it cannot be found."""
     found = states([*WRITTEN, *synced(1, inode=1)])
     assert {len(state) for state in found} == {0, 1}
     assert {state["f"] for state in found if state} == {b"x" * 2000}
 
 
 def test_what_was_not_synced_is_there_or_torn_or_missing() -> None:
-    """By sectors, with zeros for those that are missing; or the file is shorter."""
+    """Missing sectors are zeros, or the file is shorter."""
     contents = {state["f"] for state in states([*WRITTEN, *synced(1, path=".")])}
     assert {b"", b"x" * 2000, bytes(2000), bytes(512) + b"x" * 1488} <= contents
     assert all(len(content) in (0, 2000) for content in contents)
 
 
 def test_what_is_written_while_a_sync_goes_on_is_not_promised() -> None:
-    """A sync covers what was written before it began."""
+    """A sync covers only writes before it began."""
     begin, end = synced(1, inode=1)
     late = op(Kind.WRITE, inode=1, place=2000, data=b"y")
     contents = {state["f"] for state in states([*WRITTEN, *synced(2, path="."), begin, late, end])}
@@ -69,7 +69,7 @@ def test_what_is_written_while_a_sync_goes_on_is_not_promised() -> None:
 
 
 def test_a_rename_loses_neither_file() -> None:
-    """The name stands for the old file or the new one, and a renamed file has a name."""
+    """The name is that of the old file or the new one, and a renamed file has a name."""
     new = [op(Kind.CREATE, "f.tmp", inode=2), op(Kind.WRITE, inode=2, data=b"new"), *synced(3, inode=2)]
     before = [*WRITTEN, *synced(1, inode=1), *new, *synced(2, path=".")]
     found = states([*before, op(Kind.RENAME, "f.tmp", other="f")])
@@ -78,7 +78,7 @@ def test_a_rename_loses_neither_file() -> None:
 
 
 def test_syncs_that_are_ignored_do_nothing() -> None:
-    """So a control can be made of any recording."""
+    """A control can be made of any recording."""
     kept = [*WRITTEN, *synced(1, inode=1), *synced(2, path=".")]
     found = states(kept, ignored=lambda path, is_directory: is_directory)
     assert {len(state) for state in found} == {0, 1}
@@ -111,7 +111,7 @@ with Switch().failing("write", {error}, pattern="d/*", after=1):
 
 @needs_compiler
 def test_a_process_is_watched(tmp_path: Path) -> None:
-    """Names, bytes, syncs and marks are noted in order; a call fails where it is told to."""
+    """Names, bytes, syncs and marks are noted in order; a call fails at the given place."""
     where, log = tmp_path / "disk", tmp_path / "log"
     where.mkdir()
     script = SCRIPT.replace("{error}", str(errno.ENOSPC))

@@ -61,7 +61,7 @@ class _IsAnybody(MemoryEngine):
     ],
 )
 def test_a_broken_promise_is_noticed(engine: type[MemoryEngine], test: str, tmp_path: Path) -> None:
-    """An engine that does wrong fails the test of what it does wrong."""
+    """An engine with a fault fails the test of that fault."""
 
     class Applied(EngineContract):
         def open_engine(self, where: Path) -> MemoryEngine:
@@ -72,6 +72,6 @@ def test_a_broken_promise_is_noticed(engine: type[MemoryEngine], test: str, tmp_
 
 
 def test_the_contract_says_what_it_needs(tmp_path: Path) -> None:
-    """A class that applies the contract and does not say how its engine is opened is told so."""
+    """A class that applies the contract without opening an engine gets an error that says so."""
     with pytest.raises(NotImplementedError, match="open_engine"):
         EngineContract().test_the_store_has_an_id_of_its_own(tmp_path)

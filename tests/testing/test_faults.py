@@ -1,4 +1,4 @@
-"""The store that fails on demand, and the clock that stands still."""
+"""A store that fails on demand, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.testing.samples import new_session, say
 
 
 async def test_a_fault_strikes_the_call_it_was_meant_for() -> None:
-    """The n-th call from when it was set fails, before anything is done; those before and after pass."""
+    """The n-th call after it was set fails, before anything is done; those before and after pass."""
     async with FailingStore(MemoryStore()) as store:
         session = await store.create(new_session("Hello"))
         store.fail("save", call=2)
@@ -40,7 +40,7 @@ async def test_a_fault_may_strike_after_the_fact() -> None:
 
 
 async def test_every_call_may_fail_until_the_store_is_healed() -> None:
-    """`call=None` means each of them, and `heal` ends it."""
+    """`call=None` means each call, and `heal` ends it."""
     async with FailingStore(MemoryStore()) as store:
         store.fail("exists", call=None)
         for _ in range(3):
@@ -66,7 +66,7 @@ async def test_a_call_may_take_longer() -> None:
 
 
 def test_it_is_what_it_stands_before() -> None:
-    """It is a journal if the store is one, and a verb that the store does not have cannot be told to fail."""
+    """It is a journal if the store is one, and a verb that the store lacks cannot be made to fail."""
 
     class Plain:
         create = save = load = exists = delete = list = MemoryStore.exists
@@ -80,7 +80,7 @@ def test_it_is_what_it_stands_before() -> None:
 
 
 def test_a_frozen_clock_moves_when_told() -> None:
-    """It stands still, but for `advance` and for a tick at each reading if it has one."""
+    """It moves only with `advance`, and by a tick at each reading if it has one."""
     clock = FrozenClock()
     start = datetime(2025, 1, 1, tzinfo=UTC)
     assert [clock(), clock(), clock.advance(60), clock()] == [start, start, *[start + timedelta(seconds=60)] * 2]

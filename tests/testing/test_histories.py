@@ -1,4 +1,4 @@
-"""The checker of histories: it explains what can be explained, and finds stores that are broken on purpose."""
+"""The checker of histories: it explains valid ones, and finds stores that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 50 if os.environ.get("PERDURE_TORTURE") else 4
 
 
 class ReadsOldVersions(MemoryStore):
-    """A reader is given what it has read before, though there is something newer."""
+    """A reader gets an older version again, though there is a newer one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ReadsOldVersions(MemoryStore):
 
 
 class HasNoFence(MemoryStore):
-    """Who has lost its claim is told that its append was taken."""
+    """An append with a lost claim returns as if it was kept."""
 
     async def append(self, claim: Any, **given: Any) -> Appended:
         try:
@@ -45,7 +45,7 @@ class HasNoFence(MemoryStore):
 
 
 class ForksOfTheNewest(MemoryStore):
-    """A fork shows what its parent shows when it is read, not when it was forked."""
+    """A fork shows its parent's messages at the time of the read, not of the fork."""
 
     async def load(self, session_id: str, version: int | None = None, **given: Any) -> AgentSession | None:
         found = await super().load(session_id, version, **given)
@@ -86,7 +86,7 @@ def created(*shown: str) -> Operation:
 
 
 def test_two_saves_of_one_version_cannot_both_have_been_kept() -> None:
-    """The verdict names the operations of which none can come next."""
+    """The verdict names the operations that cannot come next."""
     both = [save("a", 1, ["x", "a"], 2, 10, "ok", 2), save("b", 1, ["x", "b"], 3, 9, "ok", 2)]
     verdict = check([created("x"), *both], SessionModel())
     assert not verdict.is_linearizable
@@ -95,7 +95,7 @@ def test_two_saves_of_one_version_cannot_both_have_been_kept() -> None:
 
 
 def test_a_save_without_an_answer_may_have_been_kept() -> None:
-    """A client was killed: what it did may be there, and if it is seen once, it stays."""
+    """A killed client's save may be there, and once seen, it stays."""
     lost = save("a", 1, ["x", "a"], 2, None)
     seen = Operation("b", "load", (), 20, 21, ("ok", 2, "x", "a"))
     gone = Operation("b", "load", (), 30, 31, ("ok", 1, "x"))

@@ -1,4 +1,4 @@
-"""Attacks note what they came to, and the table in docs/reliability.md is written from that."""
+"""Attacks note their outcomes, and the table in docs/reliability.md is written from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_table_of_a_page_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_attacks_that_were_not_run_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of one attack replaces all rows of it on that store, and no others."""
+    """A run of one attack replaces all of its rows on that store, and no others."""
     from msgspec.structs import replace
 
     page, first, second = tmp_path / "page.md", tmp_path / "1.jsonl", tmp_path / "2.jsonl"

@@ -1,4 +1,4 @@
-"""The driver for tests says what is written down for it, at the step it is written for."""
+"""The driver for tests gives its scripted replies, each at its step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_text_is_said_and_streamed_whole() -> None:
 
 
 async def test_calls_are_made_one_or_several() -> None:
-    """A tool call stands alone or in a list, with the id it was given."""
+    """A tool call is given alone or in a list, and keeps its id."""
     one, two = ToolCall("add", {"a": 1}, "call-1"), ToolCall("now", id="call-2")
     driver = ScriptedDriver([one, [one, two]])
     reply, deltas = await ask(driver)
@@ -46,7 +46,7 @@ async def test_calls_are_made_one_or_several() -> None:
 
 
 async def test_a_message_and_a_reply_are_given_as_they_are() -> None:
-    """An assistant's message keeps its parts, and a whole reply also what came with it."""
+    """An assistant's message keeps its parts, and a whole reply its usage and finish reason."""
     message = Message.assistant(Thinking("Hm.", signature="s"), Text("Yes."))
     whole = ModelReply(message, InferenceResponse("length", Usage(1, 2)))
     reply, deltas = await ask(ScriptedDriver([message]))
@@ -64,7 +64,7 @@ async def test_an_exception_is_raised() -> None:
 
 
 async def test_a_delay_waits_and_can_be_cancelled() -> None:
-    """A delayed reply comes after its time, and waiting for it can be given up."""
+    """A delayed reply comes after its time, and waiting for it can be cancelled."""
     reply, _ = await ask(ScriptedDriver([Delay(0.001, Delay(0.001, "late"))]))
     assert reply.message.text == "late"
     with pytest.raises(TimeoutError):
@@ -92,14 +92,14 @@ async def test_a_stream_can_break_off() -> None:
 
 
 async def test_the_step_decides_which_reply() -> None:
-    """A run that was recovered at its second step is given the second reply."""
+    """A run that was recovered at its second step gets the second reply."""
     driver = ScriptedDriver(["first", "second"])
     assert (await ask(driver, step=1))[0].message.text == "second"
     assert [request.step for request in driver.requests] == [1]
 
 
 async def test_running_past_the_end_says_so() -> None:
-    """A step that the script has no reply for is an AssertionError that says which."""
+    """A step without a scripted reply is an AssertionError that names the step."""
     with pytest.raises(AssertionError, match=r"no reply for step 1 .* after 'Hi'"):
         await ask(ScriptedDriver(["only"]), step=1)
 

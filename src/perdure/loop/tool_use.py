@@ -72,7 +72,7 @@ class Decisions(msgspec.Struct, frozen=True):
     answers: Mapping[str, CallAnswer] = EMPTY
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
     begun: Mapping[str, int] = EMPTY
-    """How often calls without an outcome were started, by their ids."""
+    """The number of starts of each call without an outcome, by the call's id."""
 
 
 def begun_before(waiting: Sequence[PendingCall]) -> Mapping[str, int]:

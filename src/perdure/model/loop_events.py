@@ -42,7 +42,7 @@ class LoopConfigSnapshot(Value, frozen=True):
     max_tokens: int | None = None
     """The number of tokens that one answer may have."""
     thinking_level: str | None = None
-    """How much the model was to think."""
+    """The amount of thinking that the model was asked for."""
     temperature: float | None = None
     """The sampling temperature."""
 
@@ -269,7 +269,7 @@ class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop
     parent_loop_id: str | None = None
     """The run that they branch off from."""
     configs: tuple[JSON, ...] = ()
-    """What each branch does differently, as plain data."""
+    """The options in which each branch differs, as plain data."""
     strategy: JSON = None
     """The strategy by which one is selected, as plain data."""
     message_ids: tuple[str, ...] = ()

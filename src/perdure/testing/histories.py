@@ -129,7 +129,7 @@ class SessionModel:
             yield ("SessionConflict",), state
             return
         # The store chooses the number. It has to be greater than any before, and never one of an erased session's last
-        # claim: else the holder of that one could write. A claim without an answer is never named.
+        # claim: otherwise the holder of that one could write. A claim without an answer is never named.
         epoch = state.last_epoch + 1 if known is None else known[1] if known[0] == "ok" else 0
         if epoch > state.last_epoch and (known is None or epoch not in state.used):
             claimed = state._replace(epoch=epoch, holder=client, lapsed=False, last_epoch=epoch)
@@ -244,7 +244,7 @@ class Client:
             (verb,) = self._random.choices([*self._verbs], [*self._verbs.values()])
             key = self._random.choice(self._ids)
             if verb in (self._save, self._claim, self._fork) and self._random.random() < 0.7:
-                await self._load(key)  # else most of what it knows is old, and is refused
+                await self._load(key)  # otherwise most of what it knows is old, and is refused
             await verb(key)
             if self._random.random() < 0.3:
                 await asyncio.sleep(self._random.random() / 500)
@@ -431,7 +431,7 @@ async def play_apart(
     numbers = (str(operations), str(sessions), *(["control"] if is_control else []))
     notes, chance = Notes(), random.Random(seed)
     doomed = set(chance.sample(range(clients), kills))
-    all_ready = asyncio.Barrier(clients)  # else those that are started first are done before the last has begun
+    all_ready = asyncio.Barrier(clients)  # otherwise those that are started first are done before the last has begun
 
     async def play_one(place: int) -> None:
         enough = chance.randrange(4, max(5, operations)) if place in doomed else 0

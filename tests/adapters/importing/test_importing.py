@@ -1,4 +1,4 @@
-"""What other libraries have stored arrives as their adapters lay it out, once, and goes on there."""
+"""Sessions of other libraries are imported once, as their adapters store them, and can be continued."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def url(tmp_path: Path) -> str:
 
 
 def unchanged(path: Path) -> Callable[[], None]:
-    """Return a check that a source is byte for byte what it is now, with nothing new beside it."""
+    """Return a check that a source is unchanged byte for byte, with no new file beside it."""
 
     def everything() -> dict[Path, bytes]:
         files = [path, *path.parent.glob(f"{path.name}-*")] if path.is_file() else [*path.rglob("*")]
@@ -64,7 +64,7 @@ class TestOpenAI:
         return adapter.PerdureSession(name, store=url, owner=owner)
 
     async def test_sessions_arrive_and_go_on(self, tmp_path: Path, url: str) -> None:
-        """The adapter reads the very items, and what it adds is not disturbed by another import."""
+        """The adapter reads the very items; a second import does not disturb an item that it added."""
         path = tmp_path / "theirs.db"
         for name in ("chat-1", "Grüße / 2"):
             await self.written(path, name, ITEMS["openai"])
@@ -79,7 +79,7 @@ class TestOpenAI:
         assert len(await (await self.read(url, "chat-1")).get_items()) == len(ITEMS["openai"]) + 1
 
     async def test_a_session_that_has_grown(self, tmp_path: Path, url: str) -> None:
-        """Only what is new is added. What was changed on both sides is left alone, and said."""
+        """Only new messages are added. A session that changed on both sides is left alone and reported."""
         path = tmp_path / "theirs.db"
         await self.written(path, "a", ITEMS["openai"])
         await taken_in(url, "openai-agents", path)
@@ -96,7 +96,7 @@ class TestOpenAI:
         assert (await session.get_items())[-1] == {"role": "user", "content": "here"}
 
     async def test_a_source_that_was_rewritten(self, tmp_path: Path, url: str) -> None:
-        """What has arrived stays, and is not mixed with what is there now."""
+        """The imported items stay, and are not mixed with the rewritten ones."""
         memory = pytest.importorskip("agents.memory")
         path = tmp_path / "theirs.db"
         await self.written(path, "a", ITEMS["openai"])
@@ -117,7 +117,7 @@ class TestOpenAI:
         assert counts(await taken_in(url, "openai-agents", path)) == (0, 0, 0, 1)
 
     async def test_an_owner(self, tmp_path: Path, url: str) -> None:
-        """All that arrives is the owner's."""
+        """All imported sessions are the owner's."""
         path = tmp_path / "theirs.db"
         await self.written(path, "a", ITEMS["openai"])
         await taken_in(url, "openai-agents", path, owner="ada")
@@ -145,7 +145,7 @@ class TestOpenAI:
             assert [message.text for message in session.state.messages] == ["1", "2", "4"]
 
     def test_a_file_that_is_in_use(self, tmp_path: Path, url: str) -> None:
-        """What stands in the log beside it is read too, by a process that does not share its locks."""
+        """Items in the write-ahead log are read too, by a process that does not share its locks."""
         memory = pytest.importorskip("agents.memory")
         path = tmp_path / "theirs.db"
         pid = os.fork()
@@ -174,7 +174,7 @@ class TestOpenAI:
         ],
     )
     async def test_hostile_rows(self, tmp_path: Path, url: str, table: str, column: str, value: Any) -> None:
-        """The error names the row and says what to do. What came before it has arrived, and the rest does later."""
+        """The error names the row and says what to do. Rows before it have arrived, and the rest does later."""
         path = tmp_path / "theirs.db"
         for name in "abc":
             await self.written(path, name, ITEMS["openai"])
@@ -208,7 +208,7 @@ class TestClaude:
         return entries
 
     async def test_transcripts_arrive_and_go_on(self, tmp_path: Path, url: str) -> None:
-        """The SDK's store reads the very entries, lists the session, and sub-agents stand below it."""
+        """The SDK's store reads the very entries and lists the session, with the sub-agents below it."""
         adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
         root = tmp_path / "projects"
         entries = self.written(root)
@@ -227,7 +227,7 @@ class TestClaude:
         assert len(await store.load(key) or []) == len(entries) + 1
 
     async def test_what_the_adapter_keeps_is_left_alone(self, tmp_path: Path, url: str) -> None:
-        """The reason says who has put the session there, and what to do."""
+        """The reason says which adapter keeps the session, and what to do."""
         adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
         entries = self.written(tmp_path)
         key = {"project_key": "-home-ada-work", "session_id": "s-1"}
@@ -238,7 +238,7 @@ class TestClaude:
         assert f"perdure erase {refused.session_id} --yes" in refused.reason
 
     async def test_a_summary_follows_what_is_shown(self, tmp_path: Path, url: str) -> None:
-        """A redacted prompt is in neither list nor store, though only a piece of it was in the summary."""
+        """A redacted prompt is in neither list nor store, though only a part of it was in the summary."""
         adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
         said = {"role": "user", "content": "4111 1111 " * 100}
         _write_lines(tmp_path / "p.jsonl", [{"type": "user", "uuid": "u-1", "message": said}])
@@ -253,7 +253,7 @@ class TestClaude:
         assert "4111" not in repr((await chat.session(1)).state.metadata)
 
     async def test_the_summary_is_the_sdks(self, tmp_path: Path, url: str) -> None:
-        """Lists show of an imported transcript what they would show of one that the SDK has mirrored."""
+        """Lists show the same summary for an imported transcript as for one that the SDK has mirrored."""
         sdk = pytest.importorskip("claude_agent_sdk")
         adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
         odd: list[dict[str, Any]] = [
@@ -277,7 +277,7 @@ class TestClaude:
             assert found[name] == sdk.fold_session_summary(None, key, each)["data"]
 
     async def test_a_transcript_that_is_being_written(self, tmp_path: Path, url: str) -> None:
-        """A last line that is not whole waits for the next import; a bad one before it is named."""
+        """An incomplete last line waits for the next import; a bad one before it is named."""
         path = tmp_path / "p" / "s.jsonl"
         path.parent.mkdir()
         path.write_text('{"type":"user","uuid":"1"}\n{"type":"user","uu')
@@ -297,7 +297,7 @@ class TestStrands:
     """Directories of a `FileSessionManager`."""
 
     def test_sessions_arrive_and_go_on(self, tmp_path: Path, url: str) -> None:
-        """The adapter's repository reads what Strands' own does, and an agent goes on."""
+        """The adapter's repository reads the same as Strands' own, and an agent can continue."""
         pytest.importorskip("strands")
         adapter = pytest.importorskip("perdure.adapters.strands")
         from strands.session.file_session_manager import FileSessionManager
@@ -327,7 +327,7 @@ class TestStrands:
         assert counts(report) == (0, 0, 0, 1)
 
     def test_the_first_agent_is_the_session(self, tmp_path: Path, url: str) -> None:
-        """As the adapter lays it out: further agents are children. A session that got its agent later grows."""
+        """Further agents are children, as in the adapter. A session that got its agent later grows."""
         pytest.importorskip("strands")
         adapter = pytest.importorskip("perdure.adapters.strands")
         source = tmp_path / "theirs"
@@ -344,7 +344,7 @@ class TestStrands:
         assert ours.chat("user@x / 7", "critic").session().info.parent_id == session.id
 
     def test_what_had_arrived_in_the_first_layout_goes_on_there(self, tmp_path: Path, url: str) -> None:
-        """Its agents stay children, and what is new is added to them."""
+        """Its agents stay children, and new messages are added to them."""
         pytest.importorskip("strands")
         adapter = pytest.importorskip("perdure.adapters.strands")
         source = tmp_path / "theirs"
@@ -367,7 +367,7 @@ class TestStrands:
         assert ours.chat("s-1").session().info.name == "default"
 
     def furnished(self, source: Path, session_id: str) -> Any:
-        """Return a store of Strands' own with a session, whose id may be any text."""
+        """Return a store of Strands' own with a session whose id may be any text."""
         from strands.session.file_session_manager import FileSessionManager
         from strands.types.session import Session, SessionType
 
@@ -445,7 +445,7 @@ class TestADK:
             await service.db_engine.dispose()
 
     async def test_an_owner_has_all(self, tmp_path: Path, url: str) -> None:
-        """Under one owner, sessions of several users do not clash."""
+        """Sessions of several users do not clash under one owner."""
         adapter = pytest.importorskip("perdure.adapters.google_adk")
         path = tmp_path / "theirs.db"
         service = self.services(path)["sqlite"]()
@@ -460,7 +460,7 @@ class TestADK:
             assert len(found.events) == 1
 
     async def test_pickles_are_left_alone(self, tmp_path: Path, url: str) -> None:
-        """The older schema's actions could run code when they are read: they are not."""
+        """The older schema's actions could run code when unpickled, so they are not read."""
         path = tmp_path / "old.db"
         with sqlite3.connect(path) as db:
             db.execute("CREATE TABLE sessions (app_name, user_id, id, state, create_time, update_time)")
@@ -486,7 +486,7 @@ class TestLangGraph:
     """`SqliteSaver`, with all its checkpoints."""
 
     def graph(self, saver: Any) -> Any:
-        """A graph that answers, forgets and asks a person; a subgraph with checkpoints of its own counts."""
+        """Return a graph that answers, forgets and asks a person; its counting subgraph has checkpoints of its own."""
         from langchain_core.messages import AIMessage, RemoveMessage
         from langgraph.graph import START, MessagesState, StateGraph
         from langgraph.types import interrupt
@@ -534,14 +534,14 @@ class TestLangGraph:
         return config
 
     def told(self, graph: Any, config: Any) -> list[Any]:
-        """All that a history says of each checkpoint; what came of tasks included."""
+        """Return each checkpoint of a history, with the results of its tasks."""
         return [
             (state.values, state.next, state.config, state.parent_config, state.metadata, state.tasks)
             for state in graph.get_state_history(config)
         ]
 
     def test_threads_arrive_and_go_on(self, tmp_path: Path, url: str) -> None:
-        """The whole history is the same through the adapter, and a run goes on from any checkpoint of it."""
+        """The whole history is the same through the adapter, and a run can continue from any checkpoint of it."""
         path = tmp_path / "theirs.db"
         with self.theirs(path) as saver:
             graph = self.graph(saver)
@@ -566,7 +566,7 @@ class TestLangGraph:
         assert [message.content for message in ours.get_state(config).values["messages"]][-2] == "branch"
 
     def test_an_interrupt_is_answered_there(self, tmp_path: Path, url: str) -> None:
-        """What waits for a person in the source waits for one here."""
+        """A thread that waits for a person in the source waits for one here."""
         path = tmp_path / "theirs.db"
         with self.theirs(path) as saver:
             config = self.say(self.graph(saver), "t", "1", "ask")
@@ -579,7 +579,7 @@ class TestLangGraph:
         assert found["messages"][-1].content == "told this"
 
     def test_messages_are_stored_once_and_can_be_read(self, tmp_path: Path, url: str) -> None:
-        """Perdure shows the conversation, and a later import adds only what is new."""
+        """Perdure shows the conversation, and a later import adds only the new messages."""
         path = tmp_path / "theirs.db"
         with self.theirs(path) as saver:
             self.say(self.graph(saver), "t", *map(str, range(10)))
@@ -605,7 +605,7 @@ class TestLangGraph:
     def test_a_thread_that_continued_on_both_sides_stays_ours(
         self, tmp_path: Path, url: str, ours_first: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The graph, what perdure shows and what its verbs change are one conversation. The other is a branch."""
+        """The graph, the shown messages and the verbs use one conversation. The source's is a branch."""
         path = tmp_path / "theirs.db"
         with self.theirs(path) as saver:
             self.say(self.graph(saver), "t", "1")
@@ -653,17 +653,17 @@ class TestLangGraph:
         assert (self.said(ours, trimmed), self.said(ours, named)) == (["2"], ["1", "2", "3"])
 
     def said(self, graph: Any, config: Any) -> list[str]:
-        """What the user has said in the state of a graph."""
+        """Return the user's messages in the state of a graph."""
         return [each.text for each in graph.get_state(config).values["messages"] if each.type == "human"]
 
     async def shown(self, url: str, thread: str) -> list[str]:
-        """The same as perdure shows it."""
+        """Return the same as perdure shows it."""
         async with connect(url) as sessions:
             messages = (await sessions.session(thread)).state.messages
         return [message.text for message in messages if message.role == "user"]
 
     def test_nothing_in_a_file_is_imported(self, tmp_path: Path, url: str) -> None:
-        """An object of any class stays data until LangGraph reads it, and what cannot be read is named."""
+        """An object of any class stays data until LangGraph reads it, and an unreadable value is named."""
         pytest.importorskip("langgraph.checkpoint.sqlite")
         import ormsgpack
 
@@ -697,7 +697,7 @@ async def _interrupted(_: object) -> None:
 
 
 class TestAgno:
-    """`SqliteDb`, with the runs in a table of their own or, as older releases do, in the session's row."""
+    """`SqliteDb`, with the runs in a table of their own or, as in older releases, in the session's row."""
 
     RUNS = [
         {
@@ -728,7 +728,7 @@ class TestAgno:
     ]
 
     def written(self, path: Path, *, is_old: bool | None) -> None:
-        """Write a file. One that was migrated has the runs in both places: `is_old` is None then."""
+        """Write a file. With `is_old=None` it is a migrated one, with the runs in both places."""
         with sqlite3.connect(path) as db:
             runs = ", runs" if is_old in (True, None) else ""
             db.execute(
@@ -748,7 +748,7 @@ class TestAgno:
 
     @pytest.mark.parametrize("is_old", [True, False, None])
     async def test_sessions_arrive(self, is_old: bool | None, tmp_path: Path, url: str) -> None:
-        """What runs have said comes once and in order, with calls, results and thoughts, and its user owns it."""
+        """Messages come once and in order, with calls, results and thoughts; their user owns the session."""
         path = tmp_path / "theirs.db"
         self.written(path, is_old=is_old)
         assert counts(await taken_in(url, "agno", path)) == (1, 6, 0, 0)
@@ -767,7 +767,7 @@ class TestAgno:
             assert (await chat.send("Again")).text
 
     async def test_a_real_file(self, tmp_path: Path, url: str) -> None:
-        """What Agno itself has written arrives."""
+        """A file that Agno itself has written is imported."""
         agno = pytest.importorskip("agno.db.sqlite")
         from agno.models.message import Message as AgnoMessage
         from agno.run.agent import RunOutput
@@ -784,7 +784,7 @@ class TestAgno:
 
 
 async def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
-    """A file that is not there, that is not a database, or is another library's, changes nothing."""
+    """A missing file, one that is not a database, and one of another library change nothing."""
     (tmp_path / "text").write_text("not a database " * 1_000)
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""What the tests of the provider driver share: a key, a tool, and a question put to a loopback server."""
+"""Helpers for the tests of the provider driver: a key, a tool, and a question to a loopback server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HI = (Message.user("hi"),)
 
 
 class Asking:
-    """A driver, a server, and what came back."""
+    """A driver, its server, and the deltas received."""
 
     def __init__(self, server: Loopback) -> None:
         self.server = server
@@ -36,7 +36,7 @@ class Asking:
         self.deltas: list[Delta] = []
 
     async def ask(self, model: str, messages: Sequence[Message] = HI, **given: Any) -> ModelReply:
-        """Ask; what ModelConfig knows goes there, the rest into the request."""
+        """Ask; fields of ModelConfig go there, the others into the request."""
         own = {name: given.pop(name) for name in list(given) if name in ModelConfig.__struct_fields__}
         config = ModelConfig(model, base_url=self.url(model), api_key_env=KEY_ENV, **own)
         self.deltas = []

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that answers each request with the next of its replies, and keeps what arrived."""
+"""A real HTTP server on 127.0.0.1 that answers each request with the next of its replies, and keeps the requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply:
 
 @dataclass
 class Stream:
-    """A streamed answer. `end` says how it ends: as it should, with the connection reset, closed early, or never."""
+    """A streamed answer. `end` says how it ends: normally, with the connection reset, closed early, or never."""
 
     events: Iterable[bytes]
     end: Literal["whole", "reset", "early", "never"] = "whole"
@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> Arrived | None:
 
 
 async def _write(writer: asyncio.StreamWriter, reply: Reply | Stream) -> bool:
-    """Send a reply; whether the connection can be used again."""
+    """Send a reply; return true if the connection can be used again."""
     if isinstance(reply, Reply):
         body = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
         sent = {"content-type": "application/json", "content-length": str(len(body)), **reply.headers}

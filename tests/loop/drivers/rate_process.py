@@ -1,4 +1,4 @@
-"""Asks a model again and again at a rate that is shared, for some seconds, and prints when each answer was given."""
+"""Asks a model again and again at a shared rate for some seconds, and prints the time of each answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _voice = ScriptedDriver(lambda request: "re")
 
 
 class Clocked:
-    """Answers at once, and says when."""
+    """Answers at once, and prints the time."""
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         print(time.time(), flush=True)

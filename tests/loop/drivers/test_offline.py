@@ -1,4 +1,4 @@
-"""The driver that is always there: what it says, what it calls, and that nothing throws it."""
+"""The offline driver: its answers, its calls, and its behaviour on any input."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def calls_of(*said: str | Message, tools: Sequence[ToolSpec] = TOOLS) -> l
 
 
 def answered(text: str, *results: tuple[str, object] | tuple[str, object, bool]) -> list[Message]:
-    """A user's message, the calls it led to, and what came of them."""
+    """Return a user's message, the calls it led to, and their results."""
     calls = [ToolCall(result[0], id=f"call-{place}") for place, result in enumerate(results)]
     outcomes = [
         Message.tool(f"call-{place}", result[1], is_error=len(result) > 2) for place, result in enumerate(results)
@@ -115,7 +115,7 @@ def answered(text: str, *results: tuple[str, object] | tuple[str, object, bool])
 @pytest.mark.parametrize("text", ["Who are you?", "hello", "help", "What is love?", "tell me a joke"])
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["without tools", "with tools"])
 async def test_repeats_what_it_has_no_rule_for(text: str, tools: tuple[ToolSpec, ...]) -> None:
-    """Anything else is repeated, and it says plainly that it is not a language model but a stand-in."""
+    """Any other text is repeated, with a note that this is a stand-in and not a language model."""
     said = await text_of(text, tools=tools)
     assert f"“{text}”" in said
     assert "offline stand-in, not a language model" in said
@@ -143,7 +143,7 @@ CHAT = (
 )
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["without tools", "with tools"])
 async def test_recalls_what_it_was_told(text: str, expected: str, tools: tuple[ToolSpec, ...]) -> None:
-    """Questions about what was said are answered from the conversation, whatever tools there are."""
+    """Questions about earlier messages are answered from the conversation, whatever tools there are."""
     assert await text_of(*CHAT, text, tools=tools) == expected
 
 
@@ -166,7 +166,7 @@ async def test_admits_what_it_was_not_told() -> None:
     ],
 )
 async def test_works_out_sums_without_a_tool(text: str, result: str) -> None:
-    """A sum is answered directly where no tool fits it."""
+    """A sum is answered directly if no tool fits it."""
     assert await text_of(text) == f"The answer is {result}."
 
 
@@ -190,7 +190,7 @@ async def test_leaves_alone_what_is_no_sum(text: str) -> None:
     ],
 )
 async def test_gives_a_sum_to_the_tool_that_fits_it(text: str, expected: tuple[str, dict[str, Any]]) -> None:
-    """A sum is given to a tool that is named or described so, and takes two numbers."""
+    """A sum is given to a tool with a matching name or description that takes two numbers."""
     assert await calls_of(text) == [expected]
 
 
@@ -214,7 +214,7 @@ async def test_a_sum_that_does_not_fit_the_tool_is_worked_out() -> None:
     ],
 )
 async def test_makes_the_calls_that_are_written_out(text: str, expected: list[tuple[str, dict[str, Any]]]) -> None:
-    """A call that is written out is made as it stands, and several are made at once."""
+    """A call that is written out is made as written, and several are made at once."""
     assert await calls_of(text) == expected
 
 
@@ -283,13 +283,13 @@ async def test_says_what_it_used() -> None:
 
 
 async def test_reads_no_pictures() -> None:
-    """A message without text is answered all the same."""
+    """A message without text is still answered."""
     assert "only read text" in await text_of(Message.user(Media("image/png", data=b"")))
     assert "only read text" in await text_of()
 
 
 async def test_answers_in_no_form() -> None:
-    """A response format is refused at once, with what to do instead."""
+    """A response format is refused at once, with a way out in the error."""
     with pytest.raises(DriverError, match=r"answers in no response format.*ScriptedDriver"):
         await respond("What is 2 + 3?", response_format={"type": "object"})
 
@@ -335,7 +335,7 @@ MESSAGES = st.one_of(
     tools=st.lists(SPECS, max_size=4, unique_by=lambda given: given.name),
 )
 async def test_nothing_throws_it(messages: list[Message], tools: list[ToolSpec]) -> None:
-    """Any conversation and any tool schemas lead to an assistant's message that says or calls something."""
+    """It answers any conversation and any tool schemas with an assistant's message that says or calls something."""
     reply, deltas = await respond(*messages, tools=tools)
     message = reply.message
     assert message.role == "assistant"
@@ -371,8 +371,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 async def test_hostile_text_is_answered_at_once(text: str) -> None:
-    """A hundred thousand characters made to confuse a parser are answered within a second, shortly."""
-    started = time.process_time()  # a busy machine is no reason to fail
+    """It answers a hundred thousand characters made to confuse a parser within a second, in a short text."""
+    started = time.process_time()  # a busy machine must not fail the test
     reply, _ = await respond(*CHAT, text, tools=TOOLS)
     assert time.process_time() - started < 1
     assert len(reply.message.text) < 5_000

@@ -1,4 +1,4 @@
-"""Rates: a model call waits for its place, which all who use the store share."""
+"""Rates: a model call waits for its place, and all users of the store share the places."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROCESS = Path(__file__).parent / "rate_process.py"
 
 
 class Timed:
-    """A model that notes when it is asked; the first `failures` times it cannot answer."""
+    """A model that notes when it is asked; its first `failures` calls fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.made = time.monotonic()
@@ -84,12 +84,12 @@ class TestRates:
 
     @pytest.mark.parametrize("wrong", [{"requests": 0}, {"seconds": -1}, {"burst": 0}, {"name": " "}, {"name": 5}])
     def test_a_limit_of_nothing_is_refused(self, wrong: Any) -> None:
-        """Nothing could ever be asked at it."""
+        """No request would ever be allowed."""
         with pytest.raises(InvalidData):
             RateLimit(**{"requests": 5, **wrong})
 
     def test_a_store_without_a_journal_cannot_share_one(self) -> None:
-        """Nobody is promised a limit that would not hold."""
+        """A limit that would not hold is refused."""
 
         class Plain:
             async def load(self, *_: object) -> None: ...
@@ -98,7 +98,7 @@ class TestRates:
             Pace("60/m", Plain())
 
     def test_a_fingerprint_is_short_and_not_the_key(self) -> None:
-        """The same for the same key in every process, and another for another."""
+        """It is the same for the same key in every process, and differs for another key."""
         assert fingerprint("sk-secret") == fingerprint("sk-secret") != fingerprint("sk-other")
         assert "secret" not in fingerprint("sk-secret")
         assert len(fingerprint("sk-secret")) == 12
@@ -106,7 +106,7 @@ class TestRates:
 
 class TestWaiting:
     async def test_calls_wait_for_their_places(self) -> None:
-        """In one session and in several: at once what the burst holds, and then one behind the other."""
+        """In one session and in several, the burst starts at once, and the other calls one behind the other."""
         model = Timed()
         async with sessions_at(RateLimit(requests=5, seconds=1, burst=2), model) as sessions:
             chats = [await sessions.open() for _ in range(4)]
@@ -116,7 +116,7 @@ class TestWaiting:
         assert model.at[-1] - model.made >= 0.39
 
     async def test_each_try_takes_a_place(self) -> None:
-        """A model that fails is asked again no faster than the rate allows, by a driver of one's own as well."""
+        """A model that fails is asked again at the rate's pace, also by a user's own driver."""
         model = Timed(failures=3)
         patient = RetryingDriver(model, base=0.0)
         async with connect(MemoryStore(), driver=patient, rate="10/s") as sessions:
@@ -126,7 +126,7 @@ class TestWaiting:
         assert model.keeps(0.1)
 
     async def test_branches_share_it(self) -> None:
-        """What runs side by side is one behind the other at the model."""
+        """Branches run side by side, but take their turns at the model."""
         model = Timed()
         async with sessions_at(RateLimit(requests=10, seconds=1, name="all"), model) as sessions:
             chat = await sessions.open()
@@ -136,7 +136,7 @@ class TestWaiting:
         assert model.keeps(0.1)
 
     async def test_a_stream_waits_too(self) -> None:
-        """Nothing is heard before its place."""
+        """No chunk comes before its place."""
         model = Timed()
         async with sessions_at("5/s", model) as sessions:
             chat = await sessions.open()
@@ -146,7 +146,7 @@ class TestWaiting:
         assert model.keeps(0.2)
 
     async def test_a_wait_can_be_cancelled(self) -> None:
-        """The run ends as any that is cancelled, and the model is not asked."""
+        """The run ends like any cancelled run, and the model is not asked."""
         model = Timed()
         async with sessions_at("1/h", model) as sessions:
             chat = await sessions.open()
@@ -160,7 +160,7 @@ class TestWaiting:
             assert (await chat.session()).status == "active"
 
     async def test_a_place_that_comes_too_late_is_an_error_at_once(self) -> None:
-        """It says how long the wait is, takes no place, and may be tried again."""
+        """The error says how long the wait is, and that it may be tried again; no place is taken."""
         model, store = Timed(), MemoryStore()
         agent = AgentDefinition("a", budget=ExecutionBudget(max_seconds=5.0))
         async with sessions_at("1/m", model, store) as sessions:
@@ -189,7 +189,7 @@ class TestWaiting:
             assert late.value.left <= 3.0 < late.value.wait <= 60.0
 
     async def test_a_long_wait_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        """With the rate, the model, and for how long."""
+        """The log has the rate, the model and the length of the wait."""
         model = Timed()
         with caplog.at_level(logging.INFO, "perdure.rates"):
             async with sessions_at(RateLimit(requests=0.9, seconds=1, name="mine"), model) as sessions:
@@ -210,7 +210,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("after", [False, True])
     async def test_a_store_that_fails_once_is_asked_again(self, after: bool) -> None:
-        """Whether or not the place was taken: it is lost then, and no more."""
+        """This holds if the place was taken or not; a taken place is lost."""
         model, store = Timed(), FailingStore(MemoryStore())
         store.fail("reserve", call=1, error=StoreError("no"), after=after)
         async with sessions_at("20/s", model, store) as sessions:
@@ -218,7 +218,7 @@ class TestWaiting:
         assert len(model.at) == 1
 
     async def test_a_store_that_keeps_failing_ends_the_run(self) -> None:
-        """A rate that cannot be kept to is not passed over."""
+        """A rate that cannot be kept is not ignored."""
         model, store = Timed(), FailingStore(MemoryStore())
         store.fail("reserve", call=None, error=StoreError("no rates today"))
         async with sessions_at("20/s", model, store) as sessions:
@@ -250,7 +250,7 @@ class TestProviders:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_two_processes_keep_to_one_rate(kind: str, tmp_path: Path) -> None:
-    """Together they ask as often as the limit says, within a twentieth, and never more at once than the burst."""
+    """Together they ask at the limit's rate, within a twentieth, and never more at once than the burst."""
     url = f"sqlite:///{tmp_path}/s.db" if kind == "sqlite" else postgres_server.url_of(tmp_path)
     rate, burst, seconds = 20.0, 5, 4.0
     async with connect(url, model="offline"):
@@ -264,7 +264,7 @@ async def test_two_processes_keep_to_one_rate(kind: str, tmp_path: Path) -> None
     assert [process.returncode for process in both] == [0, 0]
     times = sorted(float(line) for answer in answers for line in answer.split())
     assert min(len(answer.split()) for answer in answers) > 5
-    # After the burst, evenly: so many in the seconds from the first to the last.
+    # After the burst, evenly: rate times seconds from the first to the last.
     steady = len(times) - burst
     assert steady / (times[-1] - times[0]) == pytest.approx(rate, rel=0.05)
     for first, last in zip(times, times[burst + 1 :], strict=False):

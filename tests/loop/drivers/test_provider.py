@@ -93,7 +93,7 @@ async def test_a_missing_key_names_its_variable(
     ],
 )
 async def test_a_model_that_cannot_be_had(model: ModelConfig | str, said: str) -> None:
-    """No provider, an unknown one, one whose package is missing, and one that is set up otherwise are told apart."""
+    """Each error names the cause: no provider, an unknown one, a missing package, or a setting it does not take."""
     with pytest.raises(ConfigurationError, match=said):
         await ask(model)
 
@@ -110,7 +110,7 @@ async def test_a_server_of_ones_own_needs_no_key(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_connections_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls to one model go over one connection, whatever their settings; two at once open a client once."""
+    """Calls to one model use one connection, whatever their settings; two at once open a client once."""
     async with asking(monkeypatch, *[Stream(HELLO)] * 4) as made:
         await made.ask("openai:gpt-4o")
         await made.ask("openai:gpt-4o", temperature=0.5)
@@ -145,7 +145,7 @@ def test_one_driver_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_change_of_model_reaches_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call goes where the new configuration says, with the whole history."""
+    """The next call goes to the new model, with the whole history."""
     async with asking(monkeypatch, Stream(HELLO), Stream(wire.claude({"type": "text", "text": "Hello."}))) as made:
         reply = await made.ask("openai:gpt-4o")
         await made.ask("anthropic:claude-haiku-4-5", (*HI, reply.message, *HI))

@@ -47,7 +47,7 @@ async def test_thinking_text_and_parallel_calls(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_usage_counts_the_cache_as_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anthropic counts cached tokens beside the input; ours are part of it."""
+    """Anthropic counts cached tokens beside the input; perdure counts them as part of it."""
     async with asking(monkeypatch, Stream(THOUGHT)) as made:
         used = (await made.ask(MODEL)).response.usage
     assert (used.input_tokens, used.cache_read_tokens, used.cache_write_tokens) == (120, 90, 20)
@@ -55,7 +55,7 @@ async def test_usage_counts_the_cache_as_input(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_thinking_goes_back_byte_identical(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signed and redacted thinking survive our store and go back as they came; results stand with their calls."""
+    """Signed and redacted thinking survives the store and goes back as it came; results follow their calls."""
     async with asking(monkeypatch, Stream(THOUGHT), Stream(HELLO)) as made:
         reply = await made.ask(MODEL, tools=(ADD,))
         stored = codec.decode_message(codec.encode_message(reply.message))
@@ -77,7 +77,7 @@ async def test_thinking_goes_back_byte_identical(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_thinking_is_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change of model, nothing of the thinking reaches the other provider; words and calls do."""
+    """After a change of model, the other provider gets words and calls, but no thinking."""
     openai = wire.chat({"content": "Hello."})
     async with asking(monkeypatch, Stream(THOUGHT), Stream(openai)) as made:
         reply = await made.ask(MODEL, tools=(ADD,))
@@ -91,7 +91,7 @@ async def test_thinking_is_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_another_server_is_another_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signature that one server gave is not shown to a second one that speaks the same language."""
+    """A signature from one server is not sent to another that speaks the same protocol."""
     async with asking(monkeypatch, Stream(THOUGHT)) as made:
         reply = await made.ask(MODEL, tools=(ADD,))
     results = (Message.tool("toolu_1", 5), Message.tool("toolu_2", 2))
@@ -101,7 +101,7 @@ async def test_another_server_is_another_provider(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_an_answer_of_nothing_but_foreign_thinking_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No provider takes an empty message, so none is sent."""
+    """No provider accepts an empty message, so none is sent."""
     thought = Message.assistant(Thinking("Hm.", signature="s", provider="elsewhere"))
     async with asking(monkeypatch, Stream(HELLO)) as made:
         await made.ask(MODEL, (Message.user("One."), thought, Message.user("Two.")))
@@ -122,14 +122,14 @@ async def test_the_request_holds_prompt_tools_and_settings(monkeypatch: pytest.M
 
 
 async def test_thinking_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`thinking` of the model's configuration turns thinking on, in the provider's terms."""
+    """`thinking` in the model's configuration turns thinking on, in the provider's terms."""
     async with asking(monkeypatch, Stream(HELLO)) as made:
         await made.ask(MODEL, thinking="low")
     assert made.sent["thinking"]["type"] == "enabled"
 
 
 async def test_system_messages_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system message in mid-conversation stays there, for a model that knows system prompts only in front."""
+    """A system message in mid-conversation stays there, for a model that takes a system prompt only at the start."""
     history = (Message.user("One."), Message.assistant("Two."), Message.system("Be brief."), Message.user("Three."))
     async with asking(monkeypatch, Stream(HELLO)) as made:
         await made.ask(MODEL, history, system_prompt="You count.")
@@ -137,7 +137,7 @@ async def test_system_messages_keep_their_place(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document goes as its bytes, an image as its address."""
+    """A document is sent as bytes, an image as its address."""
     shown = Message.user(
         "Read", Media("application/pdf", data=b"%PDF"), Media("image/png", url="https://example.com/a.png")
     )
@@ -149,7 +149,7 @@ async def test_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name goes before the file; Claude takes plain texts and no others, so all texts go as such."""
+    """The name goes before the file; Claude accepts only plain texts, so all texts are sent as such."""
     shown = Message.user(
         "Read", Media("image/png", data=b"\x89PNG", name="a.png"), Media("text/csv", data=b"a,b", name="b.csv")
     )
@@ -162,7 +162,7 @@ async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_structured_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema is enforced natively by a model that can, and asked for in words of one that cannot."""
+    """A schema is enforced natively by a model that can, and put in words for one that cannot."""
     city = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     async with asking(monkeypatch, Stream(HELLO), Stream(HELLO)) as made:
         await made.ask(MODEL, response_format=city)
@@ -173,7 +173,7 @@ async def test_a_structured_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_key_is_stored_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an answer leaves behind holds ids and signatures, but no key."""
+    """A stored answer has ids and signatures, but no key."""
     async with asking(monkeypatch, Stream(THOUGHT)) as made:
         reply = await made.ask(MODEL, tools=(ADD,))
     assert KEY.encode() not in codec.encode_message(reply.message) + codec.encode(reply.response)

@@ -1,4 +1,4 @@
-"""What becomes of the failures of a provider, over the wire: which may pass, which will not, and what is said."""
+"""Failures of a provider, over the wire: which are transient, which are permanent, and what the error says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MAY_PASS = [
 
 @pytest.mark.parametrize(("model", "reply", "status"), MAY_PASS)
 async def test_what_may_pass(monkeypatch: pytest.MonkeyPatch, model: str, reply: Reply, status: int) -> None:
-    """Time-outs, conflicts, rate limits and faults of the server may pass; the driver itself asks only once."""
+    """Time-outs, conflicts, rate limits and server faults are transient; the driver itself asks only once."""
     async with asking(monkeypatch, reply, reply, reply) as made:
         with pytest.raises(TransientDriverError) as caught:
             await made.ask(model)
@@ -71,7 +71,7 @@ WILL_NOT_PASS = [
 async def test_what_will_not_pass(
     monkeypatch: pytest.MonkeyPatch, model: str, reply: Reply, status: int, reason: str
 ) -> None:
-    """Any other refusal is for good: it is not retried, and says what the provider said."""
+    """Any other refusal is permanent: it is not retried, and repeats the provider's message."""
     async with asking(monkeypatch, reply) as made:
         with pytest.raises(RequestRefused, match=reason) as caught:
             await RetryingDriver(made.driver).respond(ModelRequest(config(made, model), HI), made.hear)
@@ -99,7 +99,7 @@ TOO_LONG = [
 
 @pytest.mark.parametrize(("model", "reply"), TOO_LONG)
 async def test_a_context_that_is_too_long(monkeypatch: pytest.MonkeyPatch, model: str, reply: Reply) -> None:
-    """Each provider says it in its own way; it is one error, and the advice is to compact."""
+    """Each provider words it in its own way; it becomes one error, with the advice to compact."""
     async with asking(monkeypatch, reply) as made:
         with pytest.raises(ContextTooLong, match="Compact or trim"):
             await made.ask(model)
@@ -121,7 +121,7 @@ ITEM = {
     ("model", "events"), [(OPENAI, CHAT), (ANTHROPIC, CLAUDE), (RESPONSES, wire.responses(ITEM)[:-2]), (OPENAI, [])]
 )
 async def test_a_stream_that_breaks_off(monkeypatch: pytest.MonkeyPatch, model: str, events: Any, end: Any) -> None:
-    """Half an answer is no answer, also where the connection is closed in good order."""
+    """A partial answer does not count, even if the connection is closed properly."""
     async with asking(monkeypatch, Stream(events, end)) as made:
         with pytest.raises(TransientDriverError):
             await made.ask(model)
@@ -129,7 +129,7 @@ async def test_a_stream_that_breaks_off(monkeypatch: pytest.MonkeyPatch, model: 
 
 
 async def test_an_error_in_mid_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that comes after the answer has begun counts as it would have before."""
+    """An error after the beginning of an answer counts as it would have before."""
     error = wire.sse(anthropic_error("overloaded_error", "Overloaded"), "error")
     async with asking(monkeypatch, Stream([*CLAUDE, error])) as made:
         with pytest.raises(TransientDriverError) as caught:
@@ -138,14 +138,14 @@ async def test_an_error_in_mid_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_finish_word_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may end its answers in its own words."""
+    """A server may end its answers with a word of its own."""
     async with asking(monkeypatch, Stream(wire.chat({"content": "Hello."}, finish="eos"))) as made:
         reply = await made.ask(OPENAI)
     assert (reply.message.text, reply.response.finish_reason) == ("Hello.", "eos")
 
 
 async def test_a_server_that_never_says_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer without a finish reason is whole if its usage came, which is the last thing to come."""
+    """An answer without a finish reason is whole if its usage came, since usage comes last."""
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     async with asking(monkeypatch, Stream(wire.chat({"content": "Hello."}, finish=None, usage=usage))) as made:
         reply = await made.ask(OPENAI)
@@ -153,7 +153,7 @@ async def test_a_server_that_never_says_why_it_ended(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that says nothing for too long may answer another time."""
+    """A server that is silent for too long may answer another time."""
     async with asking(monkeypatch, Stream(CHAT, "never")) as made:
         with pytest.raises(TransientDriverError, match="timed out"):
             await made.ask(OPENAI, settings={"timeout": 0.2})
@@ -169,7 +169,7 @@ async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_429_then_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate limit is waited out for as long as the provider asks, and the answer comes."""
+    """A retry waits for as long as the provider asks, and then the answer comes."""
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -187,7 +187,7 @@ async def test_429_then_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_dropped_stream_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever listens hears that the answer begins again, and the message holds it once."""
+    """Listeners get a restart, and the message has the answer once."""
     async with asking(monkeypatch, Stream(CHAT, "reset"), Stream(wire.chat({"content": "Good day."}))) as made:
         driver = RetryingDriver(made.driver, base=0.0)
         reply = await driver.respond(ModelRequest(config(made, OPENAI), HI), made.hear)
@@ -202,7 +202,7 @@ async def test_a_dropped_stream_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("model", [OPENAI, ANTHROPIC])
 async def test_cancelling_ends_the_request(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """A cancelled call ends at once, closes its stream, and leaves the driver fit for the next."""
+    """A cancelled call ends at once, closes its stream, and leaves the driver ready for the next."""
     begun, whole = (CHAT, wire.chat({"content": "Hello."})) if model == OPENAI else (CLAUDE, wire.claude(TEXT))
     async with asking(monkeypatch, Stream(begun, "never"), Stream(whole)) as made:
         heard = asyncio.Event()
@@ -224,7 +224,7 @@ TEXT = {"type": "text", "text": "Hello."}
 
 
 async def test_no_key_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that quotes the key back does not get it into our errors, their causes or a traceback."""
+    """A server that quotes the key cannot bring it into an error, its causes or a traceback."""
     async with asking(monkeypatch, Reply(401, openai_error(f"Incorrect API key provided: {KEY}"))) as made:
         with pytest.raises(DriverError, match="Incorrect API key provided: …") as caught:
             await made.ask(OPENAI)
@@ -252,7 +252,7 @@ def refused_key(model: str, said: str) -> Reply:
 async def test_no_key_in_an_error_wherever_it_comes_from(
     monkeypatch: pytest.MonkeyPatch, model: str, is_named: bool, end: str
 ) -> None:
-    """The provider's own variable is as good as one that is named. A newline at the end is not part of a key."""
+    """The provider's own variable is treated like a named one. A newline at the end is not part of a key."""
     reply = refused_key(model, f"Bad key {KEY}, or {KEY[:9]}%0A; see {KEY}")
     async with asking(monkeypatch, reply) as made:
         monkeypatch.setenv(KEY_ENV, KEY + end if is_named else "unused")
@@ -267,7 +267,7 @@ async def test_no_key_in_an_error_wherever_it_comes_from(
 async def test_no_other_secret_of_the_environment_is_in_an_error(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """A gateway may quote what it was sent in any form. Short values are words, and stay."""
+    """A gateway may quote a secret in any form. Short values are words, and stay."""
     secret = 'p4ss "wörd" 4711'
     said = f"401 for {secret}, {quote(secret)}, {secret.encode()!r} and false"
     async with asking(monkeypatch, Reply(401, openai_error(said))) as made:
@@ -283,7 +283,7 @@ async def test_no_other_secret_of_the_environment_is_in_an_error(
 async def test_a_key_that_cannot_be_sent_is_refused_before_it_is(
     monkeypatch: pytest.MonkeyPatch, model: str, is_named: bool, key: str
 ) -> None:
-    """No header can carry it, and what the client says of it would quote it."""
+    """No header can carry it, and the client's own error would quote it."""
     async with asking(monkeypatch) as made:
         monkeypatch.setenv(KEY_ENV if is_named else OWN_VARIABLES[model], key)
         given = ModelConfig(model, base_url=made.url(model), api_key_env=KEY_ENV if is_named else None)
@@ -294,7 +294,7 @@ async def test_a_key_that_cannot_be_sent_is_refused_before_it_is(
 
 
 async def test_a_request_that_the_model_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pydantic-ai refuses to send is a matter of setting up."""
+    """A request that pydantic-ai refuses to send raises ConfigurationError."""
     async with asking(monkeypatch) as made:
         with pytest.raises(ConfigurationError, match="thinking is one of on, off"):
             await made.ask(OPENAI, thinking="a lot")
@@ -302,7 +302,7 @@ async def test_a_request_that_the_model_cannot_serve(monkeypatch: pytest.MonkeyP
 
 
 async def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After failures of every kind nothing is left for the garbage collector to complain about."""
+    """Failures of every kind leave no open resource for the garbage collector."""
     async with asking(
         monkeypatch, Reply(500, openai_error("oops")), Stream(CHAT, "reset"), Stream(CHAT, "early")
     ) as made:
@@ -314,7 +314,7 @@ async def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("model", [OPENAI, ANTHROPIC, GOOGLE])
 async def test_a_refused_connection_names_its_address(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """The host that was asked, and nothing else that may stand in its URL."""
+    """The error has the host that was asked, and no other part of its URL."""
     async with asking(monkeypatch) as made:
         made.server._server.close()
         with pytest.raises(TransientDriverError, match=r"\(at http://127\.0\.0\.1:\d+\)"):

@@ -22,7 +22,7 @@ THOUGHT = wire.gemini(
 
 
 async def test_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thoughts, words and calls are parts of the message; the name that Gemini once had still works."""
+    """Thoughts, words and calls are parts of the message; Gemini's former provider name still works."""
     async with asking(monkeypatch, Stream(THOUGHT)) as made:
         reply = await made.ask(MODEL, system_prompt="You add.", tools=(ADD,), temperature=0.3, max_tokens=77)
     assert [part.text for part in reply.message.parts if isinstance(part, Text | Thinking)] == [
@@ -40,7 +40,7 @@ async def test_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_thought_signatures_go_back_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each signature survives our store and goes back on the part that it came with, and to nobody else."""
+    """Each signature survives the store, returns on the part it came with, and goes to no other provider."""
     async with asking(monkeypatch, Stream(THOUGHT), Stream(HELLO), Stream(wire.chat({"content": "5"}))) as made:
         reply = await made.ask(MODEL, tools=(ADD,))
         stored = codec.decode_message(codec.encode_message(reply.message))
@@ -56,7 +56,7 @@ async def test_thought_signatures_go_back_where_they_stood(monkeypatch: pytest.M
 
 
 async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name goes before the file, whose bytes and type are sent as they are."""
+    """The name goes before the file, whose bytes and type are sent unchanged."""
     shown = Message.user("Read", Media("application/pdf", data=b"%PDF", name="a.pdf"))
     async with asking(monkeypatch, Stream(HELLO)) as made:
         await made.ask(MODEL, (shown,))
@@ -66,7 +66,7 @@ async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_structured_answers_beside_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that cannot have both a schema and tools is asked in words as long as it has tools."""
+    """A model that cannot have both a schema and tools is asked in words while it has tools."""
     city = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     async with asking(monkeypatch, Stream(HELLO), Stream(HELLO)) as made:
         await made.ask("google:gemini-2.5-flash", response_format=city)

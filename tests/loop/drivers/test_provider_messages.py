@@ -1,4 +1,4 @@
-"""The mapping between our messages and pydantic-ai's, for what a loopback server cannot easily be made to send."""
+"""The mapping between perdure's messages and pydantic-ai's, for cases that a loopback server can hardly produce."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN: dict[str, Any] = {"provider_name": "acme-system"}
 
 
 def stored(response: ModelResponse) -> Message:
-    """The response as a message that has been through our store."""
+    """Return the response as a message that went through the store."""
     return codec.decode_message(codec.encode_message(from_pydantic(response, HERE, CallIds(()))))
 
 
@@ -58,13 +58,13 @@ RICH = [
 
 @pytest.mark.parametrize("part", RICH, ids=lambda part: part.part_kind)
 def test_what_only_its_provider_understands_comes_back_equal(part: Any) -> None:
-    """Every kind of part, with all that its provider put beside it, survives our store."""
+    """Every kind of part, with all of its provider's data, survives the store."""
     assert back(stored(ModelResponse([part]))).parts == [part]
 
 
 @pytest.mark.parametrize("part", RICH, ids=lambda part: part.part_kind)
 def test_what_only_its_provider_understands_is_left_out_elsewhere(part: Any) -> None:
-    """Another provider gets the words, the calls and the files, plain, and nothing of the rest."""
+    """Another provider gets only the plain words, calls and files."""
     turns = to_pydantic("", (stored(ModelResponse([part])),), THERE)
     assert "acme" not in repr(turns)
     assert not any(word in repr(turns) for word in ("txt_1", "sig", "fc_1", "ws_1", "gA==", "img_1", "a.example"))
@@ -91,13 +91,13 @@ def test_what_belongs_to_the_whole_response_comes_back() -> None:
 
 
 def test_a_plain_answer_carries_nothing_beside() -> None:
-    """Where a provider sent nothing of its own but what every answer has, a message is its text."""
+    """If a provider sends only what every answer has, a message is its text."""
     response = ModelResponse([TextPart("Hi.")], provider_response_id="r", provider_details={"finish_reason": "stop"})
     assert from_pydantic(response, HERE, CallIds(())).parts == (Text("Hi."),)
 
 
 def test_json_that_this_pydantic_ai_cannot_read() -> None:
-    """What another release has written is left out, and the words stay."""
+    """JSON of another release is left out, and the words stay."""
     message = Message.assistant(
         Opaque("acme", {"next": {"citations": "not a list"}}),
         "Hi.",
@@ -118,18 +118,18 @@ def test_parts_of_a_newer_release_are_left_out() -> None:
 
 
 def test_a_part_that_lost_its_neighbour() -> None:
-    """What stood beside a part that somebody has taken out is not put on the next one of another kind."""
+    """If a part was removed, its provider data is not put on the next part of another kind."""
     message = Message.assistant(Opaque("acme", {"next": {"id": "txt_1"}}), ToolCall("add", {}, "call_1"), "Hi.")
     assert back(message).parts == [ToolCallPart("add", {}, "call_1"), TextPart("Hi.")]
 
 
 def test_thinking_of_unknown_origin_stays_at_home() -> None:
-    """Thinking that names no provider, say of an import, is for people to read."""
+    """Thinking that names no provider, such as imported thinking, is only for people."""
     assert back(Message.assistant(Thinking("Hm."), "Hi.")).parts == [TextPart("Hi.")]
 
 
 def test_what_is_said_between_two_answers_is_one_request() -> None:
-    """Results stand together, with the name of their tool, before what the user adds."""
+    """Results come together, with the name of their tool, before the user's addition."""
     calls = (ToolCall("add", {}, "call_1"), ToolCall("sub", {}, "call_2"))
     history = (
         Message.user("Do."),
@@ -149,7 +149,7 @@ def test_what_is_said_between_two_answers_is_one_request() -> None:
 
 
 def test_media_by_kind() -> None:
-    """An address becomes what its media type says it is."""
+    """An address becomes the part that its media type names."""
     shown = Message.user(
         Media("video/mp4", url="https://example.com/v"), Media("application/pdf", url="https://example.com/d"), "See."
     )

@@ -27,7 +27,7 @@ HELLO = wire.chat({"role": "assistant", "content": "Hel"}, {"content": "lo."}, u
 
 
 async def test_text_is_streamed_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text comes in pieces as it is written, and whole at the end, with what the provider says about it."""
+    """The text comes in pieces as it is written, and whole at the end, with the provider's metadata."""
     async with asking(monkeypatch, Stream(HELLO)) as made:
         reply = await made.ask("openai:gpt-4o")
     assert made.deltas == [Delta("text", "Hel"), Delta("text", "lo.")]
@@ -38,7 +38,7 @@ async def test_text_is_streamed_and_answered(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_usage_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are counted as the provider counted them, and priced from the list that comes with the install."""
+    """Tokens are the provider's, priced from the list that comes with the package."""
     async with asking(monkeypatch, Stream(HELLO)) as made:
         reply = await made.ask("openai:gpt-4o")
     used = reply.response.usage
@@ -55,7 +55,7 @@ async def test_an_unknown_model_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_the_request_holds_the_prompt_and_the_history_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system prompt comes first, then every message where it stood, results paired with their calls."""
+    """The system prompt comes first, then every message in its place, with results paired with their calls."""
     history = (
         Message.user("What is 2 + 3, and 1 + 1?"),
         Message.assistant(
@@ -92,7 +92,7 @@ async def test_the_request_holds_the_prompt_and_the_history_in_order(monkeypatch
 
 
 async def test_the_system_prompt_stands_before_system_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A history that begins with a system message does not push the agent's own prompt back."""
+    """The agent's own prompt comes first even if the history begins with a system message."""
     async with asking(monkeypatch, Stream(HELLO)) as made:
         await made.ask("openai:gpt-4o", (Message.system("So far: …"), Message.user("Go on.")), system_prompt="You add.")
     assert [message["content"] for message in made.sent["messages"]] == ["You add.", "So far: …", "Go on."]
@@ -122,7 +122,7 @@ async def test_a_tool_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_parallel_tool_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls whose arguments come mixed are told apart."""
+    """Calls whose arguments come interleaved are kept apart."""
     deltas = wire.chat_calls(("call_1", "add", ['{"a": 2,', ' "b": 3}']), ("call_2", "add", ['{"a": 1', ', "b": 1}']))
     async with asking(monkeypatch, Stream(wire.chat(*deltas, finish="tool_calls"))) as made:
         reply = await made.ask("openai:gpt-4o", tools=(ADD,))
@@ -133,7 +133,7 @@ async def test_parallel_tool_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_repeats_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that a small server uses twice, in one answer or in two, are told apart; deltas bear the same ids."""
+    """An id that a small server repeats, in one answer or in two, becomes distinct, also in the deltas."""
     deltas = wire.chat_calls(("call_0", "add", ["{}"]), ("call_0", "add", ["{}"]))
     earlier = (Message.user("hi"), Message.assistant(ToolCall("add", {}, "call_0")), Message.tool("call_0", 1))
     async with asking(monkeypatch, Stream(wire.chat(*deltas, finish="tool_calls"))) as made:
@@ -144,7 +144,7 @@ async def test_a_server_that_repeats_ids(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_arguments_that_are_no_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that cannot be read, or not be stored, reach the tool's own check as what they are."""
+    """Arguments that cannot be read or stored reach the tool's own check as text."""
     bad = ['{"a": 2', '{"a": NaN}', '{"a": 123456789012345678901234567890}', "[1]"]
     deltas = wire.chat_calls(*((f"call_{place}", "add", [text]) for place, text in enumerate(bad)))
     async with asking(monkeypatch, Stream(wire.chat(*deltas, finish="tool_calls"))) as made:
@@ -154,7 +154,7 @@ async def test_arguments_that_are_no_json(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image goes as its bytes or as its address, where it stood among the words."""
+    """An image is sent as its bytes or its address, in its place among the words."""
     shown = Message.user(
         "Compare", Media("image/png", data=b"\x89PNG"), "with", Media("image/png", url="https://example.com/b.png")
     )
@@ -196,7 +196,7 @@ async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_file_that_the_model_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before anything is sent, and says so."""
+    """It is refused before anything is sent, and the error says so."""
     async with asking(monkeypatch, Stream(HELLO)) as made:
         with pytest.raises(RequestRefused, match="does not take a file of this type"):
             await made.ask("openai:gpt-4o", (Message.user("See", Media("video/mp4", data=b"x")),))
@@ -204,7 +204,7 @@ async def test_a_file_that_the_model_does_not_take(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_file_in_a_store_is_read_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message names it by its hash; what reads it comes with the request."""
+    """A message names it by its hash; the request has the function that reads it."""
     body = b"\x89PNG" + bytes(5000)
     key = codec.hash_of_bytes(body)
     asked: list[str] = []
@@ -222,7 +222,7 @@ async def test_a_file_in_a_store_is_read_to_be_sent(monkeypatch: pytest.MonkeyPa
 
 
 async def test_reasoning_of_a_compatible_server_goes_back_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server streams as reasoning is thinking, and is sent back to it under the name it came by."""
+    """Reasoning that a server streams is thinking, and is sent back under the name it came with."""
     thought = wire.chat({"reasoning_content": "Two and "}, {"reasoning_content": "three."}, {"content": "5"})
     async with asking(monkeypatch, Stream(thought), Stream(HELLO)) as made:
         reply = await made.ask("openai:deep")
@@ -234,7 +234,7 @@ async def test_reasoning_of_a_compatible_server_goes_back_to_it(monkeypatch: pyt
 
 
 async def test_structured_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema is enforced by the provider, also one whose root is a reference, as msgspec writes them."""
+    """The provider enforces a schema, also one whose root is a reference, as msgspec writes them."""
     city = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     schema = {"$ref": "#/$defs/City", "$defs": {"City": city}}
     answer = wire.chat({"content": '{"name": "Oslo"}'})
@@ -269,7 +269,7 @@ async def test_the_key_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.M
 
 
 async def test_a_refusal_is_what_the_model_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal, which comes apart from the text, is not an empty answer."""
+    """A refusal comes apart from the text, and is not an empty answer."""
     refused = wire.chat({"refusal": "I will "}, {"refusal": "not."}, usage=USAGE)
     async with asking(monkeypatch, Stream(refused)) as made:
         reply = await made.ask("openai:gpt-4o")
@@ -277,7 +277,7 @@ async def test_a_refusal_is_what_the_model_said(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_characters_cut_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A character that comes as two halves is whole in the answer, and nothing that is no UTF-8 gets further."""
+    """A character that comes as two halves is whole in the answer, and no invalid UTF-8 gets further."""
     halves = [
         b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
         b'{"content":"%s"},"finish_reason":null}]}\n\n' % half
@@ -315,7 +315,7 @@ REASONED = wire.responses(
 
 
 async def test_responses_come_back_to_the_responses_api_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encrypted reasoning and the ids of items survive our store and go back byte-identical."""
+    """Encrypted reasoning and the ids of items survive the store and go back byte-identical."""
     async with asking(monkeypatch, Stream(REASONED), Stream(wire.responses(message_item("5")))) as made:
         reply = await made.ask("openai-responses:gpt-5", tools=(ADD,))
         stored = codec.decode_message(codec.encode_message(reply.message))
@@ -337,7 +337,7 @@ async def test_responses_come_back_to_the_responses_api_as_they_were(monkeypatch
 
 
 async def test_responses_lose_what_is_theirs_on_the_way_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chat API of the same company is somebody else: it gets the words and the calls, and no ids or ciphers."""
+    """The chat API of the same company counts as another provider: it gets the words and calls, no ids or ciphers."""
     async with asking(monkeypatch, Stream(REASONED), Stream(HELLO)) as made:
         reply = await made.ask("openai-responses:gpt-5", tools=(ADD,))
         assert any(isinstance(part, Opaque) for part in reply.message.parts)

@@ -1,4 +1,4 @@
-"""Retries: what is retried, how long is waited, and what is heard of it."""
+"""Retries: which failures are retried, how long a retry waits, and which deltas a listener gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY = TransientDriverError("acme:m", "too busy", status=503)
 
 
 class Flaky:
-    """A driver that says each of its texts and fails with its error, then answers."""
+    """A driver that says each of its texts and raises its error, and then answers."""
 
     def __init__(self, *failures: tuple[str, Exception]) -> None:
         self._failures = list(failures)
@@ -40,7 +40,7 @@ class Flaky:
 
 
 class Ear:
-    """Hears deltas, and sleeps without sleeping."""
+    """Collects deltas and waits without sleeping."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -54,21 +54,21 @@ class Ear:
 
 
 async def test_an_answer_at_once_is_passed_on() -> None:
-    """Where nothing fails, nothing is added."""
+    """Without a failure, nothing is added."""
     ear = Ear()
     reply = await RetryingDriver(Flaky(), sleep=ear.sleep).respond(ASKED, ear.hear)
     assert (reply.message.text, ear.deltas, ear.waits) == ("Hello.", [Delta("text", "Hello.")], [])
 
 
 async def test_a_failure_before_the_first_word_is_not_heard() -> None:
-    """Nobody needs to know of a retry that voids nothing."""
+    """A retry that voids nothing sends no restart."""
     ear = Ear()
     await RetryingDriver(Flaky(("", BUSY)), sleep=ear.sleep).respond(ASKED, ear.hear)
     assert ear.deltas == [Delta("text", "Hello.")]
 
 
 async def test_a_failure_after_the_first_word_is_heard() -> None:
-    """What was heard is void, each time it happens and before anything new is said."""
+    """A restart voids the earlier text, each time and before any new text."""
     ear = Ear()
     driver = RetryingDriver(Flaky(("Hel", BUSY), ("", BUSY), ("He", BUSY)), sleep=ear.sleep)
     await driver.respond(ASKED, ear.hear)
@@ -82,7 +82,7 @@ async def test_a_failure_after_the_first_word_is_heard() -> None:
 
 
 async def test_waits_grow_up_to_a_cap_and_vary() -> None:
-    """Each wait is drawn anew from nothing up to a bound that doubles until the cap."""
+    """Each wait is random between zero and a bound that doubles up to the cap."""
     seen: list[list[float]] = []
     for _ in range(200):
         ear = Ear()
@@ -97,7 +97,7 @@ async def test_waits_grow_up_to_a_cap_and_vary() -> None:
 
 
 async def test_retry_after_is_honoured() -> None:
-    """A provider that says how long to wait is waited for that long, and a little more so that not all come at once."""
+    """The retry waits as long as the provider says, and a random bit longer, so that not all retry at once."""
     ear = Ear()
     limited = TransientDriverError("acme:m", "slow down", status=429, retry_after=30.0)
     await RetryingDriver(Flaky(("", limited)), sleep=ear.sleep).respond(ASKED, ear.hear)
@@ -105,7 +105,7 @@ async def test_retry_after_is_honoured() -> None:
 
 
 async def test_a_retry_after_of_hours_is_not_waited_for() -> None:
-    """A provider that wants to be left alone for long is out of quota: the caller should know at once."""
+    """A long wait means that the quota is used up: the caller is told at once."""
     ear = Ear()
     limited = TransientDriverError("acme:m", "slow down", status=429, retry_after=LONGEST_RETRY_AFTER + 1)
     driver = Flaky(("", limited))
@@ -115,7 +115,7 @@ async def test_a_retry_after_of_hours_is_not_waited_for() -> None:
 
 
 async def test_retries_run_out() -> None:
-    """The error says how often it was tried and what went wrong last; no restart is announced after the last."""
+    """The error has the number of attempts and the last failure; no restart follows the last."""
     ear = Ear()
     driver = Flaky(*[("Hel", BUSY)] * 9)
     with pytest.raises(RetriesExhausted, match="asked 3 times") as caught:
@@ -127,7 +127,7 @@ async def test_retries_run_out() -> None:
 
 @pytest.mark.parametrize("error", [RequestRefused("acme:m", "no", status=400), DriverError("no"), ValueError("no")])
 async def test_anything_else_is_not_retried(error: Exception) -> None:
-    """Only what says of itself that it may pass is tried again."""
+    """Only an error that is marked as transient is tried again."""
     driver = Flaky(("", error))
     with pytest.raises(type(error)) as caught:
         await RetryingDriver(driver).respond(ASKED, Ear().hear)
@@ -136,7 +136,7 @@ async def test_anything_else_is_not_retried(error: Exception) -> None:
 
 
 async def test_cancelling_while_it_waits() -> None:
-    """A cancelled call does not sit out its wait."""
+    """A cancelled call does not wait until the end."""
     driver = Flaky(*[("", BUSY)] * 9)
     asked = asyncio.create_task(RetryingDriver(driver, base=1e9, cap=1e9).respond(ASKED, Ear().hear))
     await asyncio.sleep(0.01)
@@ -155,6 +155,6 @@ async def test_closing_closes_the_driver() -> None:
 
 
 def test_attempts_must_be_possible() -> None:
-    """A driver that may not even try once is a mistake in the set-up."""
+    """A driver that may not try even once is a mistake in the configuration."""
     with pytest.raises(InvalidData, match="attempts"):
         RetryingDriver(Flaky(), attempts=0)

@@ -1,4 +1,4 @@
-"""What providers send: streams in the formats of OpenAI chat completions, OpenAI responses, Anthropic and Gemini."""
+"""Streams in the providers' formats: OpenAI chat completions, OpenAI responses, Anthropic and Gemini."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chat(*deltas: dict[str, Any], finish: str | None = "stop", usage: dict[str, 
 
 
 def chat_calls(*calls: tuple[str, str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Deltas of tool calls (id, name, pieces of their arguments), which come mixed, as parallel calls may."""
+    """Return deltas of tool calls (id, name, pieces of their arguments), interleaved as parallel calls may be."""
     starts = [
         {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
         for index, (call_id, name, _) in enumerate(calls)

@@ -1,6 +1,6 @@
-"""An MCP server of 2025, written by hand: it knows the handshake and no newer way, and lists one tool a page.
+"""An MCP server of 2025, written by hand: it knows only the handshake, and lists one tool a page.
 
-Run as `python old_served.py`. Lines that are not JSON, and answers that fit nothing, are among what it says.
+Run as `python old_served.py`. It also sends lines that are not JSON, and answers that fit no request.
 """
 
 from __future__ import annotations

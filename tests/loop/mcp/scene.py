@@ -1,4 +1,4 @@
-"""MCP servers for tests: real ones in processes of their own, and what they list without any."""
+"""MCP servers for tests: real ones in processes of their own, and listed tools without a server."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SECONDS = 20.0
 
 
 def served(ledger: Path | str = os.devnull, **options: Any) -> McpServer:
-    """A server of the official package, over its standard streams."""
+    """Return a server of the official package, over its standard streams."""
     return perdure.mcp([sys.executable, HERE / "served.py", str(ledger)], **options)
 
 
 def old_served(**options: Any) -> McpServer:
-    """A server of 2025 that was written by hand; it starts quickly."""
+    """Return a server of 2025 that was written by hand; it starts quickly."""
     return perdure.mcp([sys.executable, HERE / "old_served.py"], **options)
 
 
 @contextmanager
 def serving_http(ledger: Path, port: int, token: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """A server of the official package on a port, until the block is left."""
+    """Run a server of the official package on a port, until the block is left."""
     command = [sys.executable, str(HERE / "served.py"), str(ledger), str(port)]
     with subprocess.Popen(command, env={**os.environ, "SERVED_TOKEN": token}, stderr=subprocess.DEVNULL) as process:
         try:
@@ -78,13 +78,13 @@ async def gone(pid: int) -> None:
 
 async def until(is_so: Callable[[], bool]) -> None:
     last = time.monotonic() + SECONDS
-    while not is_so():  # another process changes it, which tells nobody
+    while not is_so():  # another process changes it, without a signal
         assert time.monotonic() < last
         await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there; a zombie is there too."""
+    """Tell whether a process exists, also as a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -93,16 +93,16 @@ def is_alive(pid: int) -> bool:
 
 
 def results(session: AgentSession) -> list[tuple[str | None, Any, bool]]:
-    """The results in a transcript: the tool's name, what it returned, whether that is an error."""
+    """Return the results in a transcript: the tool's name, its result, and whether that is an error."""
     found = [result for message in session.state.messages for result in message.tool_results]
     return [(result.name, result.content, result.is_error) for result in found]
 
 
 def listed(name: str, **hints: bool) -> Mapping[str, Any]:
-    """A tool as a server lists it."""
+    """Return a tool as a server lists it."""
     return {"name": name, "inputSchema": {"type": "object"}, "annotations": hints}
 
 
 def tools_of(server: McpServer, *tools: Mapping[str, Any]) -> dict[str, McpTool]:
-    """What becomes of tools that a server lists. No server is started."""
+    """Return the tools made from a server's list. No server is started."""
     return {tool.name: tool for tool in server.tools_in(tools, server.open_tools())}

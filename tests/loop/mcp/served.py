@@ -1,6 +1,6 @@
-"""An MCP server for the tests, to be run in a process of its own: over its standard streams, or on a port of loopback.
+"""An MCP server for the tests, run in a process of its own: over its standard streams, or on a loopback port.
 
-Run as `python served.py LEDGER [PORT]`. Its tools leave marks in a ledger, a file that nobody takes back.
+Run as `python served.py LEDGER [PORT]`. Its tools add lines to a ledger, a file that is only appended to.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def pid() -> int:
 
 
 def serve_http(port: int) -> None:
-    """Serve whoever has the token; without SERVED_TOKEN, everybody."""
+    """Serve callers that have the token; without SERVED_TOKEN, everybody."""
     import uvicorn
     from starlette.responses import PlainTextResponse
 

@@ -23,7 +23,7 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> list[ToolCall]:
 
 
 async def test_a_server_has_its_tools_called(tmp_path: Path) -> None:
-    """Text, structured content, errors, pictures and pages become results; what is not carried is told."""
+    """Text, structured content, errors, pictures and pages become results; content that cannot be carried is named."""
     script = [
         calls(
             ("add", {"a": 1, "b": 2}),
@@ -52,7 +52,7 @@ async def test_a_server_has_its_tools_called(tmp_path: Path) -> None:
 
 
 async def test_the_model_is_told_names_descriptions_and_schemas() -> None:
-    """What a server says of a tool goes to the model as it is."""
+    """A server's name, description and schema of a tool go to the model unchanged."""
     told: dict[str, Any] = {}
 
     def reply(request: perdure.ModelRequest) -> str:
@@ -68,7 +68,7 @@ async def test_the_model_is_told_names_descriptions_and_schemas() -> None:
 
 
 async def test_arguments_that_do_not_fit_are_not_sent(tmp_path: Path) -> None:
-    """The model is told what does not fit, and the server hears nothing."""
+    """The model gets the error, and the server gets no call."""
     ledger = tmp_path / "ledger"
     script = [ToolCall("charge", {"amount": "much"}), "done"]
     async with perdure.connect("memory://", tools=[served(ledger)], driver=ScriptedDriver(script)) as app:
@@ -93,7 +93,7 @@ async def test_progress_is_heard_by_followers() -> None:
 
 
 async def test_progress_that_cannot_be_told_ends_the_call(tmp_path: Path) -> None:
-    """What the listener raises is raised as it is, since a record may have failed; the server is told to stop."""
+    """An error of the listener is raised unchanged, since a record may have failed; the server's call is cancelled."""
     ledger = tmp_path / "ledger"
     loops = LoopFactory(tools=[served(ledger)], driver=ScriptedDriver(["done"]))
     agent = AgentDefinition("a")
@@ -113,7 +113,7 @@ async def test_progress_that_cannot_be_told_ends_the_call(tmp_path: Path) -> Non
 
 
 async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path) -> None:
-    """The server is told of a cancel and of a time-out, and serves on."""
+    """The server gets the cancellation, and keeps serving."""
     ledger = tmp_path / "ledger"
     script = [ToolCall("slow", {"seconds": 60}), "done"]
     async with perdure.connect("memory://", tools=[served(ledger)], driver=ScriptedDriver(script)) as app:
@@ -126,7 +126,7 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path) -> No
 
 
 async def test_a_call_has_its_time(tmp_path: Path) -> None:
-    """After `timeout` seconds the model is told so, the server is told to stop, and the next call goes to it."""
+    """After `timeout` seconds the model gets an error and the server a cancellation; the server takes the next call."""
     ledger = tmp_path / "ledger"
     script = [ToolCall("pid", {}), ToolCall("slow", {"seconds": 60}), ToolCall("pid", {}), "done"]
     tools = [served(ledger, timeout=0.5)]
@@ -141,7 +141,7 @@ async def test_a_call_has_its_time(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
-    """The model is told that the outcome is unknown; the next call has a new server, and the old one is reaped."""
+    """The model gets an unknown outcome; the next call has a new server, and the old process is reaped."""
     ledger = tmp_path / "ledger"
     script = [ToolCall("pid", {}), ToolCall("die", {}), ToolCall("pid", {}), "done"]
     async with perdure.connect("memory://", tools=[served(ledger)], driver=ScriptedDriver(script)) as app:
@@ -158,7 +158,7 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_was_killed_while_nobody_called_is_not_missed() -> None:
-    """The next call is made, on a new server: it was never sent to the old one."""
+    """The next call is made on a new server: it was never sent to the old one."""
     script = [ToolCall("pid", {}), "done"]
     async with perdure.connect("memory://", tools=[served()], driver=ScriptedDriver(script)) as app:
         chat = await app.open("a")
@@ -173,7 +173,7 @@ async def test_a_server_that_was_killed_while_nobody_called_is_not_missed() -> N
 
 
 async def test_a_server_sees_the_variables_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `env`, and not those that this process happens to have."""
+    """It sees the variables in `env`, and not all of this process."""
     monkeypatch.setenv("OURS", "not for servers")
     script = [calls(("secret_of", {"name": "GIVEN"}), ("secret_of", {"name": "OURS"})), "done"]
     tools = [served(env={"GIVEN": "this"}, cwd=tmp_path)]
@@ -184,7 +184,7 @@ async def test_a_server_sees_the_variables_it_is_given(tmp_path: Path, monkeypat
 
 
 async def test_a_server_of_2025_serves_as_well() -> None:
-    """Pages are read to the end, names are made fit for models, and refusals and nonsense are told."""
+    """All pages are read, names are adapted for models, and refusals and nonsense become errors."""
     script = [calls(("first", {}), ("second_part", {}), ("refuse", {}), ("nonsense", {})), "done"]
     async with perdure.connect("memory://", tools=[old_served()], driver=ScriptedDriver(script)) as app:
         chat = await app.open("a")
@@ -226,7 +226,7 @@ async def test_an_agent_is_allowed_and_denied_tools_of_a_server() -> None:
 
 
 async def test_approved_calls_are_made_once(tmp_path: Path) -> None:
-    """A call that waits is not sent; it is once a person has agreed."""
+    """A waiting call is not sent; it is sent once a person has approved it."""
     ledger = tmp_path / "ledger"
     tools = [served(ledger, needs_approval={"charge"})]
     script = [calls(("charge", {"amount": 5}), ("note", {"text": "x"})), "done"]
@@ -240,7 +240,7 @@ async def test_approved_calls_are_made_once(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_package_is_imported_until_a_server_is_started() -> None:
-    """`import perdure` and `perdure.mcp(…)` do without it."""
+    """`import perdure` and `perdure.mcp(…)` work without it."""
     code = "import sys, perdure; perdure.mcp('uvx x'); perdure.LoopFactory(tools=[perdure.mcp('http://x')]); "
     code += "sys.exit(' '.join({'mcp', 'anyio', 'httpx2', 'pydantic'} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What MCP tools return, as a result that models read and stores keep."""
+"""Results of MCP tools, as values that models read and stores keep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def result(*content: dict[str, Any], structured: Any = None) -> CallToolResult:
     ],
 )
 def test_text_and_structure_become_one_value(given: CallToolResult, value: Any) -> None:
-    """What is said twice is kept once, and nothing that was said is lost."""
+    """A text that comes twice is kept once, and no text is lost."""
     assert value_of(given) == value
 
 
@@ -63,6 +63,6 @@ def test_text_and_structure_become_one_value(given: CallToolResult, value: Any) 
     ],
 )
 def test_what_a_result_cannot_carry_is_told(block: dict[str, Any], told: str) -> None:
-    """A model is told that there was a picture, rather than nothing."""
+    """The model gets a note of a picture, rather than nothing."""
     assert value_of(result(text("look:"), block)) == f"look:\n{told}"
     assert said_in(result(block)) == told

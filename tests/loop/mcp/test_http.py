@@ -1,4 +1,4 @@
-"""MCP servers that are asked by streamable HTTP, on loopback."""
+"""MCP servers over streamable HTTP, on loopback."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path) -> No
 async def test_secrets_are_neither_stored_nor_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in the database, not in an error, and not in what we log."""
+    """They are not in the database, an error, or the log."""
     caplog.set_level(logging.DEBUG, "perdure")
     monkeypatch.setenv("MCP_TOKEN", TOKEN)
     port, hush = free_port(), "hush-hush"
@@ -79,7 +79,7 @@ async def test_secrets_are_neither_stored_nor_logged(
 
 
 async def test_a_wrong_or_missing_token_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the run begins, with what to look at."""
+    """The error comes before the run begins, and says what to check."""
     monkeypatch.delenv("MCP_TOKEN", raising=False)
     port = free_port()
     url = f"http://127.0.0.1:{port}/mcp"

@@ -1,4 +1,4 @@
-"""The life of an MCP server: started when it is first needed, shared, and gone with its connection."""
+"""The life of an MCP server: started when it is first needed, shared, and ended with its connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def pid_in(chat: perdure.Chat) -> int:
 
 
 async def test_a_server_is_started_when_it_is_needed_and_shared(started: list[str]) -> None:
-    """Not by connect(), not for an agent that names other tools; then once for all runs and owners."""
+    """connect() and agents with other tools do not start it; then it starts once for all runs and owners."""
 
     def own() -> str:
         """Do something else."""
@@ -113,7 +113,7 @@ async def test_a_run_under_way_is_ended_before_its_server(tmp_path: Path) -> Non
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_still_starting() -> None:
-    """A server that never answers is ended, and whoever waits for it is told."""
+    """A server that never answers is ended, and a waiting caller gets an error."""
     silent = perdure.mcp([sys.executable, "-c", "import time; time.sleep(600)"])
     sessions = app(silent)
     async with asyncio.timeout(30):
@@ -142,7 +142,7 @@ async def test_a_server_that_cannot_be_started_stops_the_run_before_it_begins(tm
 
 
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process is ended, and the error says how long it was waited for."""
+    """Its process is ended, and the error says how long the wait was."""
     monkeypatch.setattr("perdure.loop.mcp.link._START_SECONDS", 0.5)
     silent = perdure.mcp([sys.executable, "-c", "import time; time.sleep(600)"], timeout=None)
     async with app(silent) as sessions:
@@ -152,7 +152,7 @@ async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.Monke
 
 
 async def test_a_list_that_was_cut_short_is_not_taken_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that is cancelled while the tools are listed leaves them to the next one."""
+    """A sender that is cancelled while the tools are listed leaves the listing to the next one."""
     begun, list_all = asyncio.Event(), link._all_tools
 
     async def slowly(client: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_a_list_that_was_cut_short_is_not_taken_for_the_whole(monkeypatch:
 
 
 async def test_what_a_server_says_of_itself_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Line by line and without the secrets that it was given; not to the terminal."""
+    """The log has it line by line, without the secrets that the server was given; the terminal has nothing."""
     caplog.set_level("DEBUG", "perdure.mcp")
     says = "import os, sys; print('my key is', os.environ['KEY'], file=sys.stderr); sys.exit(1)"
     async with app(perdure.mcp([sys.executable, "-c", says], name="x", env={"KEY": "hush-hush"})) as sessions:
@@ -198,7 +198,7 @@ async def test_one_description_serves_several_connections() -> None:
 
 
 async def test_a_connection_that_is_opened_again_starts_its_server_again() -> None:
-    """Closing is not for ever."""
+    """A closed connection can be opened again."""
     sessions = app(old_served(), script=[ToolCall("first", {}), "ok"])
     for _ in range(2):
         async with sessions:
@@ -208,7 +208,7 @@ async def test_a_connection_that_is_opened_again_starts_its_server_again() -> No
 
 
 def test_a_factory_outlives_its_event_loop() -> None:
-    """A server whose loop has ended is left to it, and the next loop starts another."""
+    """A server whose loop has ended is not used again, and the next loop starts another."""
     loops = LoopFactory(tools=[old_served()], driver=ScriptedDriver([ToolCall("first", {}), "ok"]))
 
     async def once() -> str:
@@ -234,7 +234,7 @@ def test_it_works_without_await() -> None:
 
 @pytest.mark.parametrize("second", [{}, {"prefix": "b_"}])
 async def test_two_servers_with_the_same_names(second: dict[str, str]) -> None:
-    """It is refused before the run begins, and the error says how to mend it; with a prefix both serve."""
+    """They are refused before the run begins, and the error says how to fix it; with a prefix both serve."""
     script: list[object] = [[ToolCall("first", {}), ToolCall("b_first", {})], "ok"]
     async with app(old_served(name="a"), old_served(name="b", **second), script=script) as sessions:
         chat = await sessions.open("a")
@@ -250,7 +250,7 @@ async def test_two_servers_with_the_same_names(second: dict[str, str]) -> None:
 
 
 async def test_a_server_that_is_killed_leaves_no_zombie() -> None:
-    """The process is reaped at once, and not when the connection is left."""
+    """The process is reaped at once, not when the connection is left."""
     async with app(served()) as sessions:
         chat = await sessions.open("a")
         await chat.send("Go.")

@@ -1,4 +1,4 @@
-"""What a user says about an MCP server, and what becomes of the tools that it lists. No server is started."""
+"""A user's options for an MCP server, and the tools made from its list. No server is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.protocols import Toolset
     ],
 )
 def test_a_server_has_a_name_without_secrets(what: Any, name: str) -> None:
-    """A server that is given none is named in messages by what tells most."""
+    """A server without a given name gets the most telling part of its command or address."""
     server = perdure.mcp(what)
     assert isinstance(server, Toolset)
     assert server.name == name
@@ -71,13 +71,13 @@ def test_a_server_has_a_name_without_secrets(what: Any, name: str) -> None:
     ],
 )
 def test_bad_options_are_refused_at_once(what: Any, options: dict[str, Any]) -> None:
-    """A mistake is told where it is made, and not when the server is started."""
+    """A mistake raises where it is made, not when the server is started."""
     with pytest.raises((ConfigurationError, InvalidData)):
         perdure.mcp(what, **options)
 
 
 def test_hints_say_what_may_be_called_again() -> None:
-    """A tool that is read-only or idempotent is called again after a crash; of any other the model is told."""
+    """A read-only or idempotent tool is called again after a crash; for any other the model gets an error."""
     tools = tools_of(
         perdure.mcp("x"),
         listed("look", readOnlyHint=True),
@@ -94,7 +94,7 @@ def test_hints_say_what_may_be_called_again() -> None:
 
 
 def test_what_a_user_says_of_unknown_outcomes_goes_before_hints() -> None:
-    """For the whole server, or tool by tool."""
+    """They do so for the whole server, or tool by tool."""
     look, pay = listed("look", readOnlyHint=True), listed("pay")
     assert {tool.on_unknown for tool in tools_of(perdure.mcp("x", on_unknown="ask"), look, pay).values()} == {"ask"}
     by_name = tools_of(perdure.mcp("x", on_unknown={"pay": "ask"}), look, pay)
@@ -115,14 +115,14 @@ def test_what_a_user_says_of_unknown_outcomes_goes_before_hints() -> None:
     ],
 )
 def test_who_waits_for_a_person(needs_approval: Any, waiting: set[str]) -> None:
-    """All, those that may destroy something, those that are named, or what a function says."""
+    """All tools wait, or the destructive ones, the named ones, or those a function selects."""
     server = perdure.mcp("x", needs_approval=needs_approval, prefix="p_")
     tools = tools_of(server, listed("look", readOnlyHint=True), listed("pay"), listed("say", destructiveHint=False))
     assert {tool.name_there for tool in tools.values() if tool.needs_approval({"amount": 5})} == waiting
 
 
 def test_some_tools_are_taken_and_named() -> None:
-    """`only`, `leave_out` and `prefix`; signs that models do not take become _."""
+    """`only`, `leave_out` and `prefix` work; characters that models do not take become _."""
     a, b, c = listed("files.read"), listed("write"), listed("drop")
     assert set(tools_of(perdure.mcp("x"), a, b, c)) == {"files_read", "write", "drop"}
     assert set(tools_of(perdure.mcp("x", only=["files.read", "drop"], prefix="fs_"), a, b, c)) == {
@@ -134,7 +134,7 @@ def test_some_tools_are_taken_and_named() -> None:
 
 @pytest.mark.parametrize("option", ["only", "leave_out", "needs_approval"])
 def test_a_name_that_the_server_has_not_is_refused(option: str) -> None:
-    """A tool that was meant to be left out, or to wait for a person, must not slip in by a typing error."""
+    """A tool to be left out, or to wait for a person, must not slip in by a typing error."""
     with pytest.raises(ConfigurationError, match=f"no tool named 'drpo'. It has: drop, write. Correct {option}="):
         tools_of(perdure.mcp("x", **{option: ["drpo"]}), listed("write"), listed("drop"))
     with pytest.raises(ConfigurationError, match="Correct on_unknown="):
@@ -171,7 +171,7 @@ def test_arguments_are_checked_against_the_schema(schema: Any, arguments: Any, p
 
 
 def test_secrets_are_taken_out_of_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors are stored and shown to models: no header, token, variable or address with a key is in them."""
+    """Errors are stored and shown to models: they have no header, token, variable or address with a key."""
     monkeypatch.setenv("THE_TOKEN", "tok-123456")
     url = "http://ada:pw@example.com/mcp?key=abcdef"
     web = perdure.mcp(url, headers={"X-Api": "Basic hush-hush"}, token_env="THE_TOKEN")

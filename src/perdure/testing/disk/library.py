@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError
 _SOURCE = Path(__file__).with_name("recorder.c")
 _FLAGS = ("-shared", "-fPIC", "-O2", "-std=gnu11")
 SHORT = -1
-"""In place of an error number: the write takes half of its bytes, and returns how many these are."""
+"""In place of an error number: the write takes half of its bytes, and returns their number."""
 
 
 def is_available() -> bool:
@@ -88,7 +88,7 @@ class Switch:
         self._library.perdure_disk_room(size)
 
     def lie(self) -> None:
-        """Have calls that fail be reported as done from now on, unless they were to open or to read something."""
+        """Report failing calls as done from now on, except for those that open or read something."""
         self._library.perdure_disk_lie()
 
     @property
