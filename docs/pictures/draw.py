@@ -140,16 +140,8 @@ def _box(box: Box) -> Iterator[str]:
 
 
 def _about(lines: int) -> str:
-<<<<<<< HEAD
-    """Return a count that is as true after the next change: to the nearest hundred, or thousand if it is large."""
-    return f"~{max(round(lines, -3 if lines > 2_000 else -2), 100):,} lines"
-=======
     """Return a count that stays true after small changes: to the nearest hundred, or thousand if it is large."""
-    return f"~{round(lines, -3 if lines > 2_000 else -2):,} lines"
-
-
-_LANE = 38
->>>>>>> 1ea01f139e63d8a17ae57b3c1e51df0f5511c6f5
+    return f"~{max(round(lines, -3 if lines > 2_000 else -2), 100):,} lines"
 
 
 class Step(NamedTuple):
@@ -160,13 +152,8 @@ class Step(NamedTuple):
     thread: bool
 
 
-<<<<<<< HEAD
 _LANES = ("sessions", "runtime", "actions", "loop", "driver", "run_journal", "stores", "engine", "jobs")
-# They are called all the time, and say nothing of the way.
-=======
-_LANES = ("sessions", "runtime", "actions", "loop", "run_journal", "stores", "jobs", "format", "engine")
 # Called all the time, and not part of the way.
->>>>>>> 1ea01f139e63d8a17ae57b3c1e51df0f5511c6f5
 _PASSING = {"checks", "codec", "errors", "protocols", "model", "aio", "__init__"}
 _WAITS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_GENERATOR
 
