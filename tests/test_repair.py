@@ -159,7 +159,7 @@ async def test_a_search_index_is_made_anew(
 
 async def test_flipped_bits_in_indexes_are_repaired(original: Path, tmp_path: Path) -> None:
     """The whole index is made again."""
-    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 4
+    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 2
     path = placed(original, tmp_path / "original")
     pages = index_pages(path)
     rng, found = random.Random(17), 0
@@ -198,7 +198,7 @@ def crowded(original: Path, where: Path) -> Path:
 
 def test_damaged_cells_of_every_index_are_repaired(original: Path, tmp_path: Path) -> None:
     """After damage to a page's header, a cell's pointer or its numbers, all is sound again and no row is changed."""
-    every = 1 if os.environ.get("PERDURE_TORTURE") else 5
+    every = 1 if os.environ.get("PERDURE_TORTURE") else 9
     path = crowded(original, tmp_path / "original")
     sound, damaged = path.read_bytes(), tmp_path / "damaged.db"
     with closing(apsw.Connection(str(path))) as db:
@@ -350,7 +350,7 @@ async def test_a_repair_of_indexes_that_is_killed_in_its_transaction_is_repeated
     original: Path, tmp_path: Path
 ) -> None:
     """The kill damages nothing else and loses no row. The next repair fixes the same faults."""
-    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 5
+    rounds = 100 if os.environ.get("PERDURE_TORTURE") else 3
     path = placed(original, tmp_path / "original")
     rng = random.Random(23)
     while not any(each.repair == MEND_FIRST for each in found_in(path)):

@@ -37,7 +37,7 @@ async def faults(page: Page, width: int, scheme: str, pictures: Path | None) -> 
 async def main(pictures: Path | None) -> int:
     where = found()
     if where is None or not SITE.exists():
-        print(LACKING if where is None else f"There is no {SITE}. Type: make docs")
+        print(LACKING if where is None else f"{SITE} is missing. Type: make docs")
         return 2
     told = set()
     async with async_playwright() as playwright:

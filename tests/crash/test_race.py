@@ -20,7 +20,7 @@ from tests.loop.scenes import loops_of
 from perdure import AgentDefinition, RunInterrupted, SendMessage, SessionRuntime, recover
 from perdure.testing import ScriptedDriver
 
-ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 40
+ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 20
 AGENT = AgentDefinition("agent")
 
 

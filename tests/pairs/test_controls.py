@@ -101,7 +101,7 @@ async def test_cases_reach_what_they_are_about(tmp_path: Path) -> None:
         seen["forked"] += len(world.model.forks)
         seen["erased"] += len(world.model.erased)
 
-    for seed in range(0, len(PAIRS), 17):
+    for seed in range(0, len(PAIRS), 31):
         await broken_by(Case(seed), tmp_path / str(seed), show=show)
     wanted = ("steered", "cancelled", "died", "store failed", "hook raised", "paid", "redacted", "forked", "erased")
     assert [each for each in wanted if not seen[each]] == []

@@ -19,7 +19,7 @@ from perdure.testing.deeds import deeds_for, prepared, reduced
 from perdure.testing.outcomes import Outcome, note
 from perdure.testing.proxy import CuttingProxy, When
 
-ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 10
+ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 5
 TIMES: tuple[When, ...] = ("before", "after", "after", "during")
 
 

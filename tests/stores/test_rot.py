@@ -35,7 +35,7 @@ from perdure.testing.rot.questions import Question, answers_of
 from perdure.testing.samples import new_session
 
 SHARDS = int(os.environ.get("PERDURE_ROT_SHARDS", "8")) if TORTURE else 1
-ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 15, "search": 8, "wal": 25}
+ROUNDS = {"main": 1_500, "search": 250, "wal": 600, "file": 500} if TORTURE else {"main": 8, "search": 6, "wal": 16}
 STORES = {
     "main": "SQLite, database file",
     "search": "SQLite, search index",

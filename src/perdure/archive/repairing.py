@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import msgspec
 
 from perdure.archive.checking import fsck
-from perdure.archive.given_store import checked_store
 from perdure.archive.moving import Progress
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect, expect_function
@@ -48,7 +47,7 @@ async def repair(store: SessionStore, *, dry_run: bool = False, progress: Progre
     expect(dry_run, bool, "$.dry_run")
     if progress is not None:
         expect_function(progress, "$.progress")
-    store = without_redactors(checked_store(store, "$.store"))
+    store = without_redactors(store)
     if not isinstance(store, Store):
         raise ConfigurationError(f"A {type(store).__name__} cannot be repaired. Copy its sessions into another store.")
     before = await fsck(store)

@@ -49,7 +49,7 @@ class PowerCutContract(Contract):
 
     name: ClassVar[str] = ""
     """The store's name in the table of outcomes. Leave it empty to write no outcome."""
-    cuts: ClassVar[int] = 1_000 if os.environ.get("PERDURE_TORTURE") else 50
+    cuts: ClassVar[int] = 1_000 if os.environ.get("PERDURE_TORTURE") else 25
 
     def put_older(self, where: Path) -> bool:
         """Put the files of an older release where `open_store` will open them. Return False if you have none."""
