@@ -509,6 +509,24 @@ def test_a_turn_costs_what_it_adds(tmp_path: Path) -> None:
     assert late < 1.5 * early
 
 
+@pytest.mark.parametrize("thread", [None, "", " "])
+def test_a_thread_has_an_id(saver: PerdureSaver, thread: Any) -> None:
+    """Otherwise all callers without one would share a conversation."""
+    with pytest.raises(InvalidData, match=r"id of a thread.*thread_id"):
+        saver.get_tuple({"configurable": {"thread_id": thread}})
+
+
+def test_an_owners_thread_is_listed_by_its_first_words() -> None:
+    """Its id says its name already, behind the owner's mark."""
+    saver = PerdureSaver(store=MemoryStore(), owner="ada")
+    for thread in ("t", "user@x.com"):
+        agent(saver).invoke(said("Hi"), at(thread))
+    assert saver.blocking_chat("t").session().info.name is None
+    saver.blocking_chat("t").fork("t-2")
+    assert [each.config["configurable"]["thread_id"] for each in saver.list(at("t-2"))] == ["t-2"]
+    assert saver.blocking_chat("user@x.com").session().info.name == "user@x.com"
+
+
 def test_bad_input_is_refused(saver: PerdureSaver) -> None:
     """The error says what is expected, and nothing is changed."""
     agent(saver).invoke(said("Hi"), at("t"))

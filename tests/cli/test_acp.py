@@ -273,6 +273,15 @@ async def test_what_cannot_be_done_is_an_error(tmp_path: Path) -> None:
         assert len((await desk.agent.list_sessions()).sessions) == 1
 
 
+async def test_a_graph_answers_in_its_thread(tmp_path: Path) -> None:
+    """In a thread of LangGraph perdure's own agent would answer, so the prompt is refused."""
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
+        await sessions.open("thread", agent=perdure.AgentDefinition("langgraph"))
+    async with editing(tmp_path) as desk:
+        await desk.agent.load_session(cwd=desk.cwd, session_id="thread", mcp_servers=[])
+        assert "its graph answers" in str(await _error(desk.say("thread", "Hello")))
+
+
 async def _error(asked: Any) -> RequestError:
     with pytest.raises(RequestError) as raised:
         await asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,5 +54,31 @@ def test_the_graph_decides_and_answers(perdure: Callable[..., Any], desk: Desk) 
     assert "Command(resume=…)" in perdure("--store", "s.db", "approve", "t", code=5).err
     assert "graph.invoke({'messages'" in perdure("--store", "s.db", "send", "t", "Hello", code=5).err
     assert "graph.invoke(None, config)" in perdure("--store", "s.db", "recover", "t").err
+    assert "--anyway" in perdure("--store", "s.db", "send", "t", "Hello", "--no-wait", code=5).err
+    assert "--anyway" in perdure("--store", "s.db", "send", "t", "Hello", "--later", "1h", code=5).err
+    for which in ("-s", "t"), ("-c",):
+        assert "--anyway" in perdure("--store", "s.db", "chat", *which, stdin="Hello\n", code=5).err
     assert desk.saver.blocking_chat("t").session() == before
+    assert not perdure("--store", "s.db", "queue").out
     assert perdure("--store", "s.db", "send", "t", "Hello", "--anyway").out
+    assert perdure("--store", "s.db", "chat", "-s", "t", "--anyway", stdin="Hello\n").out
+
+
+def test_a_thread_that_waits_for_a_person_is_not_purged(perdure: Callable[..., Any], desk: Desk) -> None:
+    """As a run of perdure's own that waits: it stays until the graph has the answer."""
+
+    def purged() -> Any:
+        time.sleep(1.1)
+        return perdure("--store", "s.db", "purge", "--idle", "1s", "--yes", "--json").json
+
+    assert [each["why"] for each in purged()["left"]] == ["approval"]
+    assert desk.waits()
+    desk.decide()
+    assert purged()["erased"] == ["t"]
+
+
+def test_a_thread_has_no_run_to_replay(perdure: Callable[..., Any], desk: Desk) -> None:
+    """What its tasks have written is not taken for runs whose beginning is lost."""
+    said = perdure("--store", "s.db", "replay", "t", code=2)
+    assert "nothing to replay" in said.err
+    assert "left out" not in said.out

@@ -71,3 +71,13 @@ async def test_sending_has_to_be_allowed(tmp_path: Path) -> None:
         assert (await client.call_tool("send", {"text": "another", "key": "k"})).is_error
         wrong = await client.call_tool("send", {"text": "hello", "session": "nobody's"})
         assert wrong.is_error
+
+
+async def test_a_graph_answers_in_its_thread(tmp_path: Path) -> None:
+    """In a thread of LangGraph perdure's own agent would answer, so the message is refused."""
+    async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
+        await sessions.open("thread", agent=perdure.AgentDefinition("langgraph"))
+    async with assisting(tmp_path, "--allow-send") as client:
+        refused = await client.call_tool("send", {"text": "hello", "session": "thread"})
+        assert refused.is_error
+        assert "its graph answers" in refused.content[0].text

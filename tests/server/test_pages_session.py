@@ -15,12 +15,12 @@ from tests.server.html_page import Page
 from tests.server.serving import Served, client_of, in_service, refund, serving
 
 import perdure
-from perdure import SendParallel
-from perdure.actions.metadata import TagSession
+from perdure import AgentDefinition, SendParallel
+from perdure.actions.metadata import TagSession, WriteMetadata
 from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message, Text, Thinking, ToolCall
 from perdure.parallel import LongestAnswer
-from perdure.protocols import PARKED, ModelRequest
+from perdure.protocols import PARKED, Entry, ModelRequest
 from perdure.server.app import make_app
 from perdure.server.pages import session_page
 from perdure.server.pages.static_files import _all as static_files
@@ -48,6 +48,26 @@ async def test_a_conversation_is_shown_with_its_facts(served: Served) -> None:
     assert [each.text for each in page.all("span", "cause")] == ["created", "What is 2 + 3?"]
     assert "What is 2 + 3?" in page.all("ul", "runs")[0].text
     assert "AgentEnd" in page.by_id("events").text
+
+
+@in_service
+async def test_a_graph_answers_in_its_thread(served: Served) -> None:
+    """Perdure's own agent would answer a message from the page or by the API, so both are refused."""
+    hers = served.sessions.of("ada")
+    thread = await hers.open("thread", agent=AgentDefinition("langgraph"))
+    body = {"task": "1", "path": "~__pregel_pull, model", "at": 0.0, "writes": [[-3, "__interrupt__", None]]}
+    await hers.execute(thread.id, WriteMetadata("langgraph", {"id": "c-1", "version": 2}))
+    await served.sessions.store.note(thread.id, [Entry("langgraph.writes", body, "c-1")])
+    page = await Page.get(served.ada, "/sessions/thread")
+    assert page.all("form", "write") == []
+    assert "Waits for Command(resume=…): model." in page.text
+    assert "Nothing has run yet" not in page.text
+    assert "model waits on an interrupt" in page.by_id("events").text
+    posted = await served.ada.post("/sessions/thread/send", data={"text": "Hello"})
+    assert (posted.status_code, "its graph answers" in posted.text) == (412, True)
+    refused = await served.ada.post("/api/sessions/thread/messages", json={"text": "Hello"})
+    assert (refused.status_code, refused.json()["agent"]) == (409, "langgraph")
+    assert not (await hers.queue()).waiting
 
 
 @in_service

@@ -132,7 +132,7 @@ async def test_what_is_not_a_store_is_refused_and_left_alone(tmp_path: Path, kin
             db.pragma("user_version", 99)
         db.close()
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="perdure import --from" if kind == "foreign" else None):
         async with SqliteStore(path):
             pass
     assert (path.read_bytes() if path.is_file() else None) == before

@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import InvalidData
-from perdure.model.ids import new_id
+from perdure.model.ids import mark_of, new_id
 from perdure.model.message import Envelope, Message, Part, Role, Text, Thinking, ToolCall, ToolResult
 from perdure.model.value import EMPTY, JSON, MAX_DEPTH, FrozenDict, clean_text, thawed
 
@@ -343,9 +343,13 @@ def _plain_json(item: Any) -> bytes | None:
     return None if raw.count(b"{") + raw.count(b"[") > _FEW_BRACKETS and _depth(item) > _DEEPEST else raw
 
 
-def as_name(name: str | None, session_id: str) -> str | None:
-    """Return the name to show for a framework's name of a session, or None if the id says the same."""
-    shown = None if name is None or name == session_id else clean_text(name)[:_LONGEST_NAME]
+def as_name(name: str | None, session_id: str, owner: str | None = None) -> str | None:
+    """Return the name to show for a framework's name of a session, or None if the id says the same.
+
+    The id of an owner's session says the same behind the owner's mark.
+    """
+    mark = "" if owner is None else mark_of(owner)
+    shown = None if name is None or mark + name == session_id else clean_text(name)[:_LONGEST_NAME]
     return shown if shown and not shown.isspace() else None
 
 

@@ -105,7 +105,7 @@ class Home:
         spawn: SpawnRef | None = None,
     ) -> AgentSession:
         """Return a session at version 0, which is not in the store yet. With `spawn`, it is a sub-agent's."""
-        shown = as_name(name, session_id)
+        shown = as_name(name, session_id, self.owner)
         made = SessionFactory().create(
             self.agent, session_id=session_id, owner=self.owner, parent=parent, spawn=spawn, name=shown
         )

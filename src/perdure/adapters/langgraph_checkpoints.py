@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from perdure.adapters.langgraph_messages import MessageViews, View, are_messages
 from perdure.adapters.langgraph_values import PLAIN, kept, value_of
+from perdure.errors import InvalidData
 from perdure.model.ids import now
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Transcript
@@ -49,7 +50,12 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, config: RunnableConfig) -> Place:
         given = config["configurable"]
-        return cls(str(given["thread_id"]), given.get("checkpoint_ns") or "", given.get("checkpoint_id") or None)
+        thread = given["thread_id"]
+        if thread is None or not str(thread).strip():
+            # Otherwise the conversations of all callers without an id would be in one thread.
+            problem = f"expected the id of a thread, got {'None' if thread is None else 'a blank text'}"
+            raise InvalidData("$.configurable.thread_id", problem)
+        return cls(str(thread), given.get("checkpoint_ns") or "", given.get("checkpoint_id") or None)
 
     @property
     def config(self) -> RunnableConfig:

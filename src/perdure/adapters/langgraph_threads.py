@@ -21,7 +21,7 @@ from perdure.adapters.langgraph_checkpoints import (
     read_writes,
 )
 from perdure.errors import InvalidData, PendingCallsChanged, SessionConflict, SessionNotFound, VersionForgotten
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, mark_of
 from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
 from perdure.model.transcript import Transcript
@@ -222,7 +222,7 @@ class Threads:
             owner=self._home.owner,
             parent=None if spawn is None else spawn.parent_session_id,
             spawn=spawn,
-            name=None if name == session_id else name,
+            name=None if name == self._unmarked(session_id) else name,
         )
 
     async def _saved(self, session: AgentSession, key: Key, erasures: int | None = None) -> AgentSession:
@@ -348,7 +348,11 @@ class Threads:
     def _place_of(self, session: AgentSession) -> Place:
         """Return the place of a session. A fork is a thread of its own, and does not have its original's name."""
         place = Place(*StoredCheckpoint(session).names)
-        return place if self.id_of(place) == session.id else Place(session.info.name or session.id)
+        return place if self.id_of(place) == session.id else Place(session.info.name or self._unmarked(session.id))
+
+    def _unmarked(self, session_id: SessionId) -> str:
+        """Return an id as its owner writes it."""
+        return session_id if self._home.owner is None else session_id.removeprefix(mark_of(self._home.owner))
 
     async def _checkpoints(self, head: StoredCheckpoint) -> AsyncIterator[Note]:
         """Yield the checkpoints of a session, the last first. Each is as it was saved, and the head's as it is now."""

@@ -46,6 +46,7 @@ from perdure.errors import InvalidData, InvalidSessionId, PerdureError, SessionB
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Toolset
 from perdure.server.feeds import Feeds
+from perdure.sessions.graphs import require_no_graph
 from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
@@ -192,6 +193,7 @@ class EditorsAgent:
             raise InvalidData("$.sessionId", "a prompt in this session is being answered; cancel it, or wait")
         sessions, _ = self._own.get(session_id, (self._sessions, None))
         found = (await sessions.info(session_id)).id
+        await require_no_graph(sessions, found)
         feeds = Feeds(sessions)
         turn = Turn(sessions, feeds, self._to_editor, found, {CWD: await self._directory_of(session_id)})
         self._turns[session_id] = turn

@@ -20,7 +20,7 @@ from perdure.cli.options import settings_of, store_command
 from perdure.cli.session_ids import LAST_USED, named
 from perdure.cli.setup import agent_of, begun, continued, model_name, opened, use_model
 from perdure.cli.short_ids import learn
-from perdure.cli.talking import DENIED, why_stopped
+from perdure.cli.talking import DENIED, anyway_option, refuse_graph, why_stopped
 from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
 from perdure.model.execution import PendingCall
@@ -39,7 +39,8 @@ STOPPED = "Stopped. The session is kept, with what was said so far."
 @store_command(agent=True)
 @click.option("-s", "--session", "wanted", metavar="SESSION", help="Continue this session: its id, a part of it, or @.")
 @click.option("-c", "--continue", "goes_on", is_flag=True, help="Continue the session that was used last.")
-def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
+@anyway_option
+def chat(ctx: click.Context, wanted: str | None, goes_on: bool, anyway: bool) -> None:
     """Talk to an agent, in a new session unless one is named.
 
     Ctrl-C stops an answer and keeps the session; Ctrl-D leaves; /help lists what else can be typed. In a pipe, every
@@ -52,7 +53,7 @@ def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
     if begins and is_terminal:
         _offer_offline(ctx)
     with asyncio.Runner() as runner, _entered(runner, opened(ctx, begins=begins)) as sessions:
-        handle = runner.run(_begun(ctx, sessions, wanted, goes_on))
+        handle = runner.run(_begun(ctx, sessions, wanted, goes_on, anyway))
         desk = Desk(sessions, handle, console())
         talk = (_TerminalTalk if is_terminal else _PipedTalk)(runner, desk, is_new=begins)
         try:
@@ -70,10 +71,13 @@ def _entered(runner: asyncio.Runner, sessions: Sessions) -> Iterator[Sessions]:
         runner.run(sessions.__aexit__())
 
 
-async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool) -> Chat:
+async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool, anyway: bool) -> Chat:
     if not wanted and not goes_on:
         return await begun(ctx, sessions)
-    chat = await continued(ctx, sessions, await named(sessions, LAST_USED if wanted is None else wanted))
+    session_id = await named(sessions, LAST_USED if wanted is None else wanted)
+    if not anyway:
+        await refuse_graph(sessions, session_id)
+    chat = await continued(ctx, sessions, session_id)
     await use_model(ctx, sessions, chat.id)
     return chat
 

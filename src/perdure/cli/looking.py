@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.errors import advice_on_key
-from perdure.cli.graphs import plan_of
 from perdure.cli.hints import command
 from perdure.cli.interrupted import needs_tools, told_of
 from perdure.cli.options import (
@@ -48,6 +47,7 @@ from perdure.cli.terminal import (
 from perdure.errors import KeyUnavailable
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.sessions.family_tree import LEFT, interruption_of, killed_in
+from perdure.sessions.graphs import plan_of
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def show(
         is_interrupted = session_id in await killed_in(sessions)
         why = await interruption_of(sessions, session_id) if is_interrupted else None
         await _tell_of_interrupted(sessions, {} if why is None else {session_id: why})
-        plan = await plan_of(sessions, found) if version is None else []
+        plan = await _plan_of(sessions, found) if version is None else []
         return found, _last_of(messages, last) if last else messages, why, plan
 
     _, (found, messages, why, plan) = on_session(ctx, session, verb, of_words=True)
@@ -261,6 +261,13 @@ def show(
     print_messages(messages)
     if hidden := sum(message.is_sealed for message in messages):
         note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
+
+
+async def _plan_of(sessions: Sessions, session: AgentSession) -> list[str]:
+    """Return the lines that tell what a thread of LangGraph does next, and what it waits for."""
+    plan = await plan_of(sessions.runtime.journal, session)
+    told = [f"next: {line(', '.join(plan.next))}"] if plan.next else []
+    return [*told, *(f"waits: {line(node)}, for Command(resume=…)" for node in plan.waits)]
 
 
 def _last_of(messages: list[Message], count: int) -> list[Message]:

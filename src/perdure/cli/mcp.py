@@ -16,6 +16,7 @@ from perdure.cli.options import store_command
 from perdure.cli.setup import begun, opened, run, use_model_in_run
 from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.message import Message
+from perdure.sessions.graphs import require_no_graph
 from perdure.sessions.json_forms import of_hit, of_reply
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def _add_sending(ctx: click.Context, server: MCPServer[Any], sessions: Sessions)
         a person waits for one, and is in `pending_calls`.
         """
         chat_id = session if session is not None else (await begun(ctx, sessions, _named_by(key))).id
+        await require_no_graph(sessions, chat_id)
         # Started, and not sent: if the assistant's program gives up waiting, the run is not stopped.
         started = await sessions.start(chat_id, text, key=key, when_busy="queue")
         return {**of_reply(await started.result())}

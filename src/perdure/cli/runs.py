@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.graphs import WRITES, told_of_writes
 from perdure.cli.options import agent_name_option, last_option, session_argument, since_option, store_command
 from perdure.cli.session_ids import on_session
 from perdure.cli.setup import on_sessions
@@ -25,6 +24,7 @@ from perdure.cli.terminal import (
     safe,
     width,
 )
+from perdure.sessions.graphs import WRITES, told_of_writes
 from perdure.sessions.json_forms import of_usage
 from perdure.sessions.spending import Part, Spending, Sum, redacted_in, spending_of, summed
 

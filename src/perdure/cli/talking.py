@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from perdure.cli.errors import FAILED, NOT_ALLOWED, WAITS, Failure, to_decide, to_make_context, to_name_tool
-from perdure.cli.graphs import TO_DECIDE, TO_RUN, TO_SEND, is_thread
 from perdure.cli.hints import command
 from perdure.cli.interrupted import subagents_of
 from perdure.cli.options import later_option, session_argument, settings_of, store_command
@@ -22,6 +21,7 @@ from perdure.cli.terminal import at_time, is_terminal, line, note, print_json, p
 from perdure.errors import InvalidData, PendingCallsChanged
 from perdure.protocols import check_key, check_priority
 from perdure.sessions.family_tree import killed_in
+from perdure.sessions.graphs import TO_DECIDE, TO_RUN, TO_SEND, is_thread
 from perdure.sessions.json_forms import of_reply
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from perdure.sessions.queueing import Queued
     from perdure.sessions.reply import Reply
     from perdure.sessions.sessions import Sessions
+
+
+anyway_option = click.option(
+    "--anyway", is_flag=True, help="Answer in a thread of LangGraph too, with perdure's own agent."
+)
 
 
 @store_command(json=True, agent=True)
@@ -57,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--no-wait", is_flag=True, help="Leave the message for a worker to send, and print its key.")
 @later_option("--later", help="The same, but later: in 30s, 10min, 2h, 3d, 4w, or at 2026-01-31T18:00 local time.")
 @click.option("--priority", type=int, default=0, metavar="N", show_default=True, help="How urgent it is.")
-@click.option("--anyway", is_flag=True, help="Answer in a thread of LangGraph too, with perdure's own agent.")
+@anyway_option
 def send(
     ctx: click.Context,
     words: tuple[str, ...],
@@ -83,7 +88,8 @@ def send(
     if no_wait or later is not None:
         if when_busy == "steer":
             raise click.UsageError("What is left for a worker waits for its turn. Leave --when-busy out.")
-        _leave(ctx, target, new, (text, *parts), key=key, at=later, priority=priority, as_json=as_json)
+        options = {"key": key, "at": later, "priority": priority}
+        _leave(ctx, target, new, (text, *parts), anyway=anyway, as_json=as_json, **options)
         return
     if priority:
         raise click.UsageError("--priority is for what is left for a worker. Add --no-wait, or --later.")
@@ -91,9 +97,7 @@ def send(
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
     async def work(sessions: Sessions) -> Reply[Any]:
-        if target is not None and not new and not anyway:
-            await _require_own_agent(sessions, target)
-        chat = await _opened_chat(ctx, sessions, target, new)
+        chat = await _opened_chat(ctx, sessions, target, new, anyway)
         if streams:
             return await _streamed(chat, text, parts)
         return await chat.send(text, *parts, key=key, when_busy=when_busy)
@@ -106,12 +110,19 @@ def send(
 
 
 def _leave(
-    ctx: click.Context, target: str | None, new: bool, message: Sequence[Any], *, as_json: bool, **options: Any
+    ctx: click.Context,
+    target: str | None,
+    new: bool,
+    message: Sequence[Any],
+    *,
+    anyway: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Leave a message for a worker to send, and print the key by which its answer can be found."""
 
     async def work(sessions: Sessions) -> Queued:
-        chat = await _opened_chat(ctx, sessions, target, new)
+        chat = await _opened_chat(ctx, sessions, target, new, anyway)
         if not new and settings_of(ctx).model is not None:
             await use_model(ctx, sessions, chat.id)  # stored now: the worker that sends it does not see --model
         return await chat.enqueue(*message, **options)
@@ -156,18 +167,21 @@ def _addressed(words: tuple[str, ...], new: bool) -> tuple[str | None, str]:
     raise click.UsageError("Give a session and a text in quotes: perdure send SESSION 'TEXT', or send --new 'TEXT'.")
 
 
-async def _require_own_agent(sessions: Sessions, target: str) -> None:
+async def refuse_graph(sessions: Sessions, session_id: str) -> None:
     """Refuse a message to a thread of LangGraph: its graph would not answer it."""
-    if is_thread(await sessions.info(await named_with_words(sessions, target))):
+    if is_thread(await sessions.info(session_id)):
         raise Failure(f"{TO_SEND}: add --anyway for that.", NOT_ALLOWED)
 
 
-async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | None, new: bool) -> Chat:
+async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | None, new: bool, anyway: bool) -> Chat:
     if new and target is not None and await sessions.exists(target):
         raise click.UsageError(f"Session {target!r} exists already. Leave --new out, or choose another id.")
     if not new and target is not None:
+        session_id = await named_with_words(sessions, target)
+        if not anyway:
+            await refuse_graph(sessions, session_id)
         use_model_in_run(ctx, sessions)
-        return await continued(ctx, sessions, await named_with_words(sessions, target))
+        return await continued(ctx, sessions, session_id)
     chat = await begun(ctx, sessions, target)
     await learn(sessions, [chat.id])
     note(f"session {chat.id}")

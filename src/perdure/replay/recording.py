@@ -14,7 +14,14 @@ from perdure.archive.moving import import_sessions
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AgentStart, AnyLoopEvent, InputRejected, ParallelLoopEnd, ParallelLoopStart
+from perdure.model.loop_events import (
+    AgentStart,
+    AnyLoopEvent,
+    InputRejected,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    UnknownEvent,
+)
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.paging import all_infos
@@ -123,6 +130,8 @@ class Recording:
         taken_back = {event.takes_back for event in starts if event.takes_back is not None}
         turns, left_out = [], []
         for loop_id, told in loops.items():
+            if all(isinstance(event, UnknownEvent) for event in told):
+                continue  # an adapter's notes, such as those on a checkpoint of LangGraph: perdure ran nothing there
             turn = turn_of(told)
             reason = groups.why_not(loop_id) or _why_not(turn, told, loop_id in taken_back)
             if reason is not None:

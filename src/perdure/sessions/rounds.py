@@ -12,12 +12,13 @@ from typing import Self
 import msgspec
 
 from perdure.archive.whole_file import checked_path
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, KeyUnavailable
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, KeyForgotten, KeyUnavailable, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.retention import Retention, RetentionPolicy, is_hold, keep_mark
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.paging import pages
 from perdure.protocols import Due, Erased, Filters, Left, WhyLeft
+from perdure.sessions.graphs import has_interrupt, is_thread
 from perdure.sessions.retaining import Retaining
 
 AT_ONCE = 50
@@ -80,6 +81,7 @@ class Round:
     async def carry_out(self, *, dry_run: bool = False, between: Between | None = None) -> RetentionReport:
         """Erase what is due, in batches, and call `between` after each batch."""
         await self._find()
+        await self._leave_waiting_threads()
         due = sorted(self._due.values(), key=lambda info: (info.created_at, info.id))
         batches = [[*map(Due.of, due[at : at + AT_ONCE])] for at in range(0, len(due), AT_ONCE)]
         prunes = [self._grown[key] for key in sorted(self._grown)]
@@ -124,6 +126,31 @@ class Round:
         if counts:
             async for found in self._with_versions(min(counts)):
                 self._take(found)
+
+    async def _leave_waiting_threads(self) -> None:
+        """Leave LangGraph's threads that wait on an interrupt. The store knows only what perdure's own runs wait for.
+
+        A thread is read here, and not in the commit that erases it: an interrupt comes with a new version, or from a
+        node that has worked all the time since the last one.
+        """
+        for info in [*filter(is_thread, self._due.values())]:
+            if info.status is SessionStatus.DELETED:
+                continue
+            try:
+                left = Left(info.id, WhyLeft.APPROVAL) if await self._waits_for_person(info) else None
+            except (CorruptRecord, KeyUnavailable) as error:
+                left = Left(info.id, WhyLeft.DAMAGED, error.what)
+            if left is not None:
+                del self._due[info.id]
+                self._left[info.id] = left
+
+    async def _waits_for_person(self, info: AgentSessionInfo) -> bool:
+        journal = self._sessions.runtime.journal
+        try:
+            heads = await self._sessions.versions(info.id, limit=1)
+            return journal is not None and any([await has_interrupt(journal, info.id, each.metadata) for each in heads])
+        except (SessionNotFound, KeyForgotten):  # erased meanwhile, or nobody can read it any more
+            return False
 
     def _sources(self, own: Iterable[Retention]) -> Iterator[tuple[Filters, Retention]]:
         """Yield the filters that lead to the sessions which may have a rule, each with the rule."""

@@ -200,7 +200,7 @@ class Target:
         if spawn is not None:
             info = replace(info, parent_id=SessionId(spawn.parent_session_id), spawn_ref=spawn)
         made = replace(made, info=info)
-        shown = as_name(name, session_id)
+        shown = as_name(name, session_id, info.owner)
         return made if shown is None else made.with_name(shown)
 
 

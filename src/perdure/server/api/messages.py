@@ -19,6 +19,7 @@ from perdure.server.api.sessions import page_limit
 from perdure.server.call import Answer, Call
 from perdure.server.problems import Problem
 from perdure.server.sse import event_stream, place_of
+from perdure.sessions.graphs import require_no_graph
 from perdure.sessions.json_forms import of_reply
 from perdure.sessions.pages import page_of_said, page_of_shown
 from perdure.sessions.queueing import Queued
@@ -104,6 +105,7 @@ async def post_message(call: Call) -> Answer:
     """Say something. It is durable before anything is answered, and a worker answers it."""
     wanted: NewMessage = call.body
     wait = checked_wait(call, wanted.wait)
+    await require_no_graph(call.sessions, call.session_id)
     if wanted.when_busy != "queue":
         return await _sent_now(call, wanted, wait)
     queued = await call.sessions.enqueue(

@@ -22,6 +22,7 @@ from perdure.model.loop_events import (
     UnknownEvent,
 )
 from perdure.server.pages.texts import arguments_in_line, shortened
+from perdure.sessions.graphs import WRITES, told_of_writes
 from perdure.sessions.sessions import Sessions
 
 LAST = 40
@@ -89,4 +90,6 @@ def _told(event: AnyLoopEvent) -> str:
             return f"{len(event.loop_ids)} branches"
         case ParallelLoopEnd():
             return f"{len(event.loop_ids)} branches" + ("" if event.selected_loop_id else ", none selected")
+        case UnknownEvent(kind=kind) if kind == WRITES:
+            return shortened(told_of_writes(event.body), 60)
     return ""

@@ -16,6 +16,7 @@ from perdure.actions.metadata import TagSession
 from perdure.errors import InvalidData
 from perdure.server.call import Call
 from perdure.server.pages.outside import result_of
+from perdure.sessions.graphs import require_no_graph
 from perdure.sessions.sessions import Sessions
 
 
@@ -97,6 +98,7 @@ async def send(call: Call) -> Response:
     form: SendForm = call.body
     if not form.text.strip():
         raise InvalidData("$.text", "the message is blank; write something")
+    await require_no_graph(call.sessions, call.session_id)
     await call.sessions.enqueue(call.session_id, form.text, key=form.key or None)
     return _back(call)
 

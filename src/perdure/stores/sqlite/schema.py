@@ -219,7 +219,8 @@ def _require_own(connection: apsw.Connection) -> int:
     known, current = connection.pragma("application_id"), connection.pragma("user_version")
     has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
     if known not in (0, APPLICATION_ID) or (known == 0 and has_tables):
-        raise StoreError("This is a SQLite file, but not one of perdure's. Name another file.")
+        take_in = "What another library has stored is taken in by `perdure import --from …`."
+        raise StoreError("This is a SQLite file, but not one of perdure's.", f"Name another file. {take_in}")
     newest = newest_schema()
     if current > newest:
         raise StoreError(f"This file has schema {current}; this release knows up to {newest}. Upgrade perdure.")

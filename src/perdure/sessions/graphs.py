@@ -1,15 +1,16 @@
-"""LangGraph's threads on the command line: what waits in them, and who continues them. LangGraph is not needed."""
+"""LangGraph's threads as perdure sees them: what they do next, and who answers in them. LangGraph is not needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.cli.terminal import line
+from perdure.errors import SessionConflict
 
 if TYPE_CHECKING:
+    from perdure.model.ids import SessionId
     from perdure.model.session import AgentSession, AgentSessionInfo
-    from perdure.protocols import JournalEntry
+    from perdure.protocols import Journal, JournalEntry
     from perdure.sessions.sessions import Sessions
 
 WRITES = "langgraph.writes"
@@ -21,6 +22,15 @@ TO_SEND = (
     "A LangGraph thread: its graph answers, with graph.invoke({'messages': […]}, config). "
     "Here perdure's own agent would answer instead"
 )
+
+
+class Plan(NamedTuple):
+    """The work that a thread has left."""
+
+    next: tuple[str, ...] = ()
+    """The nodes that run next."""
+    waits: tuple[str, ...] = ()
+    """The nodes that wait on an interrupt."""
 
 
 def is_thread(info: AgentSessionInfo) -> bool:
@@ -41,16 +51,34 @@ def told_of_writes(body: Any) -> str:
     return f"{_node(body)} wrote {', '.join(written) or 'nothing'}"
 
 
-async def plan_of(sessions: Sessions, session: AgentSession) -> list[str]:
-    """Return the lines that tell what a thread does next, and what it waits for. A moved view has no plan."""
+async def has_interrupt(journal: Journal, session_id: SessionId, metadata: Mapping[str, Any]) -> bool:
+    """Tell whether an interrupt of a thread has no answer yet, by the thread's newest metadata.
+
+    A verb that has moved the view may have taken the interrupt away. Only the graph can tell, so it counts here.
+    """
+    note = metadata.get(_NOTE)
+    return isinstance(note, Mapping) and "id" in note and bool(await _interrupted(journal, session_id, note))
+
+
+async def require_no_graph(sessions: Sessions, session_id: str) -> None:
+    """Raise SessionConflict for a message to a thread of LangGraph: its graph would not answer it."""
+    info = await sessions.info(session_id)
+    if is_thread(info):
+        raise SessionConflict(info.id, info.version, info.version, f"{TO_SEND}.", "Nothing was sent.", agent=_AGENT)
+
+
+async def plan_of(journal: Journal | None, session: AgentSession) -> Plan:
+    """Return what a thread does next, and what it waits for. A moved view has no plan."""
     note = session.state.metadata.get(_NOTE)
-    journal = sessions.runtime.journal
     if not is_thread(session.info) or not isinstance(note, Mapping) or journal is None or _is_moved(session, note):
-        return []
-    waits = _waiting(await journal.read(session.id, run=note["id"]))
-    next_ = [key.removeprefix(_PLANNED) for key in session.state.metadata if key.startswith(_PLANNED)]
-    told = [f"next: {line(', '.join(next_))}"] if next_ else []
-    return [*told, *(f"waits: {line(node)}, for Command(resume=…)" for node in waits)]
+        return Plan()
+    waits = await _interrupted(journal, session.id, note)
+    planned = (key.removeprefix(_PLANNED) for key in session.state.metadata if key.startswith(_PLANNED))
+    return Plan(tuple(planned), waits)
+
+
+async def _interrupted(journal: Journal, session_id: SessionId, note: Mapping[str, Any]) -> tuple[str, ...]:
+    return _waiting(await journal.read(session_id, run=note["id"]))
 
 
 def _is_moved(session: AgentSession, note: Mapping[str, Any]) -> bool:
@@ -58,7 +86,7 @@ def _is_moved(session: AgentSession, note: Mapping[str, Any]) -> bool:
     return "id" not in note or "lost_plan" in note or session.state.shown_since > note.get("version", 0)
 
 
-def _waiting(entries: Iterable[JournalEntry]) -> list[str]:
+def _waiting(entries: Iterable[JournalEntry]) -> tuple[str, ...]:
     """Return the nodes whose tasks have raised an interrupt and have written nothing else since."""
     waiting: dict[str, str] = {}
     for entry in entries:
@@ -67,7 +95,7 @@ def _waiting(entries: Iterable[JournalEntry]) -> list[str]:
             waiting[body["task"]] = _node(body)
         elif entry.kind == WRITES and any(at >= 0 for at, _, _ in body["writes"]):
             waiting.pop(body["task"], None)
-    return list(waiting.values())
+    return tuple(waiting.values())
 
 
 def _node(body: Mapping[str, Any]) -> str:
