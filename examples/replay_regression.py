@@ -25,7 +25,7 @@ async def record(path: Path) -> None:
         await chat.export(path)
 
 
-async def replay(path: Path, *tools: perdure.FunctionTool) -> None:
+async def replay(path: Path, *tools: perdure.Tool) -> None:
     """Replay it twice: with the model of today, and with the answers on record and the tools of today."""
     recording, loops = await Recording.of(path), LoopFactory(tools=tools)
     model = await Replay(recording, loops=loops).run()

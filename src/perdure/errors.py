@@ -125,7 +125,7 @@ class SessionConflict(PerdureError):
 
     def _sentence(self) -> str:
         if self.expected == 0:
-            return f"Session {self.session_id!r} exists already. Load it, or create one under another id."
+            return f"Session {self.session_id!r} exists already. Open it, or choose another id."
         return (
             f"Session {self.session_id!r} is at version {self.found}, and version {self.expected} was to be replaced. "
             "Nothing was saved. Load it again and repeat the action."
@@ -301,7 +301,7 @@ class SessionNotActive(PerdureError):
             advice = "Call restore() to continue the conversation, or fork it."
         if self.pending or self.outside:
             calls, made = ", ".join(self.pending), ", ".join(self.outside)
-            decide = f"It waits for a person to approve or deny what it is about to call: {calls}."
+            decide = f"It waits for a decision about calls of: {calls}. Make it with approve() or deny()."
             answer = f"It waits for results from outside: {made}. Hand them in with answer({{call_id: result}})."
             advice = " ".join((*([decide] if calls else []), *([answer] if made else [])))
         if is_parked:
@@ -349,8 +349,8 @@ class InvalidSessionId(PerdureError):
         shown = repr(value)[:80] if isinstance(value, str) else f"A value of type {type(value).__name__}"
         super().__init__(
             f"{shown} is not a session id.",
-            "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit, or "
-            "SessionId.generate().",
+            "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit. "
+            "SessionId.of(text) makes an id of any text.",
         )
 
 

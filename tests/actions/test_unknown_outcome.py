@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import DriverError, MemoryStore, RunFailed, SqliteStore, StoreError, ToolCall, tool
+from perdure import Blocked, DriverError, Interceptor, MemoryStore, RunFailed, SqliteStore, StoreError, ToolCall, tool
 from perdure.cli.chat_view import described_in_full
 from perdure.model.ids import use
 from perdure.sessions.family_tree import tree_of
@@ -93,6 +93,94 @@ def test_the_command_line_warns_of_it(tmp_path: Path) -> None:
     asyncio.run(crash_and_recover())
     assert WARNING in told("show", "s")
     assert WARNING in told("deny", "s", "--no-wait", "--reason", "no")
+
+
+class Release:
+    """A process that dies in an idempotent call, and the next release of its code, which recovers the run."""
+
+    def __init__(self, *, needs_approval: bool = False) -> None:
+        self.kept = MemoryStore()
+        self.failing = FailingStore(self.kept)
+        self.sent: list[str] = []
+        self.script = ScriptedDriver([ToolCall("send", {"order": "A-7"}, "send-1"), "Done."])
+        self.first = tool(name="send", idempotent=True, needs_approval=needs_approval)(self._send)
+
+    def _send(self, order: str) -> str:
+        self.sent.append(order)
+        if len(self.sent) == 1:
+            self.failing.crash(call=1)
+        return "sent"
+
+    async def crashed(self) -> None:
+        with use(clock=FrozenClock()):
+            doomed = perdure.connect(self.failing, tools=[self.first], driver=self.script)
+            await doomed.__aenter__()
+            chat = await doomed.open("s")
+            with suppress(StoreError):
+                if (await chat.send("Send it.")).pending_calls:
+                    await chat.approve()
+            with suppress(StoreError):
+                await doomed.__aexit__(None, None, None)
+        assert self.sent == ["A-7"]
+
+    def next(self, changed: Any, **options: Any) -> Any:
+        return perdure.connect(self.kept, tools=[changed], driver=self.script, **options)
+
+    @property
+    def told(self) -> str:
+        return str(self.script.requests[-1].messages[-1].text)
+
+
+async def test_a_call_whose_arguments_no_longer_fit_is_told_as_unknown() -> None:
+    """Told only that they do not fit, the model would make the call with others: a second time."""
+
+    def send(order: str, express: bool) -> str:
+        return f"sent {order} {express}"
+
+    release = Release()
+    await release.crashed()
+    async with release.next(tool(idempotent=True)(send)) as app:
+        await app.recover()
+    assert release.told.startswith("OutcomeUnknown: This call was interrupted and its outcome is unknown")
+    assert "It was not made again (InvalidArguments: The arguments do not fit send: " in release.told
+    assert release.told.endswith("Check before you repeat it.")
+
+
+async def test_a_call_that_is_blocked_after_it_was_begun_is_told_as_unknown() -> None:
+    class Night(Interceptor):
+        def before_tool_use(self, call: ToolCall, state: Any) -> Any:
+            return Blocked("orders are sent by day")
+
+    release = Release()
+    await release.crashed()
+    async with release.next(release.first, interceptors=[Night()]) as app:
+        await app.recover()
+    assert release.told.startswith("OutcomeUnknown: ")
+    assert "(Blocked: This call was not made: orders are sent by day)" in release.told
+    assert release.sent == ["A-7"]
+
+
+async def test_a_call_is_not_made_again_without_the_approval_that_its_tool_needs_by_now() -> None:
+    """The tool needed none when the call was begun, so nobody has been asked."""
+    release = Release()
+    await release.crashed()
+    async with release.next(tool(name="send", idempotent=True, needs_approval=True)(release._send)) as app:
+        assert (await app.recover()).suspended == ("s",)
+        chat = await app.open("s")
+        (call,) = (await chat.view()).pending_calls
+        assert call.outcome_unknown
+        assert release.sent == ["A-7"]
+        assert (await chat.approve([call])).text == "Done."
+    assert release.sent == ["A-7", "A-7"]
+
+
+async def test_a_call_that_was_approved_is_made_again_without_a_second_approval() -> None:
+    """It is idempotent, and a person has agreed to its effect."""
+    release = Release(needs_approval=True)
+    await release.crashed()
+    async with release.next(release.first) as app:
+        assert (await app.recover()).resumed == ("s",)
+    assert release.sent == ["A-7", "A-7"]
 
 
 async def _never() -> None:

@@ -104,7 +104,14 @@ def test_a_traceback_on_request(perdure: Callable[..., Any]) -> None:
     for arguments in (["--debug", "show", "nobody"], ["show", "nobody", "--debug"]):
         shown = perdure(*arguments, code=3)
         assert "Traceback" in shown.err
-        assert shown.err.strip().splitlines()[-1].startswith("perdure: No session")
+        assert "\nperdure: No session" in shown.err
+
+
+def test_a_store_that_nobody_named_is_named_where_a_session_is_missing(perdure: Callable[..., Any], home: Path) -> None:
+    """The session is often in another store, whose --store was forgotten."""
+    assert "No store was named, so this is sqlite:////" in perdure("show", "nobody", code=3).err
+    perdure("send", "--new", "s", "Hello", "--store", "kept.db")
+    assert "No store was named" not in perdure("show", "nobody", "--store", "kept.db", code=3).err
 
 
 def test_a_fault_of_perdures_own(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,3 +174,50 @@ def test_sub_agents_are_continued_with_their_caller(perdure: Callable[..., Any],
     assert [line for line in told.err.splitlines() if "was killed" in line] == [
         "The last run of q3 was killed. Continue it here: perdure recover q3 --store kept.db --tools FILE.py"
     ]
+
+
+def test_the_call_that_it_was_making_is_named(perdure: Callable[..., Any], store: str) -> None:
+    """By the tree as long as nobody knows its outcome, and by show once the run was ended there."""
+    assert perdure("tree", "q1", "--json", "--store", store).json["children"][0]["unknown"] == ["add"]
+    shown = perdure("show", "q1", "--all", "--store", store)
+    assert "no result" not in shown.out  # recovery may still make the call
+    perdure("cancel", "q1", "--store", store)
+    assert "outcome unknown: add" in perdure("tree", "q1", "--store", store).out
+    assert perdure("show", "q1", "--store", store).lines[-1] == (
+        "  ✗ no result: the call was interrupted, and may or may not have taken effect"
+    )
+
+
+def test_show_says_where_the_words_of_the_run_are(perdure: Callable[..., Any], store: str) -> None:
+    told = perdure("show", "q1", "--store", store).err
+    assert "To see what it has said and done: perdure show q1 --all --store kept.db" in told
+    perdure("recover", "q1", "--store", store, "--tools", "slow.py")
+    assert perdure("tree", "q1", "--json", "--store", store).json["children"][0]["unknown"] == []
+    assert "--all" not in perdure("show", "q1", "--store", store).err
+
+
+KILLED_AFTER_APPROVAL = """
+import asyncio, os, signal
+import perdure
+
+
+@perdure.tool(needs_approval=True)
+def refund(amount: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main():
+    async with perdure.connect("sqlite:///kept.db", model="offline", tools=[refund]) as sessions:
+        chat = await sessions.open("q3")
+        await chat.send("refund(amount=4)")
+        await chat.approve()
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_was_approved_before_the_kill_no_longer_waits(perdure: Callable[..., Any], home: Path) -> None:
+    (home / "die.py").write_text(KILLED_AFTER_APPROVAL)
+    subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
+    assert perdure("show", "q3", "--store", "kept.db").lines[1].startswith("# waited for approval: refund (")

@@ -205,3 +205,9 @@ def test_ctrl_c_ends_it(stored: Callable[..., Any], home: Path) -> None:
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, b"perdure: interrupted\n")
     assert stored("show", "sum", "--json").out == before
+
+
+def test_a_model_that_cannot_be_asked_is_an_error(stored: Callable[..., Any]) -> None:
+    """Nothing is known about its answers, so they are not called different."""
+    said = stored("replay", "sum", "--model", "openai:gpt-5", "--fail-on", "calls", code=2)
+    assert "sum: error: its model could not be asked: " in said.err

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import signal
 import sys
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -348,3 +350,8 @@ async def test_a_forked_child_starts_threads_of_its_own() -> None:
         tools._threads.begin("child", done.set)
         os._exit(0 if done.wait(10) else 1)
     assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1]) == 0
+
+
+def test_a_tool_has_the_types_of_its_function() -> None:
+    """What mypy is told in tool_types.py runs as well."""
+    runpy.run_path(str(Path(__file__).parent / "tool_types.py"))["calls"]()

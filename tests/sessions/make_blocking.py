@@ -32,6 +32,14 @@ TWINS: dict[type, tuple[str, str]] = {
     Queued: ("BlockingQueued(Awaited[Queued])", "A `Queued` whose verbs are not awaited."),
 }
 TWIN_OF = {cls.__name__: head.partition("(")[0] for cls, (head, _) in TWINS.items()}
+OWN = {
+    Sessions: """    def __enter__(self) -> BlockingSessions:
+        # By name: Jedi, which completes names in notebooks, takes the base class for what a Self in it stands for.
+        self._open()
+        return self
+"""
+}
+"""The methods of twins that are not of the async class."""
 SHARED = "Parameters that several verbs have:"
 """The sentence that ends the paragraph before the list of these in a docstring."""
 LEFT_OUT = {"leave"}
@@ -69,7 +77,7 @@ def written() -> str:
     """Return the text of the module, laid out."""
     classes, needed = [], Needed()
     for cls, (head, about) in TWINS.items():
-        members = [_member(each, needed) for each in _members(cls)]
+        members = [OWN.get(cls, ""), *(_member(each, needed) for each in _members(cls))]
         classes.append(f"class {head}:\n{_about(cls, about)}\n" + "\n".join(members))
     parts = [HEAD, "from __future__ import annotations", OWN_IMPORTS, needed.imports()]
     return _laid_out("\n".join([*parts, 'T = TypeVar("T")', *classes]))

@@ -219,6 +219,12 @@ def test_the_types_are_those_of_the_values(name: str) -> None:
     runpy.run_path(str(HERE / "blocking_types.py"))[name]()
 
 
+def test_what_a_block_gives_is_named_for_editors() -> None:
+    """Jedi, which completes names in notebooks, takes a `Self` as the class that it stands in."""
+    assert perdure.BlockingSessions.__enter__.__annotations__["return"] == "BlockingSessions"
+    assert "__enter__" in vars(perdure.BlockingSessions)
+
+
 async def test_it_works_inside_a_running_event_loop() -> None:
     """In a notebook, for example: the verbs run in another thread while the caller's loop waits."""
     with connect() as sessions:

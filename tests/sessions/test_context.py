@@ -207,7 +207,7 @@ async def test_what_the_function_makes_is_checked_too(url: str) -> None:
             await (await app.open("s")).send("Who?")
 
 
-def _taking(kind: Any) -> FunctionTool:
+def _taking(kind: Any) -> FunctionTool[..., Any]:
     def ask_it(caller: Any) -> str:
         """Take a context."""
         return "taken"

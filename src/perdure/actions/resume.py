@@ -269,9 +269,10 @@ def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:
 
 
 def _unspent(decisions: Decisions) -> Decisions:
-    """Return decisions without the approvals of calls that were started: making them again was not approved."""
-    approved = {call: digest for call, digest in decisions.approved.items() if call not in decisions.unknown}
-    return msgspec.structs.replace(decisions, approved=approved)
+    """Return decisions without the approvals of calls that were started: their tools decide what happens to them."""
+    spent = decisions.approved.keys() & decisions.unknown.keys()
+    approved = {call: digest for call, digest in decisions.approved.items() if call not in spent}
+    return msgspec.structs.replace(decisions, approved=approved, agreed=frozenset(spent))
 
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Sequence[JournalEntry], bool]:

@@ -185,7 +185,7 @@ def advised(error: Exception) -> str:
             return f"{error.what} Type: {command('versions', error.session_id)}"
         case SessionNotFound():
             notes = "".join(f" {each}" for each in getattr(error, "__notes__", ()))
-            return f"{error.what}{notes} Type: {command('ls')}{_or_begin()}"
+            return f"{error.what}{notes} Type: {command('ls')}{_or_begin()}{_in_default_store()}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
             where = "" if where in (*_PARAMETERS, *_OPTIONS) else where
@@ -235,6 +235,17 @@ def _or_begin() -> str:
     ctx = click.get_current_context(silent=True)
     is_send = ctx is not None and "send" in (ctx.info_name, ctx.invoked_subcommand)
     return ". To begin a session of that name, add --new." if is_send else ""
+
+
+def _in_default_store() -> str:
+    """Return a line that names the store, if nothing has named one: the session may well be in another."""
+    from perdure.cli.setup import shown_url, store_url
+
+    ctx = click.get_current_context(silent=True)
+    chosen = None if ctx is None else store_url(ctx)
+    if chosen is None or chosen.by != "default":
+        return ""
+    return f"\nNo store was named, so this is {shown_url(chosen.value)}. To name another: --store URL"
 
 
 def _of_setup(error: ConfigurationError) -> str:

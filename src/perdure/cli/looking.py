@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -45,8 +45,9 @@ from perdure.cli.terminal import (
     written,
 )
 from perdure.errors import KeyUnavailable
+from perdure.model.ids import SessionId
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
-from perdure.sessions.family_tree import LEFT, interruption_of, killed_in
+from perdure.sessions.family_tree import HANDED_OVER, KILLED, LEFT, interruption_of, killed_in
 from perdure.sessions.graphs import plan_of
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
@@ -70,6 +71,7 @@ _SPARE = (
 """The columns that a narrow terminal leaves out, in this order."""
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 _WIDTH = 2000
+_NO_RESULT = "✗ no result: the call was interrupted, and may or may not have taken effect"
 
 
 @store_command(json=True)
@@ -242,23 +244,29 @@ def show(
     if everything and version is not None:
         raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
 
-    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], str | None, list[str]]:
+    async def verb(sessions: Sessions, session_id: str) -> _Shown:
         found = await sessions.session(session_id, version)
         messages = list(await sessions.history(session_id) if everything else found.state.messages)
         is_interrupted = session_id in await killed_in(sessions)
         why = await interruption_of(sessions, session_id) if is_interrupted else None
         await _tell_of_interrupted(sessions, {} if why is None else {session_id: why})
+        is_running = why is None and await _is_being_run(sessions, session_id)
+        if why is not None and not everything:
+            note(f"To see what it has said and done: {command('show', session_id, '--all')}")
+        if is_running:
+            note(f"A run is under way. To see what it does: {command('events', session_id, '--follow')}")
         plan = await _plan_of(sessions, found) if version is None else []
-        return found, _last_of(messages, last) if last else messages, why, plan
+        lost = _without_result(messages) - _open_in(found, messages, is_over=not (is_running or why))
+        return _Shown(found, _last_of(messages, last) if last else messages, lost, why, plan)
 
-    _, (found, messages, why, plan) = on_session(ctx, session, verb, of_words=True)
+    _, (found, messages, lost, why, plan) = on_session(ctx, session, verb, of_words=True)
     if as_json:
         print_json({**of_session(found, messages), **_interrupted(why)})
         return
     _print_header(found, why or found.status.value)
     for each in plan:
         say(f"# {each}")
-    print_messages(messages)
+    print_messages(messages, lost=lost)
     if hidden := sum(message.is_sealed for message in messages):
         note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
 
@@ -268,6 +276,43 @@ async def _plan_of(sessions: Sessions, session: AgentSession) -> list[str]:
     plan = await plan_of(sessions.runtime.journal, session)
     told = [f"next: {line(', '.join(plan.next))}"] if plan.next else []
     return [*told, *(f"waits: {line(node)}, for Command(resume=…)" for node in plan.waits)]
+
+
+def _without_result(messages: Iterable[Message]) -> set[tuple[str, str]]:
+    """Return the calls that no result follows, by the ids of message and call. Two runs may have calls of one id."""
+    lost: set[tuple[str, str]] = set()
+    for message in messages:
+        lost |= {(message.id, call.id) for call in message.tool_calls}
+        answered = {result.call_id for result in message.tool_results}
+        lost = {(asked, call) for asked, call in lost if call not in answered}
+    return lost
+
+
+def _open_in(session: AgentSession, messages: Sequence[Message], *, is_over: bool) -> set[tuple[str, str]]:
+    """Return the calls of the last step that may still get a result: they wait, or their run is not over."""
+    last = next((message for message in reversed(messages) if message.tool_calls), None)
+    if last is None:
+        return set()
+    execution = session.state.execution
+    waiting = execution.pending_calls if execution else ()
+    return {(last.id, call.id) for call in (waiting if is_over else last.tool_calls)}
+
+
+async def _is_being_run(sessions: Sessions, session_id: str) -> bool:
+    journal = sessions.runtime.journal
+    return journal is not None and await journal.is_claimed(SessionId(session_id))
+
+
+class _Shown(NamedTuple):
+    """A session as `show` prints it."""
+
+    session: AgentSession
+    messages: list[Message]
+    lost: set[tuple[str, str]]
+    """The calls that get no result any more, by the ids of message and call."""
+    why: str | None
+    """Why its last run waits to be continued, if it does."""
+    plan: list[str]
 
 
 def _last_of(messages: list[Message], count: int) -> list[Message]:
@@ -296,9 +341,10 @@ def _print_header(session: AgentSession, status: str) -> None:
     for block in _blocks(session):
         say(f"# {block}")
     execution = session.state.execution
-    what = "decided on" if status == LEFT else "waits for approval"
+    # After a kill, a decision about these calls is on record: the run had been continued.
+    what = {LEFT: "decided on", KILLED: "waited for approval", HANDED_OVER: "waited for approval"}
     for call in execution.pending_calls if execution else ():
-        say(f"# {what}: {line(call.name)} ({line(call.id)})")
+        say(f"# {what.get(status, 'waits for approval')}: {line(call.name)} ({line(call.id)})")
         if call.warning:
             say(f"#   {call.warning}")
         for leaf in call.leaves if call.waits_for else ():
@@ -443,8 +489,13 @@ def _print_hit(hit: SearchHit) -> None:
     out.print(snippet)
 
 
-def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
-    """Print each message under the role that said it, with a mark before every line."""
+def print_messages(
+    messages: Iterable[Message], *, mark: str = "", lost: Container[tuple[str, str]] = frozenset()
+) -> None:
+    """Print each message under the role that said it, with a mark before every line.
+
+    `lost` are calls that have no result and get none any more, by the ids of message and call.
+    """
     for message in messages:
         if message.is_sealed:
             continue
@@ -452,6 +503,8 @@ def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
         for part in message.parts:
             for text in _lines_of(part):
                 say(f"{mark}  {text}")
+            if isinstance(part, ToolCall) and (message.id, part.id) in lost:
+                say(f"{mark}  {_NO_RESULT}")
 
 
 def _print_head(title: str, message: Message) -> None:

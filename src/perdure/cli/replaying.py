@@ -21,7 +21,7 @@ from perdure.cli.session_ids import named
 from perdure.cli.setup import on_sessions, typed_agents
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, print_table, progress, safe
-from perdure.errors import InvalidSessionId, PerdureError, SessionNotFound
+from perdure.errors import ConfigurationError, InvalidSessionId, PerdureError, SessionNotFound
 
 if TYPE_CHECKING:
     from perdure.replay import Recording, Replay, ReplayResult, Rule
@@ -253,8 +253,18 @@ async def _row_of(
         result = await options.replay(recording, sessions).run(progress=tell)
     except PerdureError as error:
         return _Row(recording.session_id, error=str(error))
+    missing = _missing_in(result)
+    if missing is not None:
+        return _Row(recording.session_id, error=f"its model could not be asked: {missing}")
     broken = tuple(str(rule) for rule in options.rules if rule.is_broken(result))
     return _Row(recording.session_id, result, broken)
+
+
+def _missing_in(result: ReplayResult) -> str | None:
+    """Return what was not set up, such as a key, if a turn failed of that. It says nothing about a model's answers."""
+    errors = [turn.replayed.errors[-1] for turn in result.turns if turn.fails and turn.replayed.errors]
+    own = next((error.message for error in errors if error.type == ConfigurationError.__name__), None)
+    return own or next(filter(None, map(_missing_in, result.children)), None)
 
 
 def _print(rows: Sequence[_Row], as_json: bool) -> None:

@@ -143,7 +143,7 @@ def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:
     session_id = reply.session.id
     done = "Queued behind" if when_busy == "queue" else "Handed to"
     note(f"{done} the run that is under way in {shown(session_id)}, whose process will send it.")
-    note(f"To see the answer come: {command('events', session_id, '--follow')}")
+    note(f"To see each step when it has ended: {command('events', session_id, '--follow')}")
     note(f"To see it later: {command('show', session_id, '--last', 2)}")
 
 

@@ -90,6 +90,7 @@ def _imported(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{path} cannot be imported as Python.")
     module = module_from_spec(spec)
+    _find_neighbours(path)
     sys.modules[name] = module  # before it runs: the type hints of its functions are looked up there
     try:
         spec.loader.exec_module(module)
@@ -97,6 +98,17 @@ def _imported(path: Path) -> ModuleType:
         del sys.modules[name]
         raise ConfigurationError(f"{path} cannot be imported{_line_in(path, error)}: {_said(error)}.") from error
     return module
+
+
+def _find_neighbours(path: Path) -> None:
+    """Have the modules beside a file found, for good: a tool may import one when it is called.
+
+    Python puts a script's directory first. Here it comes last, so a file named as a package that perdure imports later,
+    such as mcp.py, does not take its place.
+    """
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
 
 
 def _said(error: Exception) -> str:

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import perdure
-from perdure.loop.tools import FunctionTool, tool
+from perdure.loop.tools import tool
 from perdure.model.definition import AgentDefinition
+from perdure.protocols import Tool
 
 CASHIER = AgentDefinition("cashier", system_prompt="You keep the till of a small shop.")
 
@@ -23,7 +24,7 @@ TAKE_THE_MONEY = " then ".join(
 """The message to the offline model, which makes calls that are written out. `then` has it wait for each call."""
 
 
-def tools_of(ledger: Path, *, pause: float) -> list[FunctionTool]:
+def tools_of(ledger: Path, *, pause: float) -> list[Tool]:
     """Return a tool that may be repeated, and one that may not. To take money lasts `pause` seconds."""
 
     @tool(idempotent=True)

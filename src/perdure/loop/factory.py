@@ -371,7 +371,7 @@ class LoopFactory:
             return
         if model.provider == OWN_DRIVER:
             name = model.name.partition(":")[2]
-            raise ConfigurationError(f"The driver {name!r} is not here. Give it: connect(driver=…).")
+            raise ConfigurationError(f"The driver {name!r} is not here. Only a program can give it: connect(driver=…).")
         await self._clients.require_known(model)
 
     def driver_of(self, model: ModelConfig) -> Driver:

@@ -190,7 +190,7 @@ def _remembered(hit: SearchHit) -> Remembered:
 
 def recall(
     memory: Memory | None = None, *, limit: int = 5, max_chars: int = 4_000, name: str = "recall"
-) -> FunctionTool:
+) -> FunctionTool[..., Any]:
     """Return a tool that finds what was said in other sessions of the running session's owner.
 
     Each finding is a quotation with its session, message, role and time. What the model is shown already is left out.
@@ -224,7 +224,7 @@ def recall(
 
 def remember(
     memory: Memory | None = None, *, name: str = "remember", needs_approval: NeedsApproval = False
-) -> FunctionTool:
+) -> FunctionTool[..., Any]:
     """Return a tool that keeps a text for later sessions of the running session's owner.
 
     Without a `memory`, the text is kept in the store, in a session of the owner. A call that is made again after a

@@ -73,6 +73,8 @@ class Decisions(msgspec.Struct, frozen=True):
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
     begun: Mapping[str, int] = EMPTY
     """The number of starts of each call without an outcome, by the call's id."""
+    agreed: frozenset[str] = frozenset()
+    """Calls without an outcome that a person had approved before they were started, by their ids."""
 
 
 def begun_before(waiting: Sequence[PendingCall]) -> Mapping[str, int]:
@@ -208,17 +210,26 @@ class ToolUse:
         """Return a call as ready to run, as waiting for a person, or as settled without being run."""
         passed = await self._interceptors.pass_through("before_tool_use", call, self._run.state)
         if isinstance(passed, Blocked):
-            return _refused(call, "Blocked", f"This call was not made: {passed.reason}")
+            return self._not_made(call, "Blocked", f"This call was not made: {passed.reason}")
         tool = self._run.setup.tools.get(passed.name)
         if tool is None:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
-            return _refused(call, "UnknownTool", f"No tool is named {passed.name!r}. Available: {known}.")
+            return self._not_made(call, "UnknownTool", f"No tool is named {passed.name!r}. Available: {known}.")
         try:
             return self._gate(passed if passed.id == call.id else replace(passed, id=call.id), tool)
         except ToolError as error:
-            return _refused(call, "InvalidArguments", str(error))
+            return self._not_made(call, "InvalidArguments", str(error))
         except Exception as error:  # around a tool: its own checks are its code too
-            return _refused(call, type(error).__name__, clean_text(str(error)))
+            return self._not_made(call, type(error).__name__, clean_text(str(error)))
+
+    def _not_made(self, call: ToolCall, kind: str, why: str) -> ToolExecution:
+        """Settle a call that is refused now. If it was started before, its outcome is still unknown.
+
+        Told only why it is refused, a model would correct the call and make it: perhaps a second time.
+        """
+        if not self._waiting(call).outcome_unknown:
+            return _refused(call, kind, why)
+        return _refused(call, UNKNOWN, f"{_INTERRUPTED} It was not made again ({kind}: {why}) {_CHECK}")
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
@@ -228,7 +239,9 @@ class ToolUse:
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
                 return _refused(call, UNKNOWN, f"{_INTERRUPTED} It was not made again. {_CHECK}")
-            return _Waits(self._waiting(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
+            # What a person has agreed to may be made again. A rule that is newer than the call has not been asked yet.
+            agreed = call.id in self._decisions.agreed or not tool.needs_approval(arguments)
+            return _Ready(call, tool) if tool.on_unknown == "rerun" and agreed else _Waits(self._waiting(call))
         if approved or not (call.id in self._decisions.waited or tool.needs_approval(arguments)):
             return _Ready(call, tool)
         return _Waits(self._waiting(call))

@@ -18,8 +18,11 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    Generic,
     Literal,
     Optional,
+    ParamSpec,
+    TypeVar,
     get_args,
     get_origin,
     get_type_hints,
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
 OnUnknown = Literal["error", "rerun", "ask"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -47,7 +53,7 @@ class CalledOutside:
     """The kind of tool that perdure never calls: its calls wait for their answers."""
 
 
-class FunctionTool:
+class FunctionTool(Generic[P, R]):
     """A Python `function` as a tool: its schema comes from its type hints, its descriptions from its docstring.
 
     `name` and `description` replace those of the function. `idempotent` says that a call whose outcome is unknown after
@@ -58,7 +64,7 @@ class FunctionTool:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         name: str | None = None,
         description: str | None = None,
@@ -79,7 +85,7 @@ class FunctionTool:
         self.timeout = timeout
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
-        self._function = function
+        self._function: Callable[..., Any] = function
         self._is_async = inspect.iscoroutinefunction(function)
         self._arguments, self._context_name, wanted = _arguments_of(self.name, function, described)
         self.needs_context = _is_needed(wanted)
@@ -114,16 +120,17 @@ class FunctionTool:
         outcome = await in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for code that uses it directly."""
-        return self._function(*args, **kwargs)
+        result: R = self._function(*args, **kwargs)
+        return result
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
 def tool(
     *,
@@ -133,7 +140,7 @@ def tool(
     needs_approval: NeedsApproval = False,
     timeout: float | None = None,
     on_unknown: OnUnknown | None = None,
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `function` a tool: `@tool`, or `@tool(idempotent=True, needs_approval=…, timeout=…)`.
 

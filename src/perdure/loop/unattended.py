@@ -47,7 +47,9 @@ class RefuseApprovals(Interceptor):
 
     def _asks_if_unknown(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)
-        return tool is not None and tool.on_unknown == "ask"
+        if tool is None or tool.on_unknown == "error":
+            return False
+        return tool.on_unknown == "ask" or self._needs_approval(call)
 
     def _needs_approval(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)

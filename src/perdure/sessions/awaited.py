@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect
@@ -52,7 +52,7 @@ class AwaitedSessions(Awaited[Sessions]):
     def __init__(self, sessions: Sessions, loop: LoopThread | None = None) -> None:
         super().__init__(expect(sessions, Sessions, "$.sessions"), loop)
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         if self._loop is not None:
             raise ConfigurationError(OPEN)
         self._loop = LoopThread("perdure blocking", not_open=NOT_OPEN, closed=CLOSED)
@@ -61,7 +61,6 @@ class AwaitedSessions(Awaited[Sessions]):
         except BaseException:  # after Ctrl-C, too: the thread would stay
             self._close()
             raise
-        return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Give runs of other threads their grace, as `Sessions` does, then end what those threads still wait for."""

@@ -76,6 +76,11 @@ class BlockingSessions(AwaitedSessions):
     - `limit`: the number of items that are returned at most.
     """
 
+    def __enter__(self) -> BlockingSessions:
+        # By name: Jedi, which completes names in notebooks, takes the base class for what a Self in it stands for.
+        self._open()
+        return self
+
     def of(self, owner: str) -> BlockingSessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.
 

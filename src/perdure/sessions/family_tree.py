@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from perdure.loop.tool_use import UNKNOWN
+from perdure.model.loop_events import ToolExecutionStart
 from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
@@ -47,7 +48,7 @@ class Node:
     stop_reason: str | None = None
     """Why a run ended before it had an answer."""
     unknown: tuple[str, ...] = ()
-    """The tools of calls whose outcome was unknown when the run ended."""
+    """The tools of calls whose outcome is unknown: they were begun, and have no result that tells."""
     children: list[Node] = field(default_factory=list)
 
     def session_ids(self) -> Iterator[str]:
@@ -113,6 +114,7 @@ class _Grown:
         record = await self._sessions.record(info.id, limit=self._limit)
         loops = [await self._sessions.loop(info.id, header.loop_id) for header in record.loops]
         subagents: dict[str, list[Node]] = {}
+        spawned: set[tuple[str, str]] = set()
         forks: list[Node] = []
         for child in reversed(await all_infos(self._sessions.headers, parent=info.id)):
             if child.spawn_ref is None:
@@ -120,16 +122,24 @@ class _Grown:
             else:
                 grown = await self.session(child, "subagent", depth + 1)
                 subagents.setdefault(child.spawn_ref.parent_loop_id, []).append(grown)
+                spawned.add((child.spawn_ref.parent_loop_id, child.spawn_ref.tool_call_id))
         # From the whole loops: the header of a run that has not ended does not know its usage yet.
         node.usage = replace(record, loops=tuple(loops)).total_usage()
         node.children = [*_runs(loops, subagents), *forks]
-        if info.id in self._killed:
-            _mark_open(node.children, await interruption_of(self._sessions, info.id))
-        elif await self._waits(info):
-            _mark_open(node.children, WAITING)
+        status = await self._why_idle(info)
+        if status is not None:
+            _mark_open(node.children, status)
+        idle = [loop for loop in loops if loop.status.is_over or status is not None]
+        _mark_unknown(node.children, {loop.loop_id: _left_open(loop, spawned) for loop in idle})
         # The sub-agents of a run that is older than those shown become children of the session.
         node.children += [each for found in subagents.values() for each in found]
         return node
+
+    async def _why_idle(self, info: AgentSessionInfo) -> str | None:
+        """Return why nobody is running a run that has not ended. Return None if the session has no such run."""
+        if info.id in self._killed:
+            return await interruption_of(self._sessions, info.id)
+        return WAITING if await self._waits(info) else None
 
     async def _waits(self, info: AgentSessionInfo) -> bool:
         """Tell whether a session's run waits for a person. Its record says only that it has not ended."""
@@ -201,6 +211,22 @@ def _mark_open(runs: Iterable[Node], status: str) -> None:
         if node.kind in ("loop", "branch", "group"):
             _mark_open(node.children, status)
             node.status = status if node.status in ("running", "pending") else node.status
+
+
+def _mark_unknown(runs: Iterable[Node], left_open: Mapping[str, tuple[str, ...]]) -> None:
+    """Add the calls that runs have left open to those with an unknown outcome, by the ids of the runs."""
+    for node in runs:
+        if node.kind == "group":
+            _mark_unknown(node.children, left_open)
+        elif node.kind in ("loop", "branch"):
+            node.unknown += left_open.get(node.id, ())
+
+
+def _left_open(loop: LoopRecord, spawned: Container[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the tools of calls that were begun and have no result. Those of sub-agents have sessions that tell."""
+    begun = {event.call.id: event.call.name for event in loop.events if isinstance(event, ToolExecutionStart)}
+    ended = {done.call.id for turn in loop.turns for done in turn.tool_executions}
+    return tuple(name for call, name in begun.items() if call not in ended and (loop.loop_id, call) not in spawned)
 
 
 def _asked(loop: LoopRecord) -> str:
