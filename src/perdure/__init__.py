@@ -391,20 +391,20 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _SHOWN = """
-connect connect_blocking Sessions Chat Reply Queued Worker
+connect connect_blocking Sessions Chat Reply Queued Replay Worker attach
 AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
 SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
 CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
 RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
-UncompactTranscript Undo UpdateTask WriteMetadata
-EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
-AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-external_tool load_definitions mcp schema_of tool
+UncompactTranscript Undo WriteMetadata
+EventBus RecoveryReport SessionHookStack SessionRuntime SessionStage recover
+AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver load_definition
+ToolContext external_tool load_definitions mcp recall remember tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
-ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
-InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
+ConfigurationError CorruptRecord DriverError InputRefused InvalidData
+InvalidSessionId PendingCallsChanged PerdureError RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
 StoreError ToolError
 """
 """The names in `__all__`: the face, values, actions, the runtime, the loop, stores, workflows, and common errors."""
