@@ -267,8 +267,10 @@ load_policy
 load_session
 load_sessions_for_agent
 mcp
+recall
 recover
 redact_session
+remember
 save_session
 schema_of
 shared

@@ -404,8 +404,8 @@ ToolContext external_tool load_definitions mcp recall remember tool
 FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError InputRefused InvalidData
-InvalidSessionId PendingCallsChanged PerdureError RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
-StoreError ToolError
+InvalidSessionId PendingCallsChanged PerdureError RunFailed RunInterrupted SessionBusy SessionConflict
+SessionLocked SessionNotActive SessionNotFound StoreError ToolError
 """
 """The names in `__all__`: the face, values, actions, the runtime, the loop, stores, workflows, and common errors."""
 
