@@ -134,7 +134,8 @@ def previewed(session: Standing, title: str | _Unread | None, view: View | _Unre
 def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
     """Return a session's name, or the first words of the log that it began with.
 
-    That is its own log, or for a fork the one that its first version showed first. So only `forget` can change them.
+    That is its own log, or for a fork the one that its first version showed first. So only `forget` can change them,
+    unless its own log is empty.
     """
     name = session.head.head.info.name
     if name is not None:
@@ -147,6 +148,8 @@ def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
         said = yield from _beginning(session, log, low, high)
         if title := _title(said):
             return title
+    if not session.msg_end and not shown:  # it may show messages of others, such as the copy of a thread of LangGraph
+        return (yield from _title_of_oldest(session, (yield from _shown(session.id, session.head, cached))))
     # If a log's session was erased, its beginning may be gone. Then the fork's own beginning is tried.
     return _title((yield from _beginning(session, log, start, start + _FEW))) if start else None
 

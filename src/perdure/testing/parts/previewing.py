@@ -53,6 +53,16 @@ class Previewing(Contract):
         assert await _seen(store, "branch") == ("First words", "g", 1)
 
     @in_store
+    async def test_a_session_of_others_messages_has_their_first_words(self, store: PreviewingStore) -> None:
+        """A session with no message of its own takes its title from those that it shows."""
+        session = await store.create(new_session("First words", "a", "b", id="it"))
+        other = await store.create(new_session(id="other"))
+        other = await store.save(show(other, session.state.transcript))
+        assert await _seen(store, "other") == ("First words", "b", 3)
+        await store.save(_emptied(other))
+        assert await _seen(store, "other") == (None, None, 0)
+
+    @in_store
     async def test_the_last_words_are_among_those_shown(self, store: PreviewingStore) -> None:
         """The last words are among the messages shown, and are never those of a tool."""
         session = await store.create(new_session("One", "Two", "Three", "Four", id="it"))
