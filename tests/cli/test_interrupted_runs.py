@@ -166,13 +166,14 @@ asyncio.run(main())
 
 
 def test_sub_agents_are_continued_with_their_caller(perdure: Callable[..., Any], home: Path) -> None:
-    """Both are listed as killed, and the hint for the caller is enough."""
+    """Both are listed as killed. The hint names the caller alone, and the program that has the model."""
     (home / "die.py").write_text(WITH_A_HELPER)
     subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
     told = perdure("ls", "--store", "kept.db")
     assert [line.split("\t")[2] for line in told.lines] == ["killed", "killed"]
     assert [line for line in told.err.splitlines() if "was killed" in line] == [
-        "The last run of q3 was killed. Continue it here: perdure recover q3 --store kept.db --tools FILE.py"
+        "The last run of q3 was killed. "
+        "Only the program that ran it has its model. Start it again, with connect(…, recover=True)."
     ]
 
 

@@ -368,8 +368,8 @@ def test_a_thousand_and_more(perdure: Callable[..., Any], home: Path) -> None:
 
 def test_a_killed_run_is_told_of(perdure: Callable[..., Any], told: None) -> None:
     """Commands about the session say that its last run was killed, and that a change is refused until it is ended."""
-    assert "perdure recover killed-early" in perdure("ls").err
-    assert "perdure recover killed-early" in perdure("show", "killed-early").err
+    assert "killed-early was killed. Only the program that ran it has its model." in perdure("ls").err
+    assert "connect(…, recover=True)" in perdure("show", "killed-early").err
     refused = perdure("tag", "killed-early", "vip", code=4).err
     assert "was killed" in refused
     assert "perdure cancel killed-early" in refused

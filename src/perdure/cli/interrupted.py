@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.cli.hints import command
 from perdure.errors import PerdureError
+from perdure.model.definition import OWN_DRIVER
 from perdure.sessions.family_tree import HANDED_OVER, LEFT
 
 if TYPE_CHECKING:
@@ -35,6 +36,22 @@ async def _calls_tools(sessions: Sessions, session_id: str) -> bool:
     record = await sessions.record(session_id, limit=1)
     loops = [await sessions.loop(session_id, header.loop_id) for header in record.loops]
     return any(message.tool_calls for loop in loops for message in loop.messages)
+
+
+async def how_to_continue(sessions: Sessions, session_id: str) -> str:
+    """Return what to do about a run that waits to be continued."""
+    if await _asks_a_driver(sessions, session_id):
+        return "Only the program that ran it has its model. Start it again, with connect(…, recover=True)."
+    return f"Continue it here: {command('recover', session_id, tools=await needs_tools(sessions, session_id))}"
+
+
+async def _asks_a_driver(sessions: Sessions, session_id: str) -> bool:
+    """Tell whether the model of the last run was a driver that a program had given."""
+    try:
+        record = await sessions.record(session_id, limit=1)
+    except PerdureError:  # only a hint depends on it
+        return False
+    return any(header.config is not None and header.config.provider == OWN_DRIVER for header in record.loops)
 
 
 async def subagents_of(sessions: Sessions, session_id: str) -> set[str]:

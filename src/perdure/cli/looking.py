@@ -12,7 +12,7 @@ import click
 
 from perdure.cli.errors import advice_on_key
 from perdure.cli.hints import command
-from perdure.cli.interrupted import needs_tools, told_of
+from perdure.cli.interrupted import how_to_continue, told_of
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -169,8 +169,7 @@ def _key_and_value(given: str) -> tuple[str, Any]:
 
 async def _tell_of_interrupted(sessions: Sessions, why: Mapping[str, str]) -> None:
     for session_id, reason in list(why.items())[:_TOLD]:
-        recover = command("recover", session_id, tools=await needs_tools(sessions, session_id))
-        note(f"{told_of(reason, shown(session_id))} Continue it here: {recover}")
+        note(f"{told_of(reason, shown(session_id))} {await how_to_continue(sessions, session_id)}")
     if len(why) > _TOLD:
         more = f"Interrupted as well: {len(why) - _TOLD:,} more."
         note(f"{more} Continue all of them here: {command('recover', tools=True)}")
