@@ -15,8 +15,9 @@ from perdure.errors import ConfigurationError
 
 T = TypeVar("T")
 FORKED = (
-    "This was opened in process {opened}, and process {here} was forked from it since: the thread that carries its verbs "
-    "out has stayed there. Open it in each process, after the fork: gunicorn without --preload, uWSGI with lazy-apps."
+    "This was opened in process {opened}, and process {here} was forked from it since: the thread that carries its "
+    "verbs out has stayed there. Open it in each process, after the fork: gunicorn without --preload, uWSGI with "
+    "lazy-apps."
 )
 
 
