@@ -1,25 +1,44 @@
 // A browser's side of web_app.py. A page shows what `show` is called with: the whole answer so far.
 
+/** Load a chat, `draw` it, and show what is under way until nothing is. Calls that wait for a person end it too. */
+export async function load(chat, draw, show) {
+  for (;;) {
+    const answer = await fetch(`/chats/${chat}`);
+    if (answer.status >= 400) return { status: answer.status, ...(await answer.json()) }; // 404: nothing was said yet
+    const page = await answer.json();
+    draw(page);
+    if (page.calls.length || (page.activity === "idle" && !page.queued.length)) return page;
+    await follow(chat, page, show); // it ends at once while a message only waits, so this asks again after a second
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+}
+
 /** Send a message and show its answer. Make a new key for each message: crypto.randomUUID(). */
-export const say = (chat, text, key, show) =>
-  read(chat, { text: "", cursor: null }, show, { method: "POST", body: JSON.stringify({ text, key }) });
+export const say = (chat, text, key, show) => read(chat, { text: "", cursor: null }, show, "", { text, key });
 
 /** Follow a chat that GET /chats/{chat} has shown, behind its `text` and `cursor`. */
-export const follow = (chat, { text, cursor }, show) => read(chat, { text, cursor }, show);
+export const follow = (chat, seen, show) => read(chat, seen, show);
 
-async function read(chat, seen, show, post) {
+/** Approve or deny the `calls` of what `load`, `say` or `follow` has returned, and show how the answer continues. */
+export const decide = (chat, verb, seen, show) =>
+  read(chat, seen, show, `/${verb}`, { calls: seen.calls.map((call) => call.id) });
+
+async function read(chat, { text, cursor }, show, verb, body) {
+  const post = body && { method: "POST", body: JSON.stringify(body) };
+  let after = post ? null : cursor;
   for (let wait = 250; ; wait = Math.min(2 * wait, 10_000)) {
     try {
-      const after = seen.cursor ? `?after=${encodeURIComponent(seen.cursor)}` : "";
-      // Without a cursor the message is sent again. Its key makes it the same request.
-      const answer = await (post && !after ? fetch(`/chats/${chat}`, post) : fetch(`/chats/${chat}/events${after}`));
+      const query = after ? `?after=${encodeURIComponent(after)}` : "";
+      // Without a cursor the request is sent again. A message is the same request by its key; a decision is 409 then.
+      const sent = post && !after ? fetch(`/chats/${chat}${verb}`, post) : fetch(`/chats/${chat}/events${query}`);
+      const answer = await sent;
       if (answer.status >= 400 && answer.status < 500) return { status: answer.status, ...(await answer.json()) };
       for await (const event of answer.ok ? events(answer.body) : []) {
         const data = JSON.parse(event.data);
-        if (event.event === "end" || event.event === "failed") return data; // do not connect again
-        seen.text = [...seen.text].slice(0, data.offset).join("") + data.text; // offsets count code points
-        seen.cursor = event.id ?? seen.cursor;
-        show(seen.text);
+        after = event.id ?? after;
+        if (event.event === "end" || event.event === "failed") return { ...data, text, cursor: after }; // do not reconnect
+        text = [...text].slice(0, data.offset).join("") + data.text; // offsets count code points
+        show(text);
       }
     } catch (error) {
       if (!(error instanceof TypeError)) throw error; // a TypeError of fetch: the network, or the server, is away

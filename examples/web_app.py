@@ -60,7 +60,8 @@ async def events(chunks: AsyncIterator[perdure.Chunk]) -> AsyncIterator[JSONServ
             end = {"calls": calls_in(chunk.reply), "queued": chunk.reply.queued} if chunk.reply else {}
             yield JSONServerSentEvent({"text": chunk, "offset": chunk.offset, **end}, event=kind, id=chunk.cursor)
     except perdure.PerdureError as error:  # the response has begun: it is too late for a status
-        yield JSONServerSentEvent({"error": str(error)}, event="failed")
+        told = {"kind": type(error).__name__, "error": str(error)}
+        yield JSONServerSentEvent(told, event="failed")
 
 
 def calls_in(found: perdure.View | perdure.Reply[Any]) -> list[dict[str, Any]]:
@@ -81,7 +82,7 @@ async def show(request: Request) -> JSONResponse:
     view = await mine.view(name)
     said = [each for each in (*view.messages, *view.asked) if each.text and each.role in ("user", "assistant")]
     now = {"activity": view.activity, "text": view.text, "calls": calls_in(view), "cursor": view.cursor}
-    rows = [{"role": each.role, "text": each.text} for each in said]
+    rows = [{"id": each.id, "role": each.role, "text": each.text} for each in said]
     return JSONResponse({"messages": rows, "queued": [each.text for each in view.queued], **now})
 
 
@@ -103,6 +104,12 @@ async def decide(request: Request) -> EventSourceResponse:
     return EventSourceResponse(events(run.stream()))
 
 
+async def stop(request: Request) -> JSONResponse:
+    """Stop the run under way, in whatever process it is. What it has said is kept."""
+    mine, name = await asked(request)
+    return JSONResponse({"stopped": await mine.cancel(name)})
+
+
 async def sidebar(request: Request) -> JSONResponse:
     mine, _ = await asked(request)
     page = await mine.list(order="updated", top_level=True, limit=30, after=request.query_params.get("after"))
@@ -111,10 +118,11 @@ async def sidebar(request: Request) -> JSONResponse:
 
 
 async def refused(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS))
+    told = {"kind": type(error).__name__, "error": str(error)}  # the kind is for the page, the error for its developer
+    return JSONResponse(told, next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS))
 
 
 chats: Any = [Route("/chats", sidebar), Route("/chats/{chat}", show), Route("/chats/{chat}", say, methods=["POST"])]
-runs = [Route("/chats/{chat}/events", listen)]
+runs = [Route("/chats/{chat}/events", listen), Route("/chats/{chat}/stop", stop, methods=["POST"])]
 runs += [Route(f"/chats/{{chat}}/{verb}", decide, methods=["POST"]) for verb in ("approve", "deny")]
 app = Starlette(routes=[*chats, *runs], lifespan=lifespan, exception_handlers=dict.fromkeys(STATUS, refused))

@@ -248,6 +248,27 @@ TALK = """async ([code, text]) => {
     const refused = await say("order-7", "", "two", () => shown.push("refused"));
     return {end, behind, refused, shown, asked: window.asked};
 }"""
+QUEUE = """async ([code]) => {
+    const {load, say} = await import("data:text/javascript;base64," + code);
+    const missing = await load("order-8", () => 0, () => 0);
+    const story = "Tell me a long story about a fox, a dog and a river";
+    const first = say("order-7", story, "one", () => 0);
+    while ((await fetch("/chats/order-7")).status === 404) {}
+    const second = say("order-7", "What is 2 + 3?", "two", () => 0);
+    while (!(await (await fetch("/chats/order-7")).text()).includes("2 + 3")) {}  // it waits by now, or is answered
+    const page = await load("order-7", () => 0, () => 0);
+    await Promise.all([first, second]);
+    return {missing, page};
+}"""
+DECIDE = """async ([code, pay]) => {
+    const {load, say, decide} = await import("data:text/javascript;base64," + code);
+    const shown = [], show = (each) => shown.push(each);
+    const asked = await say("order-7", pay, "one", show);
+    const loaded = await load("order-7", () => 0, show);
+    const end = await decide("order-7", "approve", loaded, show);
+    const late = await decide("order-7", "deny", asked, show);
+    return {asked, loaded, end, late, shown};
+}"""
 
 
 async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None:
@@ -265,8 +286,47 @@ async def test_the_script_of_a_page_reads_an_answer_to_its_end(url: str) -> None
     assert told["shown"][-1] == answer
     assert all(answer.startswith(each) for each in told["shown"])
     assert (told["end"]["calls"], told["behind"]["queued"], told["refused"]["status"]) == ([], False, 400)
+    assert told["end"]["text"] == answer
     assert told["asked"][0] == CHAT
     assert told["asked"][1].startswith(f"{CHAT}/events?after=")
+
+
+async def scripted(url: str, script: str, *given: str) -> Any:
+    """Run the script of a page in a browser, with the module that the pages of the web app import."""
+    chromium()
+    code = b64encode((EXAMPLES / "web_app.js").read_bytes()).decode()
+    async with browsing(url, None) as seen:
+        await seen.page.set_extra_http_headers({"X-User": "ada"})
+        await seen.go("/chats")
+        told = await seen.page.evaluate(script, [code, *given])
+        seen.errors.clear()  # Chromium says in its console which requests had a status of 400 or more
+    return told
+
+
+async def test_a_page_that_is_loaded_shows_queued_messages_to_their_end(url: str) -> None:
+    """The stream of the run under way ends before them, so the page is loaded until nothing is left."""
+    told = await scripted(url, QUEUE)
+    assert (told["missing"]["status"], told["missing"]["kind"]) == (404, "SessionNotFound")
+    assert [each["text"] for each in told["page"]["messages"]][2:] == ["What is 2 + 3?", "The answer is 5."]
+    assert (told["page"]["activity"], told["page"]["queued"]) == ("idle", [])
+
+
+async def test_the_script_of_a_page_decides(url: str) -> None:
+    """The answer continues behind what was shown of it, and a later click is told that it was decided."""
+    told = await scripted(url, DECIDE, PAY)
+    assert told["asked"]["calls"] == told["loaded"]["calls"] != []
+    assert "ada gets the money for order 7 back" in told["shown"][-1]
+    assert (told["end"]["calls"], told["end"]["text"]) == ([], told["shown"][-1])
+    assert (told["late"]["status"], told["late"]["kind"]) == (409, "PendingCallsChanged")
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_run_is_stopped_by_a_button(url: str) -> None:
+    """It was killed, and is being continued or waits for that. What it said stays, and the chat goes on."""
+    stopped = httpx.post(f"{url}{CHAT}/stop", headers={"X-User": "ada"}, timeout=30)
+    assert (stopped.status_code, [*stopped.json()]) == (200, ["stopped"])
+    assert say(url, "ada", "What is 2 + 3?", "two").text == "The answer is 5."
+    assert httpx.post(f"{url}/chats/none/stop", headers={"X-User": "ada"}).status_code == 404
 
 
 def test_two_clicks_at_once_are_one_decision(url: str) -> None:

@@ -347,8 +347,10 @@ class InvalidSessionId(PerdureError):
     def __init__(self, value: object) -> None:
         self.value = value
         shown = repr(value)[:80] if isinstance(value, str) else f"A value of type {type(value).__name__}"
+        # Cut off, a long id looks right. An owner's mark counts too, and callers have not seen it.
+        length = f": it has {len(value)} characters" if isinstance(value, str) and len(value) > 200 else ""
         super().__init__(
-            f"{shown} is not a session id.",
+            f"{shown} is not a session id{length}.",
             "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit. "
             "SessionId.of(text) makes an id of any text.",
         )

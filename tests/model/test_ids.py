@@ -63,6 +63,12 @@ def test_any_other_text_is_refused(text):
         SessionId(text)
 
 
+def test_an_id_that_is_too_long_is_told_its_length():
+    """It is cut off in the message, where it would look like a right one."""
+    with pytest.raises(InvalidSessionId, match=r"^'x{79} is not a session id: it has 201 characters\. "):
+        SessionId("x" * 201)
+
+
 @pytest.mark.parametrize("value", [None, 5, b"abc", ["a"], object()])
 def test_only_text_is_an_id(value):
     """A value that is not a text is refused in the same way."""

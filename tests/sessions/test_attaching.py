@@ -213,8 +213,24 @@ async def test_another_owner_cannot_read_or_send_a_file_by_its_hash(url: str) ->
             await bob.read(theirs.id, part)
         assert await mine.length() == 0
         assert (await theirs.read(part)).data == PNG
+        with pytest.raises(InvalidData, match="not a SHA-256"):
+            await theirs.read("x")
         with pytest.raises(InvalidData, match="expected a Media"):
-            await theirs.read("x")  # type: ignore[arg-type]
+            await theirs.read(5)  # type: ignore[arg-type]
+
+
+async def test_a_file_is_read_by_its_hash_alone(url: str) -> None:
+    """As a page asks for it. Its bytes tell the type: the name and the type of an upload are anybody's words."""
+    page = b"<script>alert(1)</script>" * 400
+    async with perdure.connect(url, driver=Seeing()) as sessions:
+        ada, bob = sessions.of("ada"), sessions.of("bob")
+        chat, other = await ada.open("mine"), await bob.open("mine")
+        await chat.inject("Look", PHOTO, Media("image/png", data=page, name="b.png"))
+        hashes = [part.hash or "" for part in (await chat.history())[0].parts if isinstance(part, Media)]
+        assert await ada.read("mine", hashes[0]) == Media("image/png", data=PNG)
+        assert await chat.read(hashes[1]) == Media("application/octet-stream", data=page)
+        with pytest.raises(InvalidData):
+            await other.read(hashes[0])
 
 
 async def test_a_file_may_be_sent_again_by_its_hash(url: str) -> None:

@@ -7,6 +7,8 @@ import inspect
 import os
 import runpy
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -262,6 +264,40 @@ def test_only_what_connect_returns_is_opened() -> None:
             with pytest.raises(ConfigurationError, match="open already"), opened:
                 pass
         assert sessions.open().send("hello").text == "yes"
+
+
+FORK = """
+import os, signal, sys
+import perdure
+
+sessions = perdure.connect_blocking(sys.argv[1], model="offline")
+with sessions:
+    chat = sessions.open("a")
+    stream = chat.stream("hello")
+    print(next(stream)[:3], flush=True)
+    if os.fork() == 0:
+        signal.alarm(60)  # a verb that hangs would hang for ever
+        for use in (sessions.list, lambda: chat.send("again"), lambda: next(stream)):
+            try:
+                use()
+            except perdure.ConfigurationError as error:
+                print(error, flush=True)
+        sessions.__exit__(None, None, None)
+        os._exit(0)
+    print("child", os.wait()[1], flush=True)
+    print("".join(stream)[-6:], chat.length())
+"""
+
+
+def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
+    """The thread with the loop stays in the parent, as under `gunicorn --preload`: a verb would wait for ever."""
+    given = [sys.executable, "-W", "error", "-c", FORK, f"sqlite:///{tmp_path / 'forked.db'}"]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=120)
+    assert (done.stderr, done.returncode) == ("", 0)
+    said, *errors, child, last = done.stdout.splitlines()
+    assert (said, child, last) == ("You", "child 0", "model. 2")
+    assert len(errors) == 3
+    assert all("was forked from it since" in error and "--preload" in error for error in errors)
 
 
 def test_two_threads_may_wait_for_one_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -283,6 +283,28 @@ async def test_a_persons_runs_are_stopped_before_they_are_erased(store: Any) -> 
         assert (receipt.erased, receipt.is_complete) == ((chat.id,), True)
         await asyncio.gather(run, return_exceptions=True)
         assert not await app.exists(chat.id)
+
+
+class LateErasure(MemoryStore):
+    """A store in which a message is sent between the end of a run and the erasure of its session."""
+
+    chat: perdure.Chat | None = None
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        chat, self.chat = self.chat, None
+        if chat is not None:
+            await chat.start("and then")
+        return await super().delete_many(session_ids)
+
+
+async def test_a_run_that_begins_during_the_erasure_of_its_owner_is_stopped_too() -> None:
+    """As that of a message which was queued behind the run that was stopped first."""
+    store, driver = LateErasure(), ScriptedDriver(lambda request: Delay(30.0, "too late"))
+    async with perdure.connect(store, driver=driver) as app:
+        store.chat = await app.of("ann").open("long")
+        await store.chat.start("take your time")
+        receipt = await app.erase_owner("ann")
+        assert (len(receipt.erased), receipt.is_complete) == (1, True)
 
 
 async def test_a_deleted_session_is_hidden_until_it_is_restored(store: Any) -> None:

@@ -797,10 +797,12 @@ class BlockingSessions(AwaitedSessions):
         """Return all that was said, including messages that are covered, trimmed or rewound."""
         return self._wait(self._target.history(session_id))
 
-    def read(self, session_id: str, part: Media) -> Media:
+    def read(self, session_id: str, part: Media | str) -> Media:
         """Return an image or a file, a `part` of a message, with its bytes in `data`. One on the web stays as it is.
 
         Bytes of more than a few KB are not loaded with a session. They are read when they are sent, or by this verb.
+        The part's `hash` may be given in its place. What is returned then has no name, and the type that its first
+        bytes tell, or `application/octet-stream`.
         """
         return self._wait(self._target.read(session_id, part))
 
@@ -1096,8 +1098,8 @@ class BlockingChat(Awaited[Chat]):
         """
         return self._wait(self._target.cancel(run=run))
 
-    def read(self, part: Media) -> Media:
-        """Return an image or a file, a `part` of a message of this session, with its bytes in `data`."""
+    def read(self, part: Media | str) -> Media:
+        """Return an image or a file, a `part` of a message of this session or its hash, with its bytes in `data`."""
         return self._wait(self._target.read(part))
 
     def inject(self, message: object, *parts: Sent) -> None:

@@ -248,8 +248,8 @@ class Chat:
         """
         return await self._sessions.cancel(self._id, run=run)
 
-    async def read(self, part: Media) -> Media:
-        """Return an image or a file, a `part` of a message of this session, with its bytes in `data`."""
+    async def read(self, part: Media | str) -> Media:
+        """Return an image or a file, a `part` of a message of this session or its hash, with its bytes in `data`."""
         return await self._sessions.read(self._id, part)
 
     async def inject(self, message: object, *parts: Sent) -> None:

@@ -348,10 +348,13 @@ class Keeping(Looking):
         erased: list[SessionId] = []
         deadline = time.monotonic() + wait
         while found := await self._all_of(whose):
-            await self._stop(await self._unheld(found), deadline)
+            unheld = await self._unheld(found)
+            were_running = await self._stop(unheld, deadline)
             gone = await self._erase(found)
             erased += gone
-            if not gone:  # those that are left have not stopped, or cannot be read
+            # A message that was queued behind a run that stopped may have begun a run of its own since: it is stopped
+            # in the next round. What is left otherwise has not stopped in time, is held, or cannot be read.
+            if not gone and (time.monotonic() >= deadline or not (were_running or await self._running(unheld))):
                 break
         left = tuple(await self._all_of(whose))
         held = await self.store.holds(left) if left and isinstance(self.store, Retains) else {}
@@ -376,19 +379,28 @@ class Keeping(Looking):
                 found += [*(info.id for info in page), *unread_ids(page)]
         return found
 
-    async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> None:
-        """Ask the runs of sessions to stop, and wait until they have, or until the deadline."""
+    async def _running(self, session_ids: Sequence[SessionId]) -> list[SessionId]:
+        """Return the sessions that are being run."""
         journal = self.runtime.journal
-        if journal is None:
-            return
-        running = [each for each in session_ids if await journal.is_claimed(each)]
+        return [] if journal is None else [each for each in session_ids if await journal.is_claimed(each)]
+
+    async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> bool:
+        """Ask the runs of sessions to stop, and wait until they have, or until the deadline.
+
+        Return False if none of them was being run.
+        """
+        journal = self.runtime.journal
+        running = await self._running(session_ids)
+        if journal is None or not running:
+            return False
         asked = -_ASK_AGAIN  # so that the first round asks at once, whatever the clock says
         while running and time.monotonic() < deadline:
             if time.monotonic() - asked >= _ASK_AGAIN:  # if messages are queued, another run begins when one stops
                 asked = time.monotonic()
                 await self._ask_to_stop(journal, running)
             await asyncio.sleep(_PAUSE)
-            running = [each for each in running if await journal.is_claimed(each)]
+            running = await self._running(running)
+        return True
 
     async def _ask_to_stop(self, journal: Journal, session_ids: Sequence[SessionId]) -> None:
         for each in session_ids:

@@ -27,12 +27,16 @@ from perdure.protocols import (
     SessionHead,
     Versions,
 )
+from perdure.sessions.attaching import type_by_beginning
 from perdure.sessions.reach import Reach, cannot
 
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord, SessionRecord
     from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.viewing import View
+
+UNTYPED = "application/octet-stream"
+"""The type of bytes that do not tell what they are."""
 
 
 class Looking(Reach):
@@ -139,11 +143,16 @@ class Looking(Reach):
         session = await self.session(session_id)
         return await all_said(self.runtime.journal, session, partial(self.session, session_id))
 
-    async def read(self, session_id: str, part: Media) -> Media:
+    async def read(self, session_id: str, part: Media | str) -> Media:
         """Return an image or a file, a `part` of a message, with its bytes in `data`. One on the web stays as it is.
 
         Bytes of more than a few KB are not loaded with a session. They are read when they are sent, or by this verb.
+        The part's `hash` may be given in its place. What is returned then has no name, and the type that its first
+        bytes tell, or `application/octet-stream`.
         """
+        if isinstance(part, str):
+            file = await self.read(session_id, Media(UNTYPED, hash=part, size=0))
+            return replace(file, media_type=type_by_beginning(file.data or b"") or UNTYPED)
         expect(part, Media, "$.part")
         key = (await self.info(session_id)).id
         if part.hash is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
@@ -13,12 +14,18 @@ from typing import Any, TypeVar
 from perdure.errors import ConfigurationError
 
 T = TypeVar("T")
+FORKED = (
+    "This was opened in process {opened}, and process {here} was forked from it since: the thread that carries its "
+    "verbs out has stayed there. Open it in each process, after the fork: gunicorn without --preload, uWSGI with "
+    "lazy-apps."
+)
 
 
 class LoopThread:
     """An event loop in a thread of its own.
 
-    `not_open` is the error's text for calls that come after its end, and `closed` for calls that its end cuts off.
+    `not_open` is the error's text for calls that come after its end, and `closed` for calls that its end cuts off. A
+    fork leaves the thread in the parent: in the child every call raises ConfigurationError.
     """
 
     def __init__(self, name: str, *, not_open: str, closed: str) -> None:
@@ -30,6 +37,7 @@ class LoopThread:
         self._closing = threading.Lock()
         self._is_closed = False
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._process = os.getpid()
         self._thread.start()
 
     @property
@@ -41,6 +49,11 @@ class LoopThread:
     def is_closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def is_forked(self) -> bool:
+        """Return whether this process was forked from the one that has the thread."""
+        return os.getpid() != self._process
+
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function in the loop's thread."""
         self._loop.call_soon_threadsafe(function)
@@ -51,6 +64,7 @@ class LoopThread:
         Raise TimeoutError if it takes longer than `timeout` seconds, whatever holds it up.
         """
         tasks: list[asyncio.Task[Any]] = []
+        self._require_own_process(work)
         if self.is_here:
             drop(work)
             raise ConfigurationError("A blocking verb was called from inside a run. Tools and subscribers use await.")
@@ -70,6 +84,7 @@ class LoopThread:
 
     async def run(self, work: Awaitable[T]) -> T:
         """Return the result of a coroutine, to a task of any event loop. If that is cancelled, the work continues."""
+        self._require_own_process(work)
         if self.is_here:
             return await work
         answer: asyncio.Future[asyncio.Task[T]] = asyncio.get_running_loop().create_future()
@@ -96,6 +111,12 @@ class LoopThread:
                 raise ConfigurationError(self._not_open)
             yield
 
+    def _require_own_process(self, work: Awaitable[Any]) -> None:
+        # Before any lock is taken: another thread may have held it at the moment of the fork, and is not here.
+        if self.is_forked:
+            drop(work)
+            raise ConfigurationError(FORKED.format(opened=self._process, here=os.getpid()))
+
     def _require_open_still(self) -> None:
         if self._is_closed:
             raise ConfigurationError(self._closed) from None
@@ -110,7 +131,7 @@ class LoopThread:
                 yield item
         finally:
             close = getattr(source, "aclose", None)
-            if close is not None and not self._is_closed:
+            if close is not None and not self._is_closed and not self.is_forked:
                 self.wait(close())
 
     def close(self, *last: Coroutine[Any, Any, Any], at_exit: bool = False) -> None:
@@ -118,7 +139,15 @@ class LoopThread:
 
         At the interpreter's exit no thread can be started any more, and executors have ended by themselves. This call
         then waits for ten seconds at most.
+
+        In a forked child there is nothing to stop, and the `last` are the parent's to carry out.
         """
+        if self.is_forked:
+            self._is_closed = True
+            for work in last:
+                drop(work)
+            _of_parents.append(self)
+            return
         with self._closing:
             self._is_closed = True
         try:
@@ -156,6 +185,8 @@ class LoopThread:
 
 
 _SECONDS_AT_EXIT = 10.0
+_of_parents: list[LoopThread] = []
+"""Loops that a forked child has closed. Collected, they would close tasks and files that are the parent's too."""
 
 
 def _tell(answer: asyncio.Future[asyncio.Task[T]], done: asyncio.Task[T]) -> None:

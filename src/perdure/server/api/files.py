@@ -5,10 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from perdure.errors import InvalidData
-from perdure.model.message import Media
 from perdure.server.call import Call
 from perdure.server.problems import Problem
-from perdure.sessions.attaching import type_by_beginning
 
 _SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 """The types that a browser may show. Others, such as SVG and HTML, could run scripts: it saves them as files."""
@@ -20,16 +18,14 @@ async def get_file(call: Call) -> Response:
     name = call.path("hash")
     await call.sessions.info(call.session_id)
     try:
-        body = (await call.sessions.read(call.session_id, Media(_OTHER, hash=name, size=0))).data
+        found = await call.sessions.read(call.session_id, name)
     except InvalidData:
         raise Problem(404, "NotFound", "No message of this session has a file with that hash.") from None
-    assert body is not None  # it was asked for by its hash
-    kind = type_by_beginning(body)
     headers = {"Cache-Control": "private, no-cache", "ETag": f'"{name}"'}  # asked each time: it may have been erased
     if call.request.headers.get("if-none-match") == headers["ETag"]:
         return Response(None, 304, headers)
-    if kind in _SHOWN:
-        return Response(body, media_type=kind, headers=headers)
+    if found.media_type in _SHOWN:
+        return Response(found.data, media_type=found.media_type, headers=headers)
     return Response(
-        body, media_type=_OTHER, headers={**headers, "Content-Disposition": f'attachment; filename="{name}"'}
+        found.data, media_type=_OTHER, headers={**headers, "Content-Disposition": f'attachment; filename="{name}"'}
     )
