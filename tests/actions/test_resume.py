@@ -69,20 +69,18 @@ async def test_two_who_recover_one_run_begin_its_tool_once(kind: str, tmp_path: 
             assert "OutcomeUnknown" in after.state.messages[2].text
 
 
-class _Late:
+class _Late(FailingStore):
     """A store in which a claim takes its time."""
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        super().__init__(store)
         self.is_about_to_claim, self.may_claim = asyncio.Event(), asyncio.Event()
+        self._claim, self.claim = self.claim, self._late_claim
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def claim(self, *given: Any, **named: Any) -> Any:
+    async def _late_claim(self, *given: Any, **named: Any) -> Any:
         self.is_about_to_claim.set()
         await self.may_claim.wait()
-        return await self._store.claim(*given, **named)
+        return await self._claim(*given, **named)
 
 
 async def _killed_in_the_model_call(store: Any, session_id: str) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def stored(kind: str, where: Path) -> Iterator[bytes]:
         yield path.read_bytes()
     cells: list[object] = []
     if kind == "sqlite":
-        with sqlite3.connect(where / "s.db") as database:
+        with closing(sqlite3.connect(where / "s.db")) as database:
             tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             cells = [cell for name in tables for row in database.execute(f'SELECT * FROM "{name}"') for cell in row]
     elif kind == "postgres":

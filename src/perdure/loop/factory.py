@@ -132,6 +132,8 @@ class LoopFactory:
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
+        if self._model is not None and driver is None:
+            _require_provider(self._model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
         for name, capability in self._capabilities.items():
@@ -443,6 +445,14 @@ def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
     from perdure.loop.toolsets import Toolsets
 
     return Toolsets(toolsets)
+
+
+def _require_provider(model: ModelConfig) -> None:
+    """Raise ConfigurationError for a name that no client would know. A service should not start with it."""
+    if ":" not in model.name and model.name != OFFLINE.name:
+        what = f"{model.name} cannot be asked: its provider is not named."
+        advice = f"Name a model with its provider, such as 'openai:{model.name}'. The model 'offline' needs none."
+        raise ConfigurationError(what, advice, missing="model", name=model.name)
 
 
 def _no_model(agent: str) -> ConfigurationError:
