@@ -455,7 +455,10 @@ class KeyMissing(KeyUnavailable):
     def __init__(self, key_id: str | None, *, has_ring: bool = True) -> None:
         self.has_ring = has_ring
         what = "A record{of} is sealed with key {key}, and the store was opened without keys."
-        advice = "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`."
+        advice = (
+            "Open it with `connect(…, keys=FileKeyRing(path, master=…))`, or `perdure --keys FILE …`. "
+            "Adapters of frameworks take `store=shared(url, keys=…)`."
+        )
         if key_id is None:
             what = "The search index of this store is sealed, and the store was opened without keys."
         elif has_ring:

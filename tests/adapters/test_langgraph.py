@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from tests.adapters.graphs import State, agent, answering, at, chain, said, texts
 
-from perdure import AgentSession, MemoryStore, SessionConflict, SessionNotActive, connect
+from perdure import AgentSession, MemoryStore, SessionConflict, SessionNotActive, connect, redacting, redactors
 from perdure.adapters.home import Home
 from perdure.adapters.langgraph import PerdureSaver
 from perdure.errors import InvalidData
@@ -191,6 +191,18 @@ async def test_a_redaction_reaches_every_checkpoint(tmp_path: Path) -> None:
     assert texts(told)[0] == "[redacted]"
     saver._home.shared.close()
     assert not files_with(canary, tmp_path)
+
+
+def test_a_later_run_has_what_a_redacting_store_has_kept() -> None:
+    """In the process that said it as in every other one. No message is stored again because it was redacted."""
+    saver = PerdureSaver(store=redacting(MemoryStore(), redactors.DEFAULT))
+    graph, card = agent(saver), "4111 1111 1111 1111"
+    for turn in (1, 2):
+        graph.invoke(said(f"My card is {card}"), at("t"))
+        told = graph.get_state(at("t")).values["messages"]
+        assert card not in str(told)
+        assert texts({"messages": told})[0] == "My card is [redacted:card-number]"
+        assert len(saver.blocking_chat("t").history()) == len(told) == 4 * turn
 
 
 def files_with(text: str, where: Path) -> list[Path]:

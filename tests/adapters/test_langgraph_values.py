@@ -109,7 +109,7 @@ def test_any_list_of_messages_comes_back_whatever_came_before(wanted: list[list[
     views, base = MessageViews(), Transcript()
     for each in wanted:
         drawn = views.view(base, each, SERDE)
-        views.remember(drawn.transcript, drawn)
+        views.remember(drawn.transcript, drawn, SERDE)
         assert dumped(views.messages(drawn.transcript, SERDE)) == dumped(each)
         assert dumped(MessageViews().messages(drawn.transcript, SERDE)) == dumped(each)
         again = views.view(drawn.transcript, views.messages(drawn.transcript, SERDE), SERDE)
@@ -122,7 +122,7 @@ def test_one_message_of_many_that_was_changed_in_place_is_noticed(changed: int) 
     """Only that message is stored again, at any position."""
     views, said = MessageViews(), [HumanMessage(f"{number}", id=f"id-{number}") for number in range(300)]
     drawn = views.view(Transcript(), said, SERDE)
-    views.remember(drawn.transcript, drawn)
+    views.remember(drawn.transcript, drawn, SERDE)
     said[changed].additional_kwargs["edited"] = True
     again = views.view(drawn.transcript, said, SERDE)
     known = {message.id for message in drawn.transcript if message.id != f"id-{changed}"}

@@ -35,6 +35,16 @@ def test_what_a_thread_waits_for_is_shown(perdure: Callable[..., Any], desk: Des
     assert "# next" not in perdure("--store", "s.db", "show", "t").out
 
 
+def test_a_call_that_may_get_its_result_is_not_said_to_be_lost(perdure: Callable[..., Any], desk: Desk) -> None:
+    """It waits for a person, in the thread and in a fork at the call. One that was passed over is lost."""
+    assert "refund(" in perdure("--store", "s.db", "show", "t").out
+    assert "no result" not in perdure("--store", "s.db", "show", "t").out
+    perdure("--store", "s.db", "fork", "t", "t2", "--at", "2")
+    assert "no result" not in perdure("--store", "s.db", "show", "t2").out
+    desk.saver.blocking_chat("t").inject({"role": "user", "content": "Never mind."})
+    assert "no result" in perdure("--store", "s.db", "show", "t").out
+
+
 def test_events_tell_when_a_task_has_written_what(perdure: Callable[..., Any], desk: Desk) -> None:
     """They have their own name, the time at which the task has written, and its node."""
     lines = perdure("--store", "s.db", "events", "t").lines

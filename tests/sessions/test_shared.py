@@ -160,6 +160,33 @@ def test_the_default_is_the_store_of_the_command_line(here: Path, monkeypatch: p
     assert json.loads(listed.stdout)["id"] == "chat-1"
 
 
+@pytest.mark.parametrize("by", ["perdure.toml", "PERDURE_KEYS"])
+def test_the_default_is_sealed_with_the_keys_of_the_command_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """What a program keeps there is as unreadable as what the commands keep."""
+    monkeypatch.setenv("PERDURE_MASTER_KEY", "6b" * 32)
+    perdure.FileKeyRing(here / "ring.json", master="PERDURE_MASTER_KEY", create=True)
+    monkeypatch.setenv("PERDURE_STORE", "sealed.db")
+    if by == "perdure.toml":
+        (here / "perdure.toml").write_text('keys = "ring.json"\n')
+    else:
+        monkeypatch.setenv("PERDURE_KEYS", "ring.json")
+    store = perdure.shared()
+    store.wait(store.create(new_session("Hello, treasure", id="chat-1")))
+    store.close()
+    written = b"".join(path.read_bytes() for path in here.glob("sealed.db*"))
+    assert written
+    assert b"treasure" not in written
+
+
+def test_an_empty_name_of_a_key_ring_seals_nothing_and_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may have forgotten to set the variable."""
+    monkeypatch.setenv("PERDURE_KEYS", "")
+    with pytest.raises(ConfigurationError, match="PERDURE_KEYS is empty"):
+        perdure.shared()
+
+
 @pytest.mark.parametrize("wrong", ["nonsense", "sqlite://", "sqlite:///s.db?x=1", "file://", "memory://x", "s.db"])
 def test_what_is_no_url_is_refused_at_once(here: Path, wrong: str) -> None:
     with pytest.raises(ConfigurationError):

@@ -170,7 +170,32 @@ class Original:
         return message == self._message or PLAIN.dumps_typed(message) == PLAIN.dumps_typed(self._message)
 
 
-Cast = Mold | Original
+class Replaced:
+    """A message of which a store that redacts has kept something else.
+
+    The run that has made it still has the message as it was said, and a later run has what is stored. Both are this
+    message: neither has to be stored again.
+    """
+
+    __slots__ = ("_said", "_stored")
+    plain_kind = None
+    fields: Mapping[str, Any] = {}
+
+    def __init__(self, said: Cast, stored: Cast) -> None:
+        self._said, self._stored = said, stored
+
+    @property
+    def id(self) -> str | None:
+        return self._stored.id
+
+    def make(self) -> BaseMessage:
+        return self._stored.make()
+
+    def is_of(self, message: BaseMessage) -> bool:
+        return self._said.is_of(message) or self._stored.is_of(message)
+
+
+Cast = Mold | Original | Replaced
 Casts = tuple[Cast, ...]
 """The messages that a stored one stands for: several, if perdure has put several results of tools into it."""
 
@@ -252,12 +277,16 @@ class MessageViews:
             shown.extend([*known.casts[slice(*found)], *((cast,) for cast in new)])
         return View(Transcript(pieces), new, shown)
 
-    def remember(self, saved: Transcript, view: View) -> None:
+    def remember(self, saved: Transcript, view: View, serde: SerializerProtocol) -> None:
         """Remember the casts of a view that has been saved, so that its messages need not be read."""
+        is_redacted = False
         # The new messages are the last ones of the view.
-        for stored, cast in zip(reversed(saved), reversed(view.new), strict=False):
+        for stored, drawn, cast in zip(reversed(saved), reversed(view.transcript), reversed(view.new), strict=False):
+            if stored.parts != drawn.parts:
+                is_redacted = True
+                cast = Replaced(cast, *_casts_of(stored, serde))
             self._keep(stored, (cast,))
-        if view.shown is not None:
+        if view.shown is not None and not is_redacted:
             self._shown.keep(id(saved), (saved, view.shown))
 
     def _shown_by(self, view: Transcript, serde: SerializerProtocol) -> Shown:

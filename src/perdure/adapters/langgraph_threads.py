@@ -202,7 +202,7 @@ class Threads:
                 saved = await self._saved(session, Key(new.id, new.place.id or ""), erasures)
             except SessionConflict:
                 continue  # another writer came first: read the session again
-            codec.views.remember(saved.state.transcript, drawn)
+            codec.views.remember(saved.state.transcript, drawn, codec.serde)
             self._seen.keep((saved.id, new.id), saved.state.shown_since)
             return
 

@@ -151,7 +151,8 @@ async def _check_owner(store: SessionStore, found: Found, owner: str | None) -> 
     if owner is None or not archived.heads:
         return
     if decode_info(archived.heads[-1], archived.session_id, len(archived.heads)).owner != owner:
-        raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s")
+        advice = "a session keeps its owner when it moves, so take the file in without one"
+        raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s: {advice}")
     if not archived.session_id.startswith(mark_of(owner)) and not await _is_owned(store, archived.session_id, owner):
         problem = f"the id {archived.session_id!r} has no owner's mark; take the file in without an owner"
         raise InvalidData(found.where, problem)

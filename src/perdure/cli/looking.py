@@ -48,7 +48,7 @@ from perdure.errors import KeyUnavailable
 from perdure.model.ids import SessionId
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.sessions.family_tree import HANDED_OVER, KILLED, LEFT, interruption_of, killed_in
-from perdure.sessions.graphs import plan_of
+from perdure.sessions.graphs import may_answer, plan_of
 from perdure.sessions.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 
 if TYPE_CHECKING:
@@ -255,7 +255,8 @@ def show(
         if is_running:
             note(f"A run is under way. To see what it does: {command('events', session_id, '--follow')}")
         plan = await _plan_of(sessions, found) if version is None else []
-        lost = _without_result(messages) - _open_in(found, messages, is_over=not (is_running or why))
+        is_over = not (is_running or why or may_answer(found.info, messages))
+        lost = _without_result(messages) - _open_in(found, messages, is_over=is_over)
         return _Shown(found, _last_of(messages, last) if last else messages, lost, why, plan)
 
     _, (found, messages, lost, why, plan) = on_session(ctx, session, verb, of_words=True)

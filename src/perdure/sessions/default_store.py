@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from perdure.errors import ConfigurationError
 
 VARIABLE = "PERDURE_STORE"
+KEYS_VARIABLE = "PERDURE_KEYS"
 PROJECT_FILE = "perdure.toml"
 KEYS = ("store", "owner", "model", "agent", "keys", "redact")
 # Tools are code. Only the person who types the command may choose it, never a file in a directory.
@@ -33,6 +34,18 @@ def default_store() -> Chosen:
     if given:
         return Chosen(as_url(given), VARIABLE)
     return configured("store") or Chosen(_sqlite_url(data_directory() / "sessions.db"), "default")
+
+
+def default_ring() -> str | None:
+    """Return the path of the key ring that PERDURE_KEYS or a config file names for the default store, or None."""
+    given = os.environ.get(KEYS_VARIABLE)
+    if given == "":
+        # As on the command line: a variable that a script forgot to set must not leave everything unsealed.
+        raise ConfigurationError(
+            f"{KEYS_VARIABLE} is empty. Name a key ring, or unset it to write what nobody has sealed."
+        )
+    chosen = Chosen(given, KEYS_VARIABLE) if given else configured("keys")
+    return chosen.value if chosen else None
 
 
 def data_directory() -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import SessionConflict
 
 if TYPE_CHECKING:
     from perdure.model.ids import SessionId
+    from perdure.model.message import Message
     from perdure.model.session import AgentSession, AgentSessionInfo
     from perdure.protocols import Journal, JournalEntry
     from perdure.sessions.sessions import Sessions
@@ -36,6 +37,14 @@ class Plan(NamedTuple):
 def is_thread(info: AgentSessionInfo) -> bool:
     """Tell whether a session is a thread of LangGraph, or a subgraph's."""
     return info.agent_name == _AGENT
+
+
+def may_answer(info: AgentSessionInfo, messages: Sequence[Message]) -> bool:
+    """Tell whether a thread's last calls may still get their results: nothing else was said since.
+
+    Only the graph knows whether they wait for a person, run in another process, or were cut off with it.
+    """
+    return is_thread(info) and bool(messages) and (messages[-1].role == "tool" or bool(messages[-1].tool_calls))
 
 
 def told_of_writes(body: Any) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.model.checks import expect
 from perdure.protocols import KeyRing, Opened, SessionStore, keys_of
-from perdure.sessions.default_store import as_url, default_store, path_of
+from perdure.sessions.default_store import as_url, default_ring, default_store, path_of
 from perdure.sessions.loop_thread import LoopThread, drop
 from perdure.stores import file_lock  # noqa: F401  # see the end of this file
 from perdure.stores.urls import store_of
@@ -52,7 +52,8 @@ def shared(url: str | SessionStore | None = None, *, keys: KeyRing | None = None
     It is opened when it is first used. Its verbs can be awaited in any event loop, and `wait` is for code without one.
     Two URLs of the same file or directory give the same store, with the options of the one that was asked for first. A
     store that nobody has opened can be given in place of a URL. A forked child cannot use that one. `keys` are the keys
-    with which the store is sealed.
+    with which the store is sealed. Without a `url` they are by default those of the command line, which PERDURE_KEYS or
+    a config file names.
     """
     if isinstance(url, SharedStore):
         return url
@@ -62,8 +63,19 @@ def shared(url: str | SessionStore | None = None, *, keys: KeyRing | None = None
     if isinstance(url, SessionStore):
         return _sharing(url, url)
     given = default_store().value if url is None else expect(url, str, "$.url")
+    if url is None and keys is None:
+        keys = _default_keys()
     made = store_of(given, keys=keys)  # it raises for what is not the URL of a store, before the first use
     return _sharing(made, as_url(given, Path.cwd()), keys)
+
+
+def _default_keys() -> KeyRing | None:
+    path = default_ring()
+    if path is None:
+        return None
+    from perdure.keys import ring_at  # few stores are sealed
+
+    return ring_at(path)
 
 
 def _sharing(store: SessionStore, source: str | SessionStore, keys: KeyRing | None = None) -> SharedStore:
