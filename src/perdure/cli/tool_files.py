@@ -96,7 +96,9 @@ def _imported(path: Path) -> ModuleType:
         return _loaded(path)
     except Exception as error:  # whatever the user's own code raises
         what = f"{path} cannot be imported{_line_in(path, error)}: {_said(error)}."
-        raise ConfigurationError(what + (_IN_PACKAGE if "no known parent package" in str(error) else "")) from error
+        # Of the errors of imports, only that of `from .` without a package names no module.
+        is_relative = isinstance(error, ImportError) and error.name is None
+        raise ConfigurationError(what + (_IN_PACKAGE if is_relative else "")) from error
 
 
 _IN_PACKAGE = " To import modules beside it with `from .`, put an empty __init__.py into its directory."
