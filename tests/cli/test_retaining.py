@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import SqliteStore, connect_blocking
+from perdure import AgentDefinition, SqliteStore, connect_blocking
 from perdure.model.ids import now, use
 from perdure.testing import FrozenClock
 
@@ -126,4 +126,29 @@ async def test_an_error_says_how_many_of_several_sessions_were_erased_before(pro
 def test_an_owner_is_told_how_a_hold_is_lifted(perdure: Callable[..., Any]) -> None:
     perdure("send", "--new", "a", "hello", "--owner", "ada")
     perdure("tag", "a", "hold", "--owner", "ada")
-    assert "without --owner" in perdure("tag", "a", "--remove", "hold", "--owner", "ada", code=9).err
+    told = perdure("tag", "a", "--remove", "hold", "--owner", "ada", code=9).err
+    assert "Without --owner" in told
+    typed = told.splitlines()[-1].split("perdure ")[-1]
+    perdure(*typed.split())  # it can be pasted: it names the whole id, with the owner's mark
+    assert perdure("ls", "--owner", "ada", "--json").out.count('"hold"') == 0
+
+
+def test_a_hold_on_a_caller_is_said_to_be_there(perdure: Callable[..., Any], home: Path) -> None:
+    """The sub-agent's session, which is held too, has no such tag that could be taken away."""
+    clerk = AgentDefinition("clerk", description="Books.", model="offline")
+    with connect_blocking("sqlite:///s.db", model="offline", subagents=[clerk], owner="ada") as app:
+        desk = app.open("desk")
+        desk.send('call clerk {"prompt": "Hello"}')
+        desk.hold("case-7")
+    told = perdure("erase", "--of", "ada", "--yes", "--store", "sqlite:///s.db", code=5).err
+    assert told.count("hold:case-7") == 2
+    assert told.count("(hold:case-7, on the session that called it)") == 1
+
+
+def test_an_owner_of_nothing_is_told_of(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "a", "Hello", "--owner", "ada", "--model", "offline")
+    erased = perdure("erase", "--of", "adda", "--yes")
+    assert erased.out == "sessions erased: 0\n"
+    assert "'adda' has no session in this store." in erased.err
+    assert "'adda' has no session in this store." in perdure("export", "--owner", "adda", "-o", "adda.jsonl").err
+    assert "no session" not in perdure("erase", "--of", "ada", "--yes").err

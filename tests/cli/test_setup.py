@@ -145,3 +145,12 @@ def test_an_option_of_a_url_is_no_part_of_its_path(perdure: Callable[..., Any], 
     assert "has an option" in perdure("--store", "sqlite:///s.db?cache=1", "ls", code=9).err
     assert "takes none" in perdure("--store", "file://dir?cache=1", "chat", code=9).err
     assert not (home / "dir").exists()
+
+
+def test_the_key_that_an_agent_names_is_looked_for(
+    perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "clerk.md").write_text("---\nmodel:\n  name: openai:qwen3\n  api_key_env: LOCAL_KEY\n---\nBe brief.\n")
+    assert perdure("doctor", "--agent", "clerk.md", "--json").json["keys"]["LOCAL_KEY"] is False
+    monkeypatch.setenv("LOCAL_KEY", "none")
+    assert "LOCAL_KEY" in perdure("doctor", "--agent", "clerk.md").out

@@ -121,6 +121,7 @@ def test_a_decision_is_left_to_a_worker(perdure: Callable[..., Any], tools: str,
     shown = perdure("show", "s")
     assert ("  left  " in shown.lines[0], "decided on" in shown.out, "killed" in shown.out) == (True, True, False)
     assert perdure("show", "s", "--json").json["interrupted"] == "left"
+    assert "1970" not in perdure("events", "s").out  # the entry that hands the run over tells no time
     assert perdure("ls").out.split("\t")[2] == "left"
     assert "  left  " in perdure("tree", "s").lines[1]
     assert perdure("tree", "s", "--json").json["children"][0]["status"] == "left"

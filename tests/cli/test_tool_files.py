@@ -53,3 +53,55 @@ def test_a_file_beside_it_takes_no_package_s_place(process: Callable[..., Any], 
         "import perdure, rich\n\n@perdure.tool\ndef ship() -> str:\n    return 'sent'\n"
     )
     assert "sent" in process("send", "--new", "s", "ship()", "--tools", "app/desk.py", "--model", "offline").out
+
+
+def test_a_file_of_a_package_may_import_its_neighbours(process: Callable[..., Any], home: Path) -> None:
+    """It is the module that the package's other files import, so no tool is there twice."""
+    (home / "src" / "orders").mkdir(parents=True)
+    (home / "src" / "orders" / "__init__.py").write_text("")
+    (home / "src" / "orders" / "prices.py").write_text("PEN = 3\n")
+    (home / "src" / "orders" / "desk.py").write_text(
+        "import perdure\nfrom .prices import PEN\n\n"
+        "@perdure.tool\ndef ship(count: int) -> str:\n    import orders.desk\n"
+        "    return f'{count * PEN} {orders.desk.ship is ship}'\n"
+    )
+    told = process("send", "--new", "s", "ship(count=2)", "--tools", "src/orders/desk.py", "--model", "offline")
+    assert "6 True" in told.out
+
+
+def test_a_package_of_an_installed_one_s_name_is_not_mistaken_for_it(process: Callable[..., Any], home: Path) -> None:
+    (home / "app" / "rich").mkdir(parents=True)
+    (home / "app" / "rich" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    (home / "app" / "rich" / "desk.py").write_text(
+        "import perdure\n\n@perdure.tool\ndef ship() -> str:\n    return 'sent'\n"
+    )
+    assert "sent" in process("send", "--new", "s", "ship()", "--tools", "app/rich/desk.py", "--model", "offline").out
+
+
+def test_a_relative_import_without_a_package_says_what_to_do(perdure: Callable[..., Any], home: Path) -> None:
+    (home / "orders").mkdir()
+    (home / "orders" / "desk.py").write_text("from .prices import PEN\n")
+    told = perdure("send", "--new", "s", "Hello", "--tools", "orders/desk.py", "--model", "offline", code=9).err
+    assert "put an empty __init__.py into its directory." in told
+
+
+def test_a_file_that_is_not_there_is_named(perdure: Callable[..., Any]) -> None:
+    told = perdure("send", "--new", "s", "Hello", "--tools", "dsek.py", "--model", "offline", code=9).err
+    assert "There is no file dsek.py." in told
+
+
+def test_a_sub_agent_that_is_named_twice_is_one(perdure: Callable[..., Any], home: Path) -> None:
+    (home / "desk.py").write_text(CLERK)
+    (home / "clerk.yaml").write_text("description: Gives money back.\nmodel: offline\n")
+    ask = 'call clerk {"prompt": "call refund {\\"amount\\": 4}"}'
+    perdure("send", "--new", "s", ask, "--tools", "desk.py", "--model", "offline", code=10)
+    told = perdure("approve", "s", "--tools", "desk.py", "--agent", "clerk.yaml")
+    assert "4 given back" in told.out
+
+
+def test_two_sub_agents_of_one_name_are_refused(perdure: Callable[..., Any], home: Path) -> None:
+    (home / "desk.py").write_text(CLERK)
+    perdure("send", "--new", "s", "Hello", "--tools", "desk.py", "--model", "offline")
+    (home / "clerk.yaml").write_text("description: Another one.\nmodel: offline\n")
+    told = perdure("send", "s", "Hello", "--tools", "desk.py", "--agent", "clerk.yaml", code=9).err
+    assert "Two sub-agents are named 'clerk'" in told

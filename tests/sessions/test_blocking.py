@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -43,6 +44,21 @@ def test_no_verb_is_awaited() -> None:
         assert sessions.run("once").text == "yes"
         assert len(sessions.list()) == 2
         chat.close()
+
+
+def test_a_reply_is_shown_in_a_line() -> None:
+    """A notebook shows the repr of what a cell returns."""
+
+    @perdure.tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    with perdure.connect_blocking("memory://", model="offline", tools=[pay]) as sessions:
+        chat = sessions.open()
+        shown = repr(chat.send("My name is Ada."))
+        assert re.fullmatch(r"<Reply 'Nice to meet you, Ada\.', completed, \d+ tokens>", shown)
+        assert repr(chat.send("pay()")).startswith("<Reply '', waits for pay, ")
 
 
 def test_a_stream_is_a_plain_iterator() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from perdure.cli.errors import NOT_SET_UP, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import later_option, session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
@@ -206,7 +207,16 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
             if tags or not (remove and all(map(is_hold, remove))):
                 raise
             return (), await _lift_holds(sessions, session_id, remove)
-        changed = await sessions.execute(session_id, TagSession(*tags, remove=remove))
+        action = TagSession(*tags, remove=remove)
+        if sessions.owner is not None and action.lifts_hold:
+            # The id as a text: without the owner, only the whole of it names the session.
+            words = ("tag", str(session_id), *tags, *(word for each in remove for word in ("--remove", each)))
+            raise Failure(
+                f"These are the sessions of {sessions.owner!r}. An owner cannot lift a hold.\n"
+                f"Without --owner and PERDURE_OWNER, type: {command(*words, owner=False)}",
+                NOT_SET_UP,
+            )
+        changed = await sessions.execute(session_id, action)
         return changed.info.tags, set(remove).difference(before)
 
     session_id, (found, unknown) = on_session(ctx, session, work)

@@ -23,6 +23,7 @@ from perdure.protocols import Retains
 if TYPE_CHECKING:
     from perdure.model.session import AgentSessionInfo
     from perdure.protocols import Forgotten
+    from perdure.sessions.keeping import ErasureReceipt
     from perdure.sessions.sessions import Sessions
 
 _SHOWN = 5
@@ -50,11 +51,18 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
         keyless = "This store was opened without keys, so no key can be forgotten."
         raise Failure(f"{keyless} Name the key ring: --keys FILE, or PERDURE_KEYS.", NOT_SET_UP)
     confirm(yes, f"erase all that {whose!r} has")
-    receipt = on_sessions(ctx, lambda store: store.erase_owner(whose, forget_key=forget_key))
+
+    async def work(store: Sessions) -> tuple[ErasureReceipt, list[str]]:
+        receipt = await store.erase_owner(whose, forget_key=forget_key)
+        return receipt, [await _held(store, each, tag) for each, tag in [*receipt.held.items()][:_SHOWN]]
+
+    receipt, shown_as_held = on_sessions(ctx, work)
+    if not (receipt.erased or receipt.left or receipt.held or receipt.keys_forgotten):
+        note(f"{whose!r} has no session in this store. If none was erased before, check the name.")
     say(f"sessions erased: {len(receipt.erased)}")
     if forget_key:
         say(f"keys forgotten: {receipt.keys_forgotten}")
-    held = ", ".join(f"{each} ({tag})" for each, tag in [*receipt.held.items()][:_SHOWN])
+    held = ", ".join(shown_as_held)
     under_hold = f"{counted(len(receipt.held), 'session')} left, under hold: {held}" if held else ""
     running = [each for each in receipt.left if each not in receipt.held]
     if running:
@@ -64,6 +72,15 @@ def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, forg
         raise Failure(f"{counted(len(running), 'session')} still running: {left}. Repeat it once they end.", CONFLICT)
     if held:  # a script has to notice that not all is erased
         raise Failure(f"{under_hold}. Repeat it once the holds are lifted.", NOT_ALLOWED)
+
+
+async def _held(store: Sessions, session_id: str, tag: str) -> str:
+    """Return a held session's id with the tag of the hold, and say if it is its caller that has the tag."""
+    try:
+        has_tag = tag in (await store.info(session_id)).tags
+    except PerdureError:  # it cannot be read; the tag alone is known
+        has_tag = True
+    return f"{session_id} ({tag})" if has_tag else f"{session_id} ({tag}, on the session that called it)"
 
 
 def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:

@@ -23,17 +23,19 @@ AGENT_FILE = "FILE"
 _SECRETS = ("password", "sslpassword")
 
 
-def command(*words: object, begins: bool = False, tools: bool = False) -> str:
+def command(*words: object, begins: bool = False, tools: bool = False, owner: bool = True) -> str:
     """Return a command line for the same store and owner, with the same tools, model and sub-agents as this call.
 
     With `begins` it names the agent too: an existing session has its own. With `tools` it has a placeholder for the
-    file of tools, if this call named none."""
+    file of tools, if this call named none. Without `owner` it is for all sessions: write their ids as texts then.
+    """
     from perdure.cli.short_ids import shown
     from perdure.model.ids import SessionId
 
     ctx = click.get_current_context(silent=True)
     given = settings_of(ctx) if ctx is not None else Settings()
-    options = [("--store", repeatable(given.store)), ("--owner", given.owner), ("--keys", given.keys)]
+    whose = given.owner if owner else None
+    options = [("--store", repeatable(given.store)), ("--owner", whose), ("--keys", given.keys)]
     if words[0] in _ASKING:
         named = given.tools or ((TOOLS_FILE,) if tools and not given.mcp else ())
         options += [("--model", given.model), *(("--tools", file) for file in named)]

@@ -61,6 +61,8 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: F
     with told_of_interruption("No file was written." if output != "-" else "The output is incomplete."):
         report = on_sessions(ctx, work)
     note(_told("exported", report))
+    if not report.sessions and (owner := owner_of(ctx)):
+        note(f"{owner!r} has no session in this store. Check the name.")
 
 
 @store_command("import", json=True, agent=True)

@@ -24,6 +24,7 @@ from perdure.cli.terminal import (
     safe,
     width,
 )
+from perdure.model.loop_events import UNTOLD
 from perdure.sessions.graphs import WRITES, told_of_writes
 from perdure.sessions.json_forms import of_usage
 from perdure.sessions.spending import Part, Spending, Sum, redacted_in, spending_of, summed
@@ -58,13 +59,15 @@ def events(ctx: click.Context, session: str, follow: bool, after: int | None, la
 def _print_event(event: AnyLoopEvent) -> None:
     # An adapter's entry goes by its own name.
     kind = getattr(event, "kind", type(event).__struct_config__.tag)
-    fields = (event.cursor or "", event.at.isoformat(timespec="milliseconds"), event.loop_id, kind, _told(event))
+    at = None if event.at == UNTOLD else event.at  # an entry that hands a run over tells no time
+    written = "" if at is None else at.isoformat(timespec="milliseconds")
+    fields = (event.cursor or "", written, event.loop_id, kind, _told(event))
     if not is_terminal():
         click.echo("\t".join(line(field) for field in fields))
         return
-    at = f"{event.at:%H:%M:%S.%f}"[:-3]
+    shown = "" if at is None else f"{at:%H:%M:%S.%f}"[:-3]
     told = line(fields[-1], max(20, (width() or 100) - _BEFORE))
-    click.echo(f"{event.cursor or '':>6}  {at}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {told}")
+    click.echo(f"{event.cursor or '':>6}  {shown:<12}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {told}")
 
 
 def _told(event: AnyLoopEvent) -> str:

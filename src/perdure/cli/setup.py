@@ -100,7 +100,7 @@ def opened(
         model=chosen.value if chosen else None,
         tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx), *tools],
         context=context_of(files),
-        subagents=[*(agents[1:] if begins else agents), *(agent for file in files for agent in file.subagents)],
+        subagents=_each_once([*(agents[1:] if begins else agents), *(one for file in files for one in file.subagents)]),
         events=bus,
         pace=None if rate is None else _pace(rate, store),
         redact=redaction,
@@ -110,6 +110,20 @@ def opened(
     # By default, a command first sends the messages that others have queued behind its run, however long that takes.
     # Ctrl-C ends it.
     return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=grace, filters=filters, keep=keep)
+
+
+def _each_once(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+    """Return sub-agents that an --agent and a file of --tools both name as one, if the two are the same."""
+    from perdure.cli.tool_files import SUBAGENTS
+
+    found: dict[str, AgentDefinition] = {}
+    for agent in agents:
+        if found.setdefault(agent.name, agent) != agent:
+            raise ConfigurationError(
+                f"Two sub-agents are named {agent.name!r}, and they differ. "
+                f"Name it once: with --agent, or in the list {SUBAGENTS} of a file of --tools."
+            )
+    return list(found.values())
 
 
 def _pace(rate: str, store: SessionStore) -> Pace:

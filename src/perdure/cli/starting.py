@@ -135,8 +135,20 @@ def _examined(ctx: click.Context) -> dict[str, Any]:
         "config": config and str(config),
         "store": {"url": shown_url(chosen.value), "chosen_by": chosen.by, **_looked_at(ctx)},
         "model": run(_model_examined(ctx)),
-        "keys": {name: bool(os.environ.get(name)) for name in KEYS},
+        "keys": {name: bool(os.environ.get(name)) for name in (*KEYS, *_key_of_agent(ctx))},
     }
+
+
+def _key_of_agent(ctx: click.Context) -> list[str]:
+    """Return the variable that the agent's file names for its model's key, if it is not among the usual ones."""
+    from perdure.errors import PerdureError
+
+    try:
+        agent = agent_of(ctx)
+    except (PerdureError, OSError):  # the model's line says what is wrong
+        return []
+    named = agent.model_config.api_key_env if agent is not None and agent.model_config is not None else None
+    return [named] if named and named not in KEYS else []
 
 
 async def _model_examined(ctx: click.Context) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterable
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -49,6 +50,8 @@ def read_tool_file(file: str) -> ToolFile:
     list `subagents` are sub-agents.
     """
     path = Path(file)
+    if not path.exists():
+        raise ConfigurationError(f"There is no file {file}. Give --tools the path of a Python file.")
     if not path.is_file() or path.suffix != ".py":
         raise ConfigurationError(f"{file} is not a Python file. Give --tools the path of one.")
     module = _imported(path)
@@ -85,30 +88,61 @@ def _is_described(value: object, module: ModuleType) -> bool:
 
 
 def _imported(path: Path) -> ModuleType:
+    top, name = _place_of(path)
+    _find_modules_in(path.resolve().parent, top)
+    try:
+        if "." in name and _is_found_at(path, name):
+            return import_module(name)
+        return _loaded(path)
+    except Exception as error:  # whatever the user's own code raises
+        what = f"{path} cannot be imported{_line_in(path, error)}: {_said(error)}."
+        # Of the errors of imports, only that of `from .` without a package names no module.
+        is_relative = isinstance(error, ImportError) and error.name is None
+        raise ConfigurationError(what + (_IN_PACKAGE if is_relative else "")) from error
+
+
+_IN_PACKAGE = " To import modules beside it with `from .`, put an empty __init__.py into its directory."
+
+
+def _place_of(path: Path) -> tuple[Path, str]:
+    """Return the directory above a file's package, and the file's name there, such as `orders.tools`."""
+    top, parts = path.resolve().parent, [path.stem]
+    while (top / "__init__.py").is_file():
+        top, parts = top.parent, [top.name, *parts]
+    return top, ".".join(parts)
+
+
+def _is_found_at(path: Path, name: str) -> bool:
+    # An installed package of the same name comes first. Then the file is loaded by itself.
+    spec = find_spec(name.partition(".")[0])
+    if spec is None or spec.origin is None:
+        return False
+    depth = name.count(".")
+    return Path(spec.origin).resolve().parent == path.resolve().parents[depth - 1]
+
+
+def _loaded(path: Path) -> ModuleType:
     name = f"perdure_tools_{path.stem}"
     spec = spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{path} cannot be imported as Python.")
     module = module_from_spec(spec)
-    _find_neighbours(path)
     sys.modules[name] = module  # before it runs: the type hints of its functions are looked up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception:
         del sys.modules[name]
-        raise ConfigurationError(f"{path} cannot be imported{_line_in(path, error)}: {_said(error)}.") from error
+        raise
     return module
 
 
-def _find_neighbours(path: Path) -> None:
-    """Have the modules beside a file found, for good: a tool may import one when it is called.
+def _find_modules_in(*directories: Path) -> None:
+    """Have the modules of these directories found, for good: a tool may import one when it is called.
 
     Python puts a script's directory first. Here it comes last, so a file named as a package that perdure imports later,
     such as mcp.py, does not take its place.
     """
-    directory = str(path.resolve().parent)
-    if directory not in sys.path:
-        sys.path.append(directory)
+    sys.path.extend(each for each in dict.fromkeys(map(str, directories)) if each not in sys.path)
 
 
 def _said(error: Exception) -> str:

@@ -13,6 +13,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
+from perdure.model.value import brief
 from perdure.sessions.cursors import Place
 
 T = TypeVar("T")
@@ -54,7 +55,10 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """The usage of this call. The whole run's usage, also from before an approval, is `session.state.usage`."""
+        """The usage of this call. The whole run's usage, also from before an approval, is `session.state.usage`.
+
+        Under a repeated `key` it is the usage of the first call. So do not add up replies: `info.usage` has the sum.
+        """
         return Usage() if self.queued else self.session.state.usage - self.used_before
 
     @property
@@ -90,6 +94,14 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        """Return the answer in a few words, as a notebook shows it. The whole state would be pages long."""
+        if self.queued:
+            return "<Reply queued>"
+        waits = ", ".join(call.name for call in self.pending_calls)
+        ended = f"waits for {waits}" if waits else self.stop_reason.value if self.stop_reason is not None else "stopped"
+        return f"<Reply {brief(self.text)}, {ended}, {self.usage.total_tokens} tokens>"
 
 
 class Chunk(str):
