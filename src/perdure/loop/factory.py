@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OFFLINE = ModelConfig("offline")
+_ALONE = {OFFLINE.name, "test"}
+"""The models that have no provider: ours, and pydantic-ai's for tests."""
 UNASKED = ModelConfig("none")
 """The model of a loop that is built only to be inspected or ended, and asks none."""
 _NAME_A_MODEL = (
@@ -449,7 +451,7 @@ def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
 
 def _require_provider(model: ModelConfig) -> None:
     """Raise ConfigurationError for a name that no client would know. A service should not start with it."""
-    if ":" not in model.name and model.name != OFFLINE.name:
+    if ":" not in model.name and model.name not in _ALONE:
         what = f"{model.name} cannot be asked: its provider is not named."
         advice = f"Name a model with its provider, such as 'openai:{model.name}'. The model 'offline' needs none."
         raise ConfigurationError(what, advice, missing="model", name=model.name)

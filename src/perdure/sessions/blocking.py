@@ -817,7 +817,7 @@ class BlockingSessions(AwaitedSessions):
     def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
         """Return the messages that have every word of a `text`, best first, including covered and trimmed ones.
 
-        With a `session_id`, only that session is searched. docs/search.md has the queries.
+        With a `session_id`, only that session is searched. The page Search has the queries.
         """
         return self._wait(self._target.search(text, session_id=session_id, limit=limit))
 

@@ -178,7 +178,7 @@ class Looking(Reach):
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
         """Return the messages that have every word of a `text`, best first, including covered and trimmed ones.
 
-        With a `session_id`, only that session is searched. docs/search.md has the queries.
+        With a `session_id`, only that session is searched. The page Search has the queries.
         """
         self._require_open()
         store = self.store

@@ -29,7 +29,7 @@ class PostgresStore(IndexedStore):
 
     `schema` separates tenants within a database, and is created if it is missing. `pool` is the most connections
     that are held. `cache` is how many sessions are kept in memory, each checked against the database at every load.
-    With `keys`, what is written is sealed: see docs/encryption.md.
+    With `keys`, what is written is sealed, as the page Encryption at rest explains.
     """
 
     _engine: PostgresEngine

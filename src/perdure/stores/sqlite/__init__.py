@@ -21,7 +21,7 @@ class SqliteStore(IndexedStore):
     `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
     With `commit_in_loop` a save is committed in the event loop's own thread while no other process is writing. That
     takes less time, but the loop waits for the disk: use it in a script or a command, not in a server.
-    With `keys`, what is written is sealed: see docs/encryption.md.
+    With `keys`, what is written is sealed, as the page Encryption at rest explains.
     """
 
     _engine: SqliteEngine
