@@ -2,14 +2,18 @@
 
 /** Load a chat, `draw` it, and show what is under way until nothing is. Calls that wait for a person end it too. */
 export async function load(chat, draw, show) {
-  for (;;) {
-    const answer = await fetch(`/chats/${chat}`);
-    if (answer.status >= 400) return { status: answer.status, ...(await answer.json()) }; // 404: nothing was said yet
-    const page = await answer.json();
-    draw(page);
-    if (page.calls.length || (page.activity === "idle" && !page.queued.length)) return page;
-    await follow(chat, page, show); // it ends at once while a message only waits, so this asks again after a second
-    await new Promise((done) => setTimeout(done, 1000));
+  for (let wait = 250; ; wait = Math.min(2 * wait, 10_000)) {
+    const answer = await reached(fetch(`/chats/${chat}`));
+    if (answer?.status >= 400 && answer.status < 500) return refusal(answer); // 404: nothing was said yet
+    const page = answer?.ok && (await reached(answer.json()));
+    if (page) {
+      draw(page);
+      if (page.calls.length) return page;
+      const { kind, error } = await follow(chat, page, show); // it ends at once if no run is under way
+      if (page.activity === "idle" && !page.queued.length) return error ? { ...page, kind, error } : page; // it has failed
+      wait = 1000; // a message may still wait
+    }
+    await pause(wait);
   }
 }
 
@@ -24,32 +28,43 @@ export const decide = (chat, verb, seen, show) =>
   read(chat, seen, show, `/${verb}`, { calls: seen.calls.map((call) => call.id) });
 
 async function read(chat, { text, cursor }, show, verb, body) {
-  const post = body && { method: "POST", body: JSON.stringify(body) };
+  const headers = { "Content-Type": "application/json" };
+  const post = body && { method: "POST", headers, body: JSON.stringify(body) };
   let after = post ? null : cursor;
   for (let wait = 250; ; wait = Math.min(2 * wait, 10_000)) {
-    try {
-      const query = after ? `?after=${encodeURIComponent(after)}` : "";
-      // Without a cursor the request is sent again. A message is the same request by its key; a decision is 409 then.
-      const sent = post && !after ? fetch(`/chats/${chat}${verb}`, post) : fetch(`/chats/${chat}/events${query}`);
-      const answer = await sent;
-      if (answer.status >= 400 && answer.status < 500) return { status: answer.status, ...(await answer.json()) };
-      for await (const event of answer.ok ? events(answer.body) : []) {
-        const data = JSON.parse(event.data);
-        after = event.id ?? after;
-        if (event.event === "end" || event.event === "failed") return { ...data, text, cursor: after }; // do not reconnect
-        text = [...text].slice(0, data.offset).join("") + data.text; // offsets count code points
-        show(text);
-      }
-    } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // a TypeError of fetch: the network, or the server, is away
+    const query = after ? `?after=${encodeURIComponent(after)}` : "";
+    // Without a cursor the request is sent again. A message is the same request by its key; a decision is 409 then.
+    const sent = post && !after ? fetch(`/chats/${chat}${verb}`, post) : fetch(`/chats/${chat}/events${query}`);
+    const answer = await reached(sent);
+    if (answer?.status >= 400 && answer.status < 500) return refusal(answer);
+    for await (const event of answer?.ok ? events(answer.body) : []) {
+      const data = JSON.parse(event.data);
+      after = event.id ?? after;
+      if (event.event === "end" || event.event === "failed") return { ...data, text, cursor: after }; // do not reconnect
+      text = [...text].slice(0, data.offset).join("") + data.text; // offsets count code points
+      show(text);
     }
-    await new Promise((done) => setTimeout(done, wait));
+    await pause(wait);
   }
 }
 
+const pause = (wait) => new Promise((done) => setTimeout(done, wait));
+
+/** Wait for fetch. A TypeError of it means that the network or the server is away: then there is nothing. */
+const reached = (fetched) =>
+  fetched.catch((error) => {
+    if (!(error instanceof TypeError)) throw error;
+  });
+
+/** A proxy's refusal may have a body that is not JSON. */
+const refusal = async (answer) => {
+  const told = await answer.json().catch(() => ({ error: `HTTP ${answer.status}` }));
+  return { status: answer.status, ...told };
+};
+
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = "", piece; !(piece = await reader.read()).done; ) {
+  for (let rest = "", piece; (piece = await reached(reader.read())) && !piece.done; ) {
     const found = (rest + piece.value).split(/\r?\n\r?\n/);
     rest = found.pop();
     for (const block of found) {

@@ -260,6 +260,35 @@ QUEUE = """async ([code]) => {
     await Promise.all([first, second]);
     return {missing, page};
 }"""
+AWAY = """async ([code]) => {
+    const {load, say} = await import("data:text/javascript;base64," + code);
+    const asked = [], real = window.fetch;
+    let sent;
+    window.fetch = async (path, options) => {
+        if (path.endsWith("/events") || path.includes("?after")) return real(path, options);
+        if (options) {
+            sent = options.headers["Content-Type"];
+            return new Response("<h1>Too large</h1>", {status: 413});
+        }
+        asked.push(["away", "502", "passed on"][asked.length]);
+        if (asked.length === 1) throw new TypeError("Failed to fetch");
+        return asked.length === 2 ? new Response("<h1>Bad gateway</h1>", {status: 502}) : real(path, options);
+    };
+    const page = await load("order-7", () => 0, () => 0);
+    const refused = await say("order-7", "long", "two", () => 0);
+    return {page, asked, refused, sent};
+}"""
+FAILED = """async ([code]) => {
+    const {load} = await import("data:text/javascript;base64," + code);
+    const real = window.fetch;
+    const event = 'event: failed\\r\\ndata: {"kind": "RunFailed", "error": "the model is down"}\\r\\n\\r\\n';
+    window.fetch = async (path, options) => path.includes("/events") ? new Response(event) : real(path, options);
+    return await load("order-7", () => 0, () => 0);
+}"""
+BROKEN = """async ([code]) => {
+    const {say} = await import("data:text/javascript;base64," + code);
+    return await say("order-7", "Hello", "one", (text) => (document.querySelector("#none").textContent = text));
+}"""
 DECIDE = """async ([code, pay]) => {
     const {load, say, decide} = await import("data:text/javascript;base64," + code);
     const shown = [], show = (each) => shown.push(each);
@@ -309,6 +338,29 @@ async def test_a_page_that_is_loaded_shows_queued_messages_to_their_end(url: str
     assert (told["missing"]["status"], told["missing"]["kind"]) == (404, "SessionNotFound")
     assert [each["text"] for each in told["page"]["messages"]][2:] == ["What is 2 + 3?", "The answer is 5."]
     assert (told["page"]["activity"], told["page"]["queued"]) == ("idle", [])
+
+
+async def test_a_page_that_is_loaded_waits_for_a_server_that_is_away(url: str) -> None:
+    """A deploy between two requests leaves no page that waits for ever, and a proxy's page is not taken for a chat."""
+    say(url, "ada", "What is 2 + 3?", "one")
+    told = await scripted(url, AWAY)
+    assert [each["text"] for each in told["page"]["messages"]] == ["What is 2 + 3?", "The answer is 5."]
+    assert told["asked"] == ["away", "502", "passed on"]
+    assert told["refused"] == {"status": 413, "error": "HTTP 413"}
+    assert told["sent"] == "application/json"
+
+
+async def test_a_page_that_is_loaded_is_told_that_the_last_answer_failed(url: str) -> None:
+    """The key of its message is gone, so nothing else tells."""
+    say(url, "ada", "What is 2 + 3?", "one")
+    told = await scripted(url, FAILED)
+    assert (told["activity"], told["kind"], told["error"]) == ("idle", "RunFailed", "the model is down")
+
+
+async def test_a_mistake_in_a_page_is_raised(url: str) -> None:
+    """A TypeError of the page's `show` is not taken for a network that is away, and tried again for ever."""
+    with pytest.raises(Exception, match="Cannot set properties of null"):
+        await scripted(url, BROKEN)
 
 
 async def test_the_script_of_a_page_decides(url: str) -> None:
