@@ -88,7 +88,7 @@ def test_a_thread_that_waits_for_a_person_is_not_purged(perdure: Callable[..., A
 
 
 def test_a_thread_has_no_run_to_replay(perdure: Callable[..., Any], desk: Desk) -> None:
-    """What its tasks have written is not taken for runs whose beginning is lost."""
+    """Notes of its tasks are not taken for runs whose beginning is lost."""
     said = perdure("--store", "s.db", "replay", "t", code=2)
     assert "nothing to replay" in said.err
     assert "left out" not in said.out

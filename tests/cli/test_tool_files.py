@@ -87,7 +87,7 @@ def test_a_relative_import_without_a_package_says_what_to_do(perdure: Callable[.
 
 def test_a_file_that_is_not_there_is_named(perdure: Callable[..., Any]) -> None:
     told = perdure("send", "--new", "s", "Hello", "--tools", "dsek.py", "--model", "offline", code=9).err
-    assert "There is no file dsek.py." in told
+    assert "The file dsek.py does not exist." in told
 
 
 def test_a_sub_agent_that_is_named_twice_is_one(perdure: Callable[..., Any], home: Path) -> None:

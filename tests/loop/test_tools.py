@@ -353,5 +353,5 @@ async def test_a_forked_child_starts_threads_of_its_own() -> None:
 
 
 def test_a_tool_has_the_types_of_its_function() -> None:
-    """What mypy is told in tool_types.py runs as well."""
+    """The code in tool_types.py, which mypy checks, runs as well."""
     runpy.run_path(str(Path(__file__).parent / "tool_types.py"))["calls"]()

@@ -164,7 +164,7 @@ def test_the_default_is_the_store_of_the_command_line(here: Path, monkeypatch: p
 def test_the_default_is_sealed_with_the_keys_of_the_command_line(
     here: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """What a program keeps there is as unreadable as what the commands keep."""
+    """A program's sessions there are as unreadable as those of the commands."""
     monkeypatch.setenv("PERDURE_MASTER_KEY", "6b" * 32)
     perdure.FileKeyRing(here / "ring.json", master="PERDURE_MASTER_KEY", create=True)
     monkeypatch.setenv("PERDURE_STORE", "sealed.db")

@@ -51,7 +51,7 @@ def read_tool_file(file: str) -> ToolFile:
     """
     path = Path(file)
     if not path.exists():
-        raise ConfigurationError(f"There is no file {file}. Give --tools the path of a Python file.")
+        raise ConfigurationError(f"The file {file} does not exist. Give --tools the path of a Python file.")
     if not path.is_file() or path.suffix != ".py":
         raise ConfigurationError(f"{file} is not a Python file. Give --tools the path of one.")
     module = _imported(path)
