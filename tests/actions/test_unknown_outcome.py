@@ -10,11 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import perdure
-from perdure import Blocked, DriverError, Interceptor, MemoryStore, RunFailed, SqliteStore, StoreError, ToolCall, tool
+from perdure import (
+    AgentState,
+    Blocked,
+    DriverError,
+    Interceptor,
+    MemoryStore,
+    RunFailed,
+    SqliteStore,
+    StoreError,
+    ToolCall,
+    tool,
+)
 from perdure.cli.chat_view import described_in_full
 from perdure.model.ids import use
+from perdure.model.value import FrozenDict
 from perdure.sessions.family_tree import tree_of
 from perdure.sessions.json_forms import of_calls
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
@@ -181,6 +194,28 @@ async def test_a_call_that_was_approved_is_made_again_without_a_second_approval(
     async with release.next(release.first) as app:
         assert (await app.recover()).resumed == ("s",)
     assert release.sent == ["A-7", "A-7"]
+
+
+class _Changed(Interceptor):
+    """A rule of the next release, which changes the calls of the model."""
+
+    def __init__(self, **changes: Any) -> None:
+        self._changes = changes
+
+    def before_tool_use(self, call: ToolCall, state: AgentState) -> ToolCall:
+        return replace(call, **self._changes)
+
+
+@pytest.mark.parametrize("changes", [{"arguments": FrozenDict({"order": "B-999"})}, {"name": "refund"}], ids=str)
+async def test_another_call_than_the_approved_one_waits(changes: dict[str, Any]) -> None:
+    """A person has approved the call of the model, and not what an interceptor makes of it since."""
+    release, refunds = Release(needs_approval=True), list[str]()
+    refund = tool(name="refund", idempotent=True, needs_approval=True)(lambda order: refunds.append(order))
+    await release.crashed()
+    tools = {"tools": [release.first, refund], "interceptors": [_Changed(**changes)]}
+    async with perdure.connect(release.kept, driver=release.script, **tools) as app:
+        assert (await app.recover()).suspended == ("s",)
+    assert (release.sent, refunds) == (["A-7"], [])
 
 
 async def _never() -> None:

@@ -69,13 +69,40 @@ def test_a_file_of_a_package_may_import_its_neighbours(process: Callable[..., An
     assert "6 True" in told.out
 
 
-def test_a_package_of_an_installed_one_s_name_is_not_mistaken_for_it(process: Callable[..., Any], home: Path) -> None:
+def test_a_package_may_have_an_installed_one_s_name(process: Callable[..., Any], home: Path) -> None:
+    """Its relative imports are its own, and it takes the place of the other nowhere else."""
     (home / "app" / "rich").mkdir(parents=True)
-    (home / "app" / "rich" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    (home / "app" / "rich" / "__init__.py").write_text("PEN = 3\n")
+    (home / "app" / "rich" / "prices.py").write_text("from . import PEN\n")
     (home / "app" / "rich" / "desk.py").write_text(
-        "import perdure\n\n@perdure.tool\ndef ship() -> str:\n    return 'sent'\n"
+        "import perdure, rich\nfrom .prices import PEN\n\n"
+        "@perdure.tool\ndef ship(count: int) -> str:\n    return f'{count * PEN} {hasattr(rich, \"get_console\")}'\n"
     )
-    assert "sent" in process("send", "--new", "s", "ship()", "--tools", "app/rich/desk.py", "--model", "offline").out
+    told = process("send", "--new", "s", "ship(count=2)", "--tools", "app/rich/desk.py", "--model", "offline")
+    assert "6 True" in told.out
+
+
+def test_the_file_of_a_package_itself_runs_once(process: Callable[..., Any], home: Path) -> None:
+    (home / "orders").mkdir()
+    (home / "orders" / "__init__.py").write_text(
+        "import perdure, sys\nprint('runs', file=sys.stderr)\n\n@perdure.tool\ndef ship() -> str:\n    return 'sent'\n"
+    )
+    told = process("send", "--new", "s", "ship()", "--tools", "orders/__init__.py", "--model", "offline")
+    assert "sent" in told.out
+    assert told.err.count("runs") == 1
+
+
+def test_a_dot_in_a_name_makes_no_package(process: Callable[..., Any], home: Path) -> None:
+    (home / "tools.py").write_text("raise SystemExit('the wrong one')\n")
+    (home / "tools.v2.py").write_text("import perdure\n\n@perdure.tool\ndef ship() -> str:\n    return 'sent'\n")
+    assert "sent" in process("send", "--new", "s", "ship()", "--tools", "tools.v2.py", "--model", "offline").out
+
+
+def test_an_import_error_of_its_own_has_no_advice_about_packages(perdure: Callable[..., Any], home: Path) -> None:
+    (home / "desk.py").write_text("raise ImportError('Please install pandas to use this.')\n")
+    told = perdure("send", "--new", "s", "Hello", "--tools", "desk.py", "--model", "offline", code=9).err
+    assert "Please install pandas" in told
+    assert "__init__.py" not in told
 
 
 def test_a_relative_import_without_a_package_says_what_to_do(perdure: Callable[..., Any], home: Path) -> None:

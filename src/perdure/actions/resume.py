@@ -272,7 +272,9 @@ def _unspent(decisions: Decisions) -> Decisions:
     """Return decisions without the approvals of calls that were started: their tools decide what happens to them."""
     spent = decisions.approved.keys() & decisions.unknown.keys()
     approved = {call: digest for call, digest in decisions.approved.items() if call not in spent}
-    return msgspec.structs.replace(decisions, approved=approved, agreed=frozenset(spent))
+    return msgspec.structs.replace(
+        decisions, approved=approved, agreed={call: decisions.approved[call] for call in spent}
+    )
 
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Sequence[JournalEntry], bool]:

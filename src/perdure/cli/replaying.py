@@ -88,8 +88,6 @@ def replay(ctx: click.Context, sources: tuple[str, ...], as_json: bool, **given:
     if sources and files.issuperset(sources) and not given["keep"]:
         settings_of(ctx).store = "memory://"  # nothing is read from a store, and none is begun
     options = _Options(ctx, mode, given)
-    if settings_of(ctx).model == "recorded":
-        settings_of(ctx).model = None  # no model: the answers on record are given
 
     async def work(sessions: Sessions) -> list[_Row]:
         found = [each async for each in _found(sessions, sources, files, wanted, given["last"])]

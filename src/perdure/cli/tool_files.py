@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import traceback
@@ -88,42 +89,53 @@ def _is_described(value: object, module: ModuleType) -> bool:
 
 
 def _imported(path: Path) -> ModuleType:
-    top, name = _place_of(path)
+    top, parts = _place_of(path)
     _find_modules_in(path.resolve().parent, top)
     try:
-        if "." in name and _is_found_at(path, name):
-            return import_module(name)
-        return _loaded(path)
+        if len(parts) == 1 or not all(part.isidentifier() for part in parts):
+            return _loaded(path)
+        if not _is_found_in(top, parts[0]):
+            parts = [_of_its_own(top / parts[0]), *parts[1:]]
+        return import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     except Exception as error:  # whatever the user's own code raises
         what = f"{path} cannot be imported{_line_in(path, error)}: {_said(error)}."
-        # Of the errors of imports, only that of `from .` without a package names no module.
-        is_relative = isinstance(error, ImportError) and error.name is None
-        raise ConfigurationError(what + (_IN_PACKAGE if is_relative else "")) from error
+        is_alone = isinstance(error, ImportError) and len(parts) == 1 and _imports_beside_it(path)
+        raise ConfigurationError(what + (_IN_PACKAGE if is_alone else "")) from error
 
 
 _IN_PACKAGE = " To import modules beside it with `from .`, put an empty __init__.py into its directory."
 
 
-def _place_of(path: Path) -> tuple[Path, str]:
-    """Return the directory above a file's package, and the file's name there, such as `orders.tools`."""
+def _place_of(path: Path) -> tuple[Path, list[str]]:
+    """Return the directory above a file's package, and the way from there, such as `orders`, `tools`."""
     top, parts = path.resolve().parent, [path.stem]
     while (top / "__init__.py").is_file():
         top, parts = top.parent, [top.name, *parts]
-    return top, ".".join(parts)
+    return top, parts
 
 
-def _is_found_at(path: Path, name: str) -> bool:
-    # An installed package of the same name comes first. Then the file is loaded by itself.
-    spec = find_spec(name.partition(".")[0])
-    if spec is None or spec.origin is None:
-        return False
-    depth = name.count(".")
-    return Path(spec.origin).resolve().parent == path.resolve().parents[depth - 1]
+def _imports_beside_it(path: Path) -> bool:
+    """Tell whether a file has an import such as `from .prices import PEN`, which only a package may have."""
+    statements = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return any(isinstance(each, ast.ImportFrom) and each.level > 0 for each in statements)
 
 
-def _loaded(path: Path) -> ModuleType:
-    name = f"perdure_tools_{path.stem}"
-    spec = spec_from_file_location(name, path.resolve())
+def _is_found_in(top: Path, package: str) -> bool:
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == top / package
+
+
+def _of_its_own(package: Path) -> str:
+    """Import a package whose name another one has, such as its installed copy. Return the name that it has here."""
+    name = f"perdure_tools_{package.name}"
+    if name not in sys.modules:
+        _loaded(package / "__init__.py", name, [str(package)])
+    return name
+
+
+def _loaded(path: Path, name: str | None = None, modules: list[str] | None = None) -> ModuleType:
+    name = name or f"perdure_tools_{path.stem}"
+    spec = spec_from_file_location(name, path.resolve(), submodule_search_locations=modules)
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{path} cannot be imported as Python.")
     module = module_from_spec(spec)

@@ -134,8 +134,6 @@ class LoopFactory:
         self._driver = None if driver is None else self._paced(expect_method(driver, "respond", "$.driver"))
         self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
-        if self._model is not None and driver is None:
-            _require_provider(self._model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
         for name, capability in self._capabilities.items():
@@ -449,8 +447,8 @@ def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
     return Toolsets(toolsets)
 
 
-def _require_provider(model: ModelConfig) -> None:
-    """Raise ConfigurationError for a name that no client would know. A service should not start with it."""
+def require_provider(model: ModelConfig) -> None:
+    """Raise ConfigurationError for a name that no client would know. A program should not start with it."""
     if ":" not in model.name and model.name not in _ALONE:
         what = f"{model.name} cannot be asked: its provider is not named."
         advice = f"Name a model with its provider, such as 'openai:{model.name}'. The model 'offline' needs none."

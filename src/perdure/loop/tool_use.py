@@ -73,8 +73,8 @@ class Decisions(msgspec.Struct, frozen=True):
     """Answers to calls that are made outside: this run's by their ids, sub-agents' by their digests."""
     begun: Mapping[str, int] = EMPTY
     """The number of starts of each call without an outcome, by the call's id."""
-    agreed: frozenset[str] = frozenset()
-    """Calls without an outcome that a person had approved before they were started, by their ids."""
+    agreed: Mapping[str, str] = EMPTY
+    """The approvals of calls that were started since and have no outcome: the hash of each by the call's id."""
 
 
 def begun_before(waiting: Sequence[PendingCall]) -> Mapping[str, int]:
@@ -240,7 +240,7 @@ class ToolUse:
             if tool.on_unknown == "error":
                 return _refused(call, UNKNOWN, f"{_INTERRUPTED} It was not made again. {_CHECK}")
             # What a person has agreed to may be made again. A rule that is newer than the call has not been asked yet.
-            agreed = call.id in self._decisions.agreed or not tool.needs_approval(arguments)
+            agreed = self._was_approved(call) or not tool.needs_approval(arguments)
             return _Ready(call, tool) if tool.on_unknown == "rerun" and agreed else _Waits(self._waiting(call))
         if approved or not (call.id in self._decisions.waited or tool.needs_approval(arguments)):
             return _Ready(call, tool)
@@ -257,6 +257,14 @@ class ToolUse:
         """Tell whether a person has approved this very call. A hash is made only for one that was decided about."""
         bound_to = self._decisions.approved.get(call.id)
         return bound_to is not None and bound_to in (self._waiting(call).digest, call_hash(call))
+
+    def _was_approved(self, call: ToolCall) -> bool:
+        """Tell whether a person had approved this very call before it was started, however often that was."""
+        bound_to = self._decisions.agreed.get(call.id)
+        if bound_to is None:
+            return False
+        starts = range(self._decisions.begun.get(call.id, 0) + 1)
+        return bound_to == call_hash(call) or any(bound_to == PendingCall.of(call, begun=n).digest for n in starts)
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
         """Run calls one by one, all at once, or a number at a time. Return those that turn out to wait."""

@@ -43,8 +43,15 @@ if TYPE_CHECKING:
 NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
 OnUnknown = Literal["error", "rerun", "ask"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    # With defaults, a plain `FunctionTool` is complete for type checkers. Python has them from 3.13 on.
+    from typing_extensions import ParamSpec as ParamSpecWithDefault
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    P = ParamSpecWithDefault("P", default=...)
+    R = TypeVarWithDefault("R", default=Any)
+else:
+    P, R = ParamSpec("P"), TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.factory import Capability, LoopFactory, MakeContext, MakeTitle
+from perdure.loop.factory import Capability, LoopFactory, MakeContext, MakeTitle, require_provider
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
@@ -116,6 +116,8 @@ def connect(
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
     store, redaction = _redacted(store_of(url, cache=live, keys=keys), redact)
     loops = LoopFactory(events=bus, pace=_pace(rate, store), redact=redaction, **options)
+    if loops.model is not None and options.get("driver") is None:
+        require_provider(loops.model)
     return Sessions(
         store,
         loops,

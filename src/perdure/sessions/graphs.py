@@ -47,6 +47,11 @@ def may_answer(info: AgentSessionInfo, messages: Sequence[Message]) -> bool:
     return is_thread(info) and bool(messages) and (messages[-1].role == "tool" or bool(messages[-1].tool_calls))
 
 
+def is_noted(session: AgentSession) -> bool:
+    """Tell whether the adapter has saved a thread. A user's own agent may have its name too."""
+    return _NOTE in session.state.metadata
+
+
 def told_of_writes(body: Any) -> str:
     """Return in a few words what a task has written."""
     if not isinstance(body, Mapping):
@@ -72,7 +77,7 @@ async def has_interrupt(journal: Journal, session_id: SessionId, metadata: Mappi
 async def require_no_graph(sessions: Sessions, session_id: str) -> None:
     """Raise SessionConflict for a message to a thread of LangGraph: its graph would not answer it."""
     info = await sessions.info(session_id)
-    if is_thread(info):
+    if is_thread(info) and is_noted(await sessions.session(session_id)):
         raise SessionConflict(info.id, info.version, info.version, f"{TO_SEND}.", "Nothing was sent.", agent=_AGENT)
 
 

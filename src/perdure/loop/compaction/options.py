@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class CompactionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options for compacting a transcript. Any subset may be given; The page Compaction says what each does."""
+    """The options for compacting a transcript. Any subset may be given. The page Compaction says what each does."""
 
     keep_last: int = 12
     """The number of the last messages that stay unchanged."""

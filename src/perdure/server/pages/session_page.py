@@ -34,7 +34,7 @@ from perdure.server.pages.token_bar import token_bar
 from perdure.server.pages.version_line import version_line
 from perdure.server.pages.windows import END, WINDOW, length_of
 from perdure.sessions.following import progress_of
-from perdure.sessions.graphs import Plan, is_thread, plan_of
+from perdure.sessions.graphs import Plan, is_noted, is_thread, plan_of
 from perdure.sessions.pages import SpanReader, end_of_session
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.viewing import View, view_of, view_without_journal
@@ -109,7 +109,7 @@ async def get_session(call: Call) -> Response:
         "run_standing": None if run is None else standing_of(run),
         "family": await family_of(sessions, standing.info),
         "events": events,
-        "is_thread": is_thread(standing.info),
+        "is_thread": is_thread(standing.info) and is_noted(standing.session),
         "plan": Plan() if standing.is_past else await plan_of(sessions.runtime.journal, standing.session),
         "notice": notice_of(asked.notice),
         "query": _query_of(asked),
