@@ -20,6 +20,12 @@ export async function load(chat, draw, show) {
 /** Send a message and show its answer. Make a new key for each message: crypto.randomUUID(). */
 export const say = (chat, text, key, show) => read(chat, { text: "", cursor: null }, show, "", { text, key });
 
+/** Try again after an answer has failed. Make a new key for each click. */
+export const retry = (chat, key, show) => read(chat, { text: "", cursor: null }, show, "/retry", { key });
+
+/** Stop the answer under way. False if none has begun: ask again while you wait for one. */
+export const stop = async (chat) => (await (await fetch(`/chats/${chat}/stop`, { method: "POST" })).json()).stopped ?? false;
+
 /** Follow a chat that GET /chats/{chat} has shown, behind its `text` and `cursor`. */
 export const follow = (chat, seen, show) => read(chat, seen, show);
 

@@ -104,6 +104,13 @@ async def decide(request: Request) -> EventSourceResponse:
     return EventSourceResponse(events(run.stream()))
 
 
+async def retry(request: Request) -> EventSourceResponse:
+    """Send the last message again, because its answer has failed. The key makes two clicks one try."""
+    mine, name, key = await asked(request, key=str)
+    run = await mine.start_retry(name, key=key, context=mine.owner)
+    return EventSourceResponse(events(run.stream()))
+
+
 async def stop(request: Request) -> JSONResponse:
     """Stop the run under way, in whatever process it is. What it has said is kept."""
     mine, name = await asked(request)
@@ -124,5 +131,6 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
 
 chats: Any = [Route("/chats", sidebar), Route("/chats/{chat}", show), Route("/chats/{chat}", say, methods=["POST"])]
 runs = [Route("/chats/{chat}/events", listen), Route("/chats/{chat}/stop", stop, methods=["POST"])]
+runs += [Route("/chats/{chat}/retry", retry, methods=["POST"])]
 runs += [Route(f"/chats/{{chat}}/{verb}", decide, methods=["POST"]) for verb in ("approve", "deny")]
 app = Starlette(routes=[*chats, *runs], lifespan=lifespan, exception_handlers=dict.fromkeys(STATUS, refused))

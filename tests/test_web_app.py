@@ -373,11 +373,21 @@ async def test_the_script_of_a_page_decides(url: str) -> None:
 
 
 @pytest.mark.usefixtures("killed")
+def test_two_clicks_on_try_again_are_one_try(url: str) -> None:
+    """The key says so, also after the first try has ended. The message and its answer are there once."""
+    send(url, "ada", {"text": "Hello", "key": "1"}, "/chats/r1")
+    tries = [send(url, "ada", {"key": "again"}, "/chats/r1/retry") for _ in range(2)]
+    assert tries[0].text == tries[1].text != ""
+    shown = httpx.get(f"{url}/chats/r1", headers={"X-User": "ada"}).json()
+    assert [each["role"] for each in shown["messages"]] == ["user", "assistant"]
+
+
 def test_a_run_is_stopped_by_a_button(url: str) -> None:
-    """It was killed, and is being continued or waits for that. What it said stays, and the chat goes on."""
-    stopped = httpx.post(f"{url}{CHAT}/stop", headers={"X-User": "ada"}, timeout=30)
-    assert (stopped.status_code, [*stopped.json()]) == (200, ["stopped"])
-    assert say(url, "ada", "What is 2 + 3?", "two").text == "The answer is 5."
+    """The button is also there when nothing runs, and the chat can be used afterwards."""
+    send(url, "ada", {"text": "Hello", "key": "one"}, "/chats/s1")
+    stopped = httpx.post(f"{url}/chats/s1/stop", headers={"X-User": "ada"}, timeout=30)
+    assert (stopped.status_code, stopped.json()) == (200, {"stopped": False})
+    assert send(url, "ada", {"text": "What is 2 + 3?", "key": "two"}, "/chats/s1").text == "The answer is 5."
     assert httpx.post(f"{url}/chats/none/stop", headers={"X-User": "ada"}).status_code == 404
 
 

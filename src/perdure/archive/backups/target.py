@@ -58,11 +58,12 @@ class Target:
     def writing(self) -> Iterator[None]:
         """Open the directory for writing within the block, under its lock. Create it if it is missing."""
         with as_store_error(self.path):
-            self._make()
+            self._begin()
             lock = FileLock(self.path / _LOCK)
             try:
                 if not lock.try_once():
                     raise StoreError(f"Another backup into {self.path} is under way.", "Wait until it is over.")
+                self._make()
                 self._remove_temporary()
                 self.packs.open()
                 yield
@@ -70,14 +71,19 @@ class Target:
                 self.packs.close()
                 lock.close()
 
+    def _begin(self) -> None:
+        """Create the directory. Raise ConfigurationError if it has something else."""
+        if (self.path / _MARK).exists():
+            return
+        if self.path.is_symlink() or (self.path.exists() and not self._is_begun()):
+            raise ConfigurationError(
+                f"{self.path} is not a directory of backups, and not empty. Name another for the backups."
+            )
+        make_directory(self.path)
+
     def _make(self) -> None:
+        """Create what is missing. Under the lock: two first backups would write the same mark."""
         mark = self.path / _MARK
-        if not mark.exists():
-            if self.path.is_symlink() or (self.path.exists() and not self._is_begun()):
-                raise ConfigurationError(
-                    f"{self.path} is not a directory of backups, and not empty. Name another for the backups."
-                )
-            make_directory(self.path)
         for name in ("packs", "backups", "unfinished"):
             (self.path / name).mkdir(0o700, exist_ok=True)
         if not mark.exists():
@@ -85,7 +91,7 @@ class Target:
 
     def _is_begun(self) -> bool:
         """Tell whether the directory is empty, or has only what a killed first backup has left."""
-        own = {"packs", "backups", "unfinished", _MARK + TEMPORARY}
+        own = {"packs", "backups", "unfinished", _LOCK, _MARK, _MARK + TEMPORARY}
         return self.path.is_dir() and {each.name for each in self.path.iterdir()} <= own
 
     def _remove_temporary(self) -> None:
