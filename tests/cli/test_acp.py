@@ -277,6 +277,7 @@ async def test_a_graph_answers_in_its_thread(tmp_path: Path) -> None:
     """In a thread of LangGraph perdure's own agent would answer, so the prompt is refused."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
         await sessions.open("thread", agent=perdure.AgentDefinition("langgraph"))
+        await sessions.execute("thread", perdure.WriteMetadata("langgraph", {"id": "c-1", "version": 1}))
     async with editing(tmp_path) as desk:
         await desk.agent.load_session(cwd=desk.cwd, session_id="thread", mcp_servers=[])
         assert "its graph answers" in str(await _error(desk.say("thread", "Hello")))

@@ -77,7 +77,11 @@ async def test_a_graph_answers_in_its_thread(tmp_path: Path) -> None:
     """In a thread of LangGraph perdure's own agent would answer, so the message is refused."""
     async with perdure.connect(f"sqlite:///{tmp_path}/a.db") as sessions:
         await sessions.open("thread", agent=perdure.AgentDefinition("langgraph"))
+        await sessions.execute("thread", perdure.WriteMetadata("langgraph", {"id": "c-1", "version": 1}))
+        await sessions.open("own", agent=perdure.AgentDefinition("langgraph"))
     async with assisting(tmp_path, "--allow-send") as client:
         refused = await client.call_tool("send", {"text": "hello", "session": "thread"})
         assert refused.is_error
         assert "its graph answers" in refused.content[0].text
+        # An agent of one's own may have this name: without the adapter's note it is no thread.
+        assert not (await client.call_tool("send", {"text": "hello", "session": "own"})).is_error
