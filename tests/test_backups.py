@@ -573,6 +573,20 @@ async def test_two_backups_into_one_directory_take_turns(tmp_path: Path) -> None
     assert (await verify_backups(tmp_path / "backups")).is_sound
 
 
+async def test_two_first_backups_into_a_new_directory_take_turns(tmp_path: Path) -> None:
+    """Both find no directory. One makes it, and the other is told that a backup is under way."""
+    async with SqliteStore(tmp_path / "a.db") as store, SqliteStore(tmp_path / "b.db") as other:
+        for each in (store, other):
+            await begun(each, "s", "Hello")
+        for number in range(5):
+            target = tmp_path / f"backups-{number}"
+            done = await asyncio.gather(backup(store, target), backup(other, target), return_exceptions=True)
+            failed = [str(each) for each in done if isinstance(each, BaseException)]
+            assert [each for each in failed if "under way" not in each] == []
+            assert len(failed) < 2
+            assert (await verify_backups(target)).is_sound
+
+
 async def test_sessions_are_backed_up_by_the_face(tmp_path: Path) -> None:
     """`sessions.backup` is the same call on an open connection."""
     async with connect(f"sqlite:////{tmp_path}/a.db", model="offline") as sessions:
